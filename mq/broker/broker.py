@@ -156,7 +156,7 @@ class Broker:
         connection = ClientConnection(
             reactor=self._reactor,
             sock=sock,
-            handlers=self.services.handlers,
+            requests=self.services.requests,
             questions=self._questions,
             on_closed=self._connection_closed,
             intake=self._intake,

@@ -7,7 +7,6 @@ line here: to the method that builds its package, and to the list that this retu
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from mq.broker.admin.administration import Administration
 from mq.broker.admin.metrics import BrokerMetrics
@@ -27,7 +26,8 @@ from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.request_table import RequestTable
 from mq.broker.net.service import Service
 from mq.broker.pop.pop import Pops
 from mq.broker.produce.dedup import Dedup
@@ -62,17 +62,13 @@ from mq.store.log_records import LogRecords
 class Services:
     """The services of one broker.
 
-    A request that only the leader can serve is served here while this replica leads, and handed to the leader while it
-    does not.
-
     Attributes:
-        handlers: what serves each type of request at this moment.
+        requests: what serves each type of request at this moment.
     """
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self.handlers: dict[type[Any], Handler] = {}
-        self._leader_handlers: dict[type[Any], Handler] = {}
+        self.requests = RequestTable()
         self._records = LogRecords(context.replica.log, context.applied_index)
         self.authentication = PeerAuthentication(
             identity=context.settings.identity,
@@ -94,11 +90,8 @@ class Services:
             *self._administration(context),
             *self._replication(context),
         )
-        routes = [route for service in self._services for route in service.routes()]
-        self.handlers.update((route.request_type, route.handler) for route in routes if not route.leader_only)
-        self._leader_handlers.update((route.request_type, route.handler) for route in routes if route.leader_only)
-        assert len(self.handlers) + len(self._leader_handlers) == len(routes), "two services serve one type of request"
-        self.forwarder.repeatable.update(route.request_type for route in routes if route.repeatable)
+        for service in self._services:
+            self.requests.add(service.routes())
         self._end_turns = [
             service.end_turn for service in self._services if type(service).end_turn is not Service.end_turn
         ]
@@ -197,9 +190,14 @@ class Services:
         return stats, self.group_admin, administration
 
     def _replication(self, context: BrokerContext) -> tuple[Service, ...]:
-        self.forwarder = Forwarder(context, authentication=self.authentication, serve_locally=self.serve_as_leader)
+        self.forwarder = Forwarder(
+            context,
+            authentication=self.authentication,
+            repeatable=self.requests.repeatable,
+            serve_locally=self.serve_as_leader,
+        )
         self.forwarded = ForwardedRequests(
-            leader_handlers=self._leader_handlers,
+            leader_handlers=self.requests.leader_handlers,
             leads=lambda: context.appender.is_open,
             is_elected=lambda: context.replica.is_leader,
             held_bytes_max=context.settings.forward_bytes_max,
@@ -241,11 +239,11 @@ class Services:
 
     def serve_as_leader(self) -> None:
         """Serve everything here."""
-        self.handlers.update(self._leader_handlers)
+        self.requests.serve_as_leader()
 
     def serve_as_follower(self) -> None:
         """Hand what needs the leader to it."""
-        self.handlers.update(dict.fromkeys(self._leader_handlers, self.forwarder.handle))
+        self.requests.serve_as_follower(self.forwarder.handle)
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
         self.sends.settings_changed(settings)

@@ -17,13 +17,12 @@ from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import encode_response
 from mq.protocol.operator_requests import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
 from mq.protocol.registration import DataVersion
 
@@ -85,22 +84,14 @@ class Administration(Service):
         for service in self._services:
             yield from service.routes()
 
-    def handle_nothing_to_clean(
-        self,
-        connection: ClientConnection,
-        request: CleanExpiredConsumequeue | CleanUnusedTopic,
-        body: bytes,
-        serialization: int,
-    ) -> bytes:
+    def handle_nothing_to_clean(self, call: Call[CleanExpiredConsumequeue | CleanUnusedTopic]) -> bytes:
         """Request codes 306 and 316: what is gone from the log and what is deleted leaves no rest, within seconds."""
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        return call.response()
 
-    def handle_delete_expired(
-        self, connection: ClientConnection, request: DeleteExpiredCommitlog, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_delete_expired(self, call: Call[DeleteExpiredCommitlog]) -> bytes:
         """Request code 329: as the timer does it, by the same rules."""
         try:
             self._delete_expired()
         except OSError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"files cannot be deleted: {error}") from error
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        return call.response()

@@ -12,12 +12,11 @@ import structlog
 from pydantic import ValidationError
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
-from mq.protocol.encoding import encode_response
 from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
 from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
@@ -67,28 +66,20 @@ class BrokerConfig(Service):
         yield Route(GetBrokerConfig, self.handle_get)
         yield Route(UpdateBrokerConfig, self.handle_update)
 
-    def handle_get(
-        self, connection: ClientConnection, request: GetBrokerConfig, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_get(self, call: Call[GetBrokerConfig]) -> bytes:
         """Request code 26."""
-        return encode_response(
-            request.opaque,
-            ResponseCode.SUCCESS,
-            ext={"version": self._version().encode().decode()},
-            body=encode_properties(self.properties()),
-            serialization=serialization,
+        return call.response(
+            ext={"version": self._version().encode().decode()}, body=encode_properties(self.properties())
         )
 
-    def handle_update(
-        self, connection: ClientConnection, request: UpdateBrokerConfig, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_update(self, call: Call[UpdateBrokerConfig]) -> bytes:
         """Request code 25: all that is asked for, or nothing."""
-        if not self._is_allowed(connection.peer):
+        if not self._is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"settings are not changed from {connection.peer}, see the setting admin_from",
+                f"settings are not changed from {call.connection.peer}, see the setting admin_from",
             )
-        wanted = decoded(decode_properties, body)
+        wanted = decoded(decode_properties, call.body)
         changes = self._checked(wanted)
         if changes:
             values = self._settings.model_dump(exclude_unset=True) | changes
@@ -99,8 +90,8 @@ class BrokerConfig(Service):
                 where = ".".join(map(str, first["loc"]))
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{where}: {first['msg']}") from error
             self._on_changed(self._settings)
-            self._log.warning("settings_changed", client=connection.peer, **changes)
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+            self._log.warning("settings_changed", client=call.connection.peer, **changes)
+        return call.response()
 
     def properties(self) -> dict[str, str]:
         """All settings: those that stock brokers have by their names, and all by ours."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
@@ -18,7 +18,6 @@ from mq.broker.state.metadata import GROUPS_MAX
 from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.replicate import replicate
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import encode_response
 from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
@@ -58,34 +57,24 @@ class ConsumerGroups(Service):
         yield Route(UpdateAndCreateSubscriptionGroupList, self.handle_put_list, leader_only=True)
         yield Route(DeleteSubscriptionGroup, self.handle_delete, leader_only=True)
 
-    def handle_put(
-        self, connection: ClientConnection, request: UpdateAndCreateSubscriptionGroup, body: bytes, serialization: int
-    ) -> None:
+    def handle_put(self, call: Call[UpdateAndCreateSubscriptionGroup]) -> None:
         """Create a group or change it; answered when it is replicated."""
-        wanted = decoded(SubscriptionGroupConfig.decode, body)
-        self._put(connection, request, body, serialization, [wanted])
+        wanted = decoded(SubscriptionGroupConfig.decode, call.body)
+        self._put(call, [wanted])
 
-    def handle_put_list(
-        self,
-        connection: ClientConnection,
-        request: UpdateAndCreateSubscriptionGroupList,
-        body: bytes,
-        serialization: int,
-    ) -> None:
+    def handle_put_list(self, call: Call[UpdateAndCreateSubscriptionGroupList]) -> None:
         """Request code 225: all of them, or none if one is refused."""
-        groups = decoded(SubscriptionGroupList.decode, body).groups
+        groups = decoded(SubscriptionGroupList.decode, call.body).groups
         if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(groups)} groups in one request, allowed are 1 to {GROUPS_PER_REQUEST_MAX}",
             )
-        self._put(connection, request, body, serialization, groups)
+        self._put(call, groups)
 
-    def handle_delete(
-        self, connection: ClientConnection, request: DeleteSubscriptionGroup, body: bytes, serialization: int
-    ) -> None:
+    def handle_delete(self, call: Call[DeleteSubscriptionGroup]) -> None:
         """Delete a group, on demand with its offsets; answered when that is replicated."""
-        ext = request.ext
+        ext = call.request.ext
         try:
             command = encode_command(
                 DeleteGroup(
@@ -96,51 +85,33 @@ class ConsumerGroups(Service):
             )
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        replicate(self._appender, [command], connection, request, body, serialization, what="a group's deletion")
+        replicate(self._appender, [command], call, what="a group's deletion")
 
-    def handle_all(
-        self, connection: ClientConnection, request: GetAllSubscriptionGroupConfig, body: bytes, serialization: int
-    ) -> None:
+    def handle_all(self, call: Call[GetAllSubscriptionGroupConfig]) -> None:
         """Request code 201."""
 
         def answer() -> bytes:
             groups = {name: _shown(config) for name, config in self._metadata.groups.items()}
             table = SubscriptionGroupTable(groups, self._version())
-            return encode_response(
-                request.opaque,
-                ResponseCode.SUCCESS,
-                ext={"totalGroupNum": str(len(groups))},
-                body=table.encode(),
-                serialization=serialization,
-            )
+            return call.response(ext={"totalGroupNum": str(len(groups))}, body=table.encode())
 
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
 
-    def handle_one(
-        self, connection: ClientConnection, request: GetSubscriptionGroupConfig, body: bytes, serialization: int
-    ) -> None:
+    def handle_one(self, call: Call[GetSubscriptionGroupConfig]) -> None:
         """Request code 352."""
 
         def answer() -> bytes:
-            config = self._metadata.groups.get(request.ext.group)
+            config = self._metadata.groups.get(call.request.ext.group)
             if config is None:
                 raise RequestRefused(
-                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {request.ext.group[:127]} does not exist"
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                    f"the group {call.request.ext.group[:127]} does not exist",
                 )
-            return encode_response(
-                request.opaque, ResponseCode.SUCCESS, body=_shown(config).encode(), serialization=serialization
-            )
+            return call.response(body=_shown(config).encode())
 
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
 
-    def _put(
-        self,
-        connection: ClientConnection,
-        request: Any,
-        body: bytes,
-        serialization: int,
-        groups: Sequence[SubscriptionGroupConfig],
-    ) -> None:
+    def _put(self, call: Call[Any], groups: Sequence[SubscriptionGroupConfig]) -> None:
         now_ms = self._wall_clock_ms()
         try:
             commands = [encode_command(PutGroup(config=_config(wanted), timestamp_ms=now_ms)) for wanted in groups]
@@ -155,7 +126,7 @@ class ConsumerGroups(Service):
             if not all(map(self._metadata.has_room_for_group, names)):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
-        replicate(self._appender, commands, connection, request, body, serialization, what="a group", check=check)
+        replicate(self._appender, commands, call, what="a group", check=check)
 
     def _full(self) -> str:
         return f"there are {len(self._metadata.groups)} groups already, allowed are {GROUPS_MAX}"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.clients import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.connection import ClientConnection
@@ -43,7 +44,7 @@ from mq.protocol.group_requests import (
     QueryTopicsByConsumer,
 )
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
-from mq.protocol.headers import Response, encode_response
+from mq.protocol.headers import Response
 from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
 
 STATUS_SECONDS = 5.0
@@ -87,11 +88,9 @@ class GroupMembers(Service):
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
-    def handle_consumers(
-        self, connection: ClientConnection, request: GetConsumerConnectionList, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_consumers(self, call: Call[GetConsumerConnectionList]) -> bytes:
         """Request code 203."""
-        name = request.ext.consumer_group
+        name = call.request.ext.consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
@@ -102,21 +101,17 @@ class GroupMembers(Service):
             message_model=group.message_model,
             consume_from_where=group.consume_from_where,
         )
-        return _success(request, serialization, answer.encode())
+        return _success(call, answer.encode())
 
-    def handle_producers(
-        self, connection: ClientConnection, request: GetProducerConnectionList, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_producers(self, call: Call[GetProducerConnectionList]) -> bytes:
         """Request code 204."""
-        name = request.ext.producer_group
+        name = call.request.ext.producer_group
         members = self._clients.producer_members(name)
         if not members:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
-        return _success(request, serialization, ProducerConnection(_connections(members)).encode())
+        return _success(call, ProducerConnection(_connections(members)).encode())
 
-    def handle_all_producers(
-        self, connection: ClientConnection, request: GetAllProducerInfo, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_all_producers(self, call: Call[GetAllProducerInfo]) -> bytes:
         """Request code 328."""
         now, now_ms = self._clock(), self._wall_clock_ms()
         table = {
@@ -132,42 +127,32 @@ class GroupMembers(Service):
             ]
             for name, members in self._clients.producer_groups()
         }
-        return _success(request, serialization, ProducerTable(table).encode())
+        return _success(call, ProducerTable(table).encode())
 
-    def handle_groups_of_topic(
-        self, connection: ClientConnection, request: QueryTopicConsumeByWho, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_groups_of_topic(self, call: Call[QueryTopicConsumeByWho]) -> bytes:
         """Request code 300: groups that subscribe a topic, or have offsets in it."""
-        topic = request.ext.topic
+        topic = call.request.ext.topic
         stored = {group for group, name in self._metadata.consumer_offsets if name == topic}
-        return _success(
-            request, serialization, GroupNames(sorted(stored.union(self._clients.groups_of_topic(topic)))).encode()
-        )
+        return _success(call, GroupNames(sorted(stored.union(self._clients.groups_of_topic(topic)))).encode())
 
-    def handle_topics_of_group(
-        self, connection: ClientConnection, request: QueryTopicsByConsumer, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_topics_of_group(self, call: Call[QueryTopicsByConsumer]) -> bytes:
         """Request code 343: topics that a group has offsets in."""
-        topics = sorted(topic for group, topic in self._metadata.consumer_offsets if group == request.ext.group)
-        return _success(request, serialization, TopicList(topics).encode())
+        topics = sorted(topic for group, topic in self._metadata.consumer_offsets if group == call.request.ext.group)
+        return _success(call, TopicList(topics).encode())
 
-    def handle_subscription(
-        self, connection: ClientConnection, request: QuerySubscriptionByConsumer, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_subscription(self, call: Call[QuerySubscriptionByConsumer]) -> bytes:
         """Request code 345."""
-        ext = request.ext
+        ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
         known = None if group is None else group.subscriptions.get(ext.topic)
         answer = GroupSubscriptionData(ext.group, ext.topic, None if known is None else _data(known))
-        return _success(request, serialization, answer.encode())
+        return _success(call, answer.encode())
 
     # -- what they say -----------------------------------------------------------------------------------------------
 
-    def handle_status(
-        self, connection: ClientConnection, request: InvokeBrokerToGetConsumerStatus, body: bytes, serialization: int
-    ) -> None:
+    def handle_status(self, call: Call[InvokeBrokerToGetConsumerStatus]) -> None:
         """Request code 223: the offsets that members have in memory, by client id; of those who answer in time."""
-        ext = request.ext
+        ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no topic {ext.topic}")
@@ -192,30 +177,26 @@ class GroupMembers(Service):
                 except BodyError:
                     pass  # as one that did not answer
             if not open_questions:
-                connection.answer(request, _success(request, serialization, _status(tables)))
+                call.answer(_success(call, _status(tables)))
 
         for client_id, at in asked.items():
             fields = {"topic": ext.topic, "group": ext.group}
             code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
             at.ask(code, fields, b"", STATUS_SECONDS, partial(answered, client_id))
 
-    def handle_running_info(
-        self, connection: ClientConnection, request: GetConsumerRunningInfo, body: bytes, serialization: int
-    ) -> None:
+    def handle_running_info(self, call: Call[GetConsumerRunningInfo]) -> None:
         """Request code 307, relayed to the client."""
-        ext = request.ext
+        ext = call.request.ext
         fields = {
             "clientId": ext.client_id,
             "consumerGroup": ext.consumer_group,
             "jstackEnable": str(ext.stack).lower(),
         }
-        self._relay(connection, request, serialization, ext.client_id, fields, body)
+        self._relay(call, ext.client_id, fields, call.body)
 
-    def handle_consume_directly(
-        self, connection: ClientConnection, request: ConsumeMessageDirectly, body: bytes, serialization: int
-    ) -> None:
+    def handle_consume_directly(self, call: Call[ConsumeMessageDirectly]) -> None:
         """Request code 309, relayed to the client with the record."""
-        ext = request.ext
+        ext, body = call.request.ext, call.body
         if ext.message_id:
             try:
                 place = parse_offset_message_id(ext.message_id)
@@ -233,18 +214,16 @@ class GroupMembers(Service):
             "topic": ext.topic,
         }
         fields = {name: value for name, value in given.items() if value is not None}
-        self._relay(connection, request, serialization, ext.client_id, fields, body)
+        self._relay(call, ext.client_id, fields, body)
 
     def _relay(
         self,
-        connection: ClientConnection,
-        request: GetConsumerRunningInfo | ConsumeMessageDirectly,
-        serialization: int,
+        call: Call[GetConsumerRunningInfo | ConsumeMessageDirectly],
         client_id: str | None,
         fields: dict[str, str],
         body: bytes,
     ) -> None:
-        name = request.ext.consumer_group
+        name = call.request.ext.consumer_group
         at, member = self._member(name, client_id)
         if member.version < RELAY_VERSION_MIN:
             raise RequestRefused(
@@ -258,24 +237,18 @@ class GroupMembers(Service):
                     ResponseCode.SYSTEM_ERROR,
                     f"consumer <{name}> <{client_id}> answered with what cannot be passed on",
                 )
-                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
+                reply = call.response(code, remark=remark)
             elif isinstance(response, Response):
-                reply = encode_response(
-                    request.opaque,
-                    response.code,
-                    remark=response.remark,
-                    ext=response.ext,
-                    body=text,
-                    serialization=serialization,
-                )
+                reply = call.response(response.code, remark=response.remark, ext=response.ext, body=text)
             else:
                 timeout = response is NoAnswer.TIMEOUT
                 code = ResponseCode.CONSUME_MSG_TIMEOUT if timeout else ResponseCode.SYSTEM_ERROR
                 remark = f"consumer <{name}> <{client_id}> did not answer: {response.name}"
-                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
-            connection.answer(request, reply)
+                reply = call.response(code, remark=remark)
+            call.answer(reply)
 
-        at.ask(request.code, fields, body, RELAY_SECONDS, answered)
+        call.drop_body()
+        at.ask(call.request.code, fields, body, RELAY_SECONDS, answered)
 
     def _member(self, name: str, client_id: str | None) -> tuple[ClientConnection, Member]:
         group = self._clients.consumer_group(name)
@@ -340,5 +313,5 @@ def _status(tables: Tables) -> bytes:
     return b'{"consumerTable":{' + b",".join(rows) + b'},"messageQueueTable":{}}'
 
 
-def _success(request: Any, serialization: int, body: bytes) -> bytes:
-    return encode_response(request.opaque, ResponseCode.SUCCESS, body=body, serialization=serialization)
+def _success(call: Call[Any], body: bytes) -> bytes:
+    return call.response(body=body)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from mq.broker.admin.group_members import subscribes
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.clients import BROADCASTING
-from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
@@ -34,7 +34,7 @@ from mq.protocol.group_requests import (
     ResetOffsetExt,
     UpdateAndGetGroupForbidden,
 )
-from mq.protocol.headers import encode_request, encode_response
+from mq.protocol.headers import encode_request
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
 from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
 
@@ -91,11 +91,9 @@ class GroupOffsets(Service):
 
     # -- where they are ----------------------------------------------------------------------------------------------
 
-    def handle_stats(
-        self, connection: ClientConnection, request: GetConsumeStats, body: bytes, serialization: int
-    ) -> None:
+    def handle_stats(self, call: Call[GetConsumeStats]) -> None:
         """Request code 208."""
-        ext = request.ext
+        ext = call.request.ext
 
         def answer() -> Answer:
             if ext.topic:
@@ -105,13 +103,11 @@ class GroupOffsets(Service):
             else:
                 topics = self._topics_of(ext.consumer_group)
             rows = yield from joined(self._rows(ext.consumer_group, topics))
-            return encode_response(request.opaque, ResponseCode.SUCCESS, body=_stats(rows), serialization=serialization)
+            return call.response(body=_stats(rows))
 
-        self._gradually.when_current(self._read, connection, request, serialization, answer)
+        self._gradually.when_current(self._read, call, answer)
 
-    def handle_all_stats(
-        self, connection: ClientConnection, request: GetBrokerConsumeStats, body: bytes, serialization: int
-    ) -> None:
+    def handle_all_stats(self, call: Call[GetBrokerConsumeStats]) -> None:
         """Request code 317: 208 for all groups, topic by topic."""
 
         behind = _Behind()
@@ -126,7 +122,7 @@ class GroupOffsets(Service):
                 for topic in sorted(topics):
                     yield
                     config = self._metadata.topics.get(topic)
-                    if config is not None and config.order == request.ext.is_order:
+                    if config is not None and config.order == call.request.ext.is_order:
                         rows = yield from joined(self._rows(group, [topic], behind))
                         tables.append(_stats(rows))
                         nbytes += len(rows)
@@ -139,9 +135,9 @@ class GroupOffsets(Service):
                 behind.messages,
                 behind.in_flight,
             )
-            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+            return call.response(body=text)
 
-        self._gradually.when_current(self._read, connection, request, serialization, answer)
+        self._gradually.when_current(self._read, call, answer)
 
     def _topics_by_group(self) -> dict[str, list[str]]:
         topics: dict[str, list[str]] = {}
@@ -180,14 +176,12 @@ class GroupOffsets(Service):
                 value = b'{"brokerOffset":%d,"consumerOffset":%d,"lastTimestamp":%d,"pullOffset":%d}'
                 yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, pulled))
 
-    def handle_correction(
-        self, connection: ClientConnection, request: QueryCorrectionOffset, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_correction(self, call: Call[QueryCorrectionOffset]) -> bytes:
         """Request code 308: the lowest offset of all groups but some; unreachably high where another group is less far.
 
         A group's offset below the first message of its queue is of no meaning and does not count.
         """
-        ext = request.ext
+        ext = call.request.ext
         left_out = set((ext.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
         for (group, topic), offsets in self._metadata.consumer_offsets.items():
@@ -202,15 +196,13 @@ class GroupOffsets(Service):
             if lowest.get(queue_id, _BEYOND) > offset:
                 lowest[queue_id] = _BEYOND
         text = CorrectionOffsets(lowest).encode()
-        return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+        return call.response(body=text)
 
     # -- where they shall be -----------------------------------------------------------------------------------------
 
-    def handle_reset(
-        self, connection: ClientConnection, request: InvokeBrokerToResetOffset, body: bytes, serialization: int
-    ) -> None:
+    def handle_reset(self, call: Call[InvokeBrokerToResetOffset]) -> None:
         """Request code 222: set the offsets of a group by store time. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         self._appender.check_room()
         self._check_group(ext.group)
         queues = self._queues_to_reset(ext)
@@ -221,20 +213,14 @@ class GroupOffsets(Service):
                 wanted[queue_id] = self._wanted_offset(ext, queue_id)
                 yield
             if self._appender.is_open:
-                self._reset(connection, request, serialization, wanted)
+                self._reset(call, wanted)
             else:  # it was lost meanwhile
-                connection.dispatch(request, body, serialization)
+                call.dispatch()
 
-        self._gradually.work(connection, request, serialization, answer())
+        self._gradually.work(call, answer())
 
-    def _reset(
-        self,
-        connection: ClientConnection,
-        request: InvokeBrokerToResetOffset,
-        serialization: int,
-        wanted: dict[int, int],
-    ) -> None:
-        ext = request.ext
+    def _reset(self, call: Call[InvokeBrokerToResetOffset], wanted: dict[int, int]) -> None:
+        ext = call.request.ext
         stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
         if not ext.force and ext.offset is None:
             wanted = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in wanted.items()}
@@ -243,12 +229,12 @@ class GroupOffsets(Service):
 
         def committed(known: bool) -> None:
             if known:
-                self._tell_members(ext, table, as_list=request.language == "CPP")
+                self._tell_members(ext, table, as_list=call.request.language == "CPP")
                 text = offset_table_body(table)
-                reply = encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
-                connection.answer(request, reply)
+                reply = call.response(body=text)
+                call.answer(reply)
             else:
-                connection.close("leadership was lost while offsets were being reset")
+                call.connection.close("leadership was lost while offsets were being reset")
 
         online = self._clients.consumer_group(ext.group)
         # The members of a broadcast group have offsets of their own and commit none.
@@ -260,7 +246,7 @@ class GroupOffsets(Service):
             wanted if ext.force else changed,
             committed,
             restart=restart,
-            on_refused=no_room(connection, request, serialization),
+            on_refused=no_room(call),
         )
 
     def _check_group(self, name: str) -> None:
@@ -317,11 +303,9 @@ class GroupOffsets(Service):
             if not member.closed:
                 member.send(frame)
 
-    def handle_clone(
-        self, connection: ClientConnection, request: CloneGroupOffset, body: bytes, serialization: int
-    ) -> None:
+    def handle_clone(self, call: Call[CloneGroupOffset]) -> None:
         """Request code 314: let one group go on where another one is. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         self._appender.check_room()
         try:
             check_group(ext.target)
@@ -337,7 +321,7 @@ class GroupOffsets(Service):
             and self._metadata.has_room_for_offsets(ext.target, topic)
         ]
 
-        refuse = no_room(connection, request, serialization)
+        refuse = no_room(call)
         unknown = False
         refused: list[str] = []
 
@@ -347,17 +331,17 @@ class GroupOffsets(Service):
 
         def committed(known: bool) -> None:
             if not known or unknown:
-                connection.close("leadership was lost while offsets were being cloned")
+                call.connection.close("leadership was lost while offsets were being cloned")
             elif refused:
                 refuse(refused[0])
             else:
-                reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
-                connection.answer(request, reply)
+                reply = call.response()
+                call.answer(reply)
 
         def clone() -> Generator[None, None, None]:
             for topic in chosen:
                 if not self._appender.is_open:  # leadership was lost meanwhile; to clone twice is to clone once
-                    connection.dispatch(request, body, serialization)
+                    call.dispatch()
                     return
                 self._appender.check_room()  # there may be fifty thousand topics
                 offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
@@ -368,26 +352,24 @@ class GroupOffsets(Service):
                 yield
             self._offsets.replicate(committed, on_refused=refuse)
 
-        self._gradually.work(connection, request, serialization, clone())
+        self._gradually.work(call, clone())
 
-    def handle_forbidden(
-        self, connection: ClientConnection, request: UpdateAndGetGroupForbidden, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_forbidden(self, call: Call[UpdateAndGetGroupForbidden]) -> bytes | None:
         """Request code 353: may a group read a topic. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
 
         def answer() -> bytes:
             text = GroupForbidden(ext.group, ext.topic, (ext.group, ext.topic) not in self._metadata.forbidden).encode()
-            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+            return call.response(body=text)
 
         def committed(known: bool) -> None:
             if known:
-                connection.answer(request, answer())
+                call.answer(answer())
             else:
-                connection.close("leadership was lost while a permission was being stored")
+                call.connection.close("leadership was lost while a permission was being stored")
 
         if ext.readable is None:
-            when_current(self._read, connection, request, serialization, answer)
+            when_current(self._read, call, answer)
             return None
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {ext.topic}")
@@ -398,7 +380,7 @@ class GroupOffsets(Service):
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._appender.check_room()
-        self._appender.add_command(command, committed, on_refused=no_room(connection, request, serialization))
+        self._appender.add_command(command, committed, on_refused=no_room(call))
         return None
 
 

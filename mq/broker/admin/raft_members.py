@@ -14,13 +14,13 @@ from typing import NamedTuple
 import structlog
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.group_admin import GroupAnswer, GroupCommand, GroupView, MemberRole, MemberView
-from mq.protocol.headers import ManageGroup, encode_response
+from mq.protocol.headers import ManageGroup
 from raftlog import (
     CauseKind,
     ConfChange,
@@ -81,17 +81,15 @@ class RaftMembers(Service):
         """Actions and the seconds in between; see `Service`."""
         yield _EXPIRE_SECONDS, self.expire
 
-    def handle(
-        self, connection: ClientConnection, request: ManageGroup, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle(self, call: Call[ManageGroup]) -> bytes | None:
         """Request code 9001. Raises RequestRefused."""
-        if not self.is_allowed(connection.peer):
+        if not self.is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"group commands are not taken from {connection.peer}, see the setting admin_from",
+                f"group commands are not taken from {call.connection.peer}, see the setting admin_from",
             )
         try:
-            command = GroupCommand.decode(body)
+            command = GroupCommand.decode(call.body)
         except BodyError as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
@@ -99,12 +97,10 @@ class RaftMembers(Service):
             if command.action != "status":
                 self._log.info("group_command", command=command.action, node_id=command.node, code=code, outcome=text)
             answer = GroupAnswer(done=done, code=code, text=text, view=self.view())
-            return encode_response(
-                request.opaque, ResponseCode.SUCCESS, body=answer.encode(), serialization=serialization
-            )
+            return call.response(body=answer.encode())
 
         def answer_later(done: bool, code: str, text: str) -> None:
-            connection.send(reply(done, code, text))
+            call.connection.send(reply(done, code, text))
 
         if command.action == "status":
             return reply(True, "", "")

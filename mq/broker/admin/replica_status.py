@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 from mq.broker.admin.raft_members import member_roles
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.service import Route, Service
 from mq.protocol import bodies
-from mq.protocol.codes import MQ_VERSION, ResponseCode
-from mq.protocol.headers import GetBrokerRuntimeInfo, encode_response
+from mq.protocol.codes import MQ_VERSION
+from mq.protocol.headers import GetBrokerRuntimeInfo
 
 
 class ReplicaStatus(Service):
@@ -76,17 +76,6 @@ class ReplicaStatus(Service):
         """The requests that are served here; see `Service`."""
         yield Route(GetBrokerRuntimeInfo, self.handle)
 
-    def handle(
-        self,
-        connection: ClientConnection,
-        request: GetBrokerRuntimeInfo,
-        body: bytes,
-        serialization: int,
-    ) -> bytes:
+    def handle(self, call: Call[GetBrokerRuntimeInfo]) -> bytes:
         """Request code 28."""
-        return encode_response(
-            request.opaque,
-            ResponseCode.SUCCESS,
-            body=bodies.KVTable(self.table()).encode(),
-            serialization=serialization,
-        )
+        return call.response(body=bodies.KVTable(self.table()).encode())

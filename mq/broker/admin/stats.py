@@ -13,11 +13,10 @@ from typing import Final
 
 from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, RateOverTime
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import encode_response
 from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
 from mq.protocol.operator_requests import ViewBrokerStatsData
 from mq.store.consume_queue import ConsumeQueue
@@ -80,11 +79,9 @@ class Stats(Service):
             self.look_on()
         self.figures.add_up()
 
-    def handle(
-        self, connection: ClientConnection, request: ViewBrokerStatsData, body: bytes, serialization: int
-    ) -> bytes:
+    def handle(self, call: Call[ViewBrokerStatsData]) -> bytes:
         """Request code 315."""
-        ext = request.ext
+        ext = call.request.ext
         self.look()
         topic, _, group = ext.stats_key.partition("@")
         figures = self.figures
@@ -110,7 +107,7 @@ class Stats(Service):
             stats_hour=_shown(series.over_hour(now_ms), sizes),
             stats_day=_shown(series.over_day(now_ms), sizes),
         )
-        return encode_response(request.opaque, ResponseCode.SUCCESS, body=data.encode(), serialization=serialization)
+        return call.response(body=data.encode())
 
     def _look_at(self, queue: ConsumeQueue) -> None:
         key = (queue.topic, queue.queue_id)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.call import Call, Handler
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
@@ -17,7 +17,7 @@ from mq.broker.net.slow_answers import Answer, joined
 from mq.broker.state.metadata import as_registered
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import GetAllTopicConfig, encode_response
+from mq.protocol.headers import GetAllTopicConfig
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
 from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
 from mq.protocol.operator_requests import (
@@ -67,24 +67,22 @@ class TopicQueries(Service):
         yield Route(GetAllDelayOffset, self._served_by(self._delay_offsets))
 
     def _served_by(self, answer: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
-        def handle(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+        def handle(call: Call[Any]) -> None:
             def reply() -> bytes:
-                text, ext = answer(request)
-                return encode_response(
-                    request.opaque, ResponseCode.SUCCESS, ext=ext, body=text, serialization=serialization
-                )
+                text, ext = answer(call.request)
+                return call.response(ext=ext, body=text)
 
-            when_current(self._read, connection, request, serialization, reply)
+            when_current(self._read, call, reply)
 
         return handle
 
     def _served_gradually(self, answer: Callable[[Any], Answer]) -> Handler:
-        def handle(connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+        def handle(call: Call[Any]) -> None:
             def reply() -> Answer:
-                text = yield from answer(request)
-                return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+                text = yield from answer(call.request)
+                return call.response(body=text)
 
-            self._gradually.when_current(self._read, connection, request, serialization, reply)
+            self._gradually.when_current(self._read, call, reply)
 
         return handle
 

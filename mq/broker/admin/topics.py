@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import (
@@ -45,11 +45,9 @@ class Topics(Service):
         yield Route(UpdateAndCreateTopicList, self.handle_put_list, leader_only=True)
         yield Route(DeleteTopicInBroker, self.handle_delete, leader_only=True)
 
-    def handle_put(
-        self, connection: ClientConnection, request: UpdateAndCreateTopic, body: bytes, serialization: int
-    ) -> None:
+    def handle_put(self, call: Call[UpdateAndCreateTopic]) -> None:
         """Create a topic or change it; answered when it is replicated."""
-        ext = request.ext
+        ext = call.request.ext
         wanted = bodies.TopicConfig(
             topic_name=ext.topic,
             read_queue_nums=ext.read_queue_nums,
@@ -60,49 +58,31 @@ class Topics(Service):
             order=ext.order,
             attributes=_attribute_changes(ext.attributes or ""),
         )
-        self._put(connection, request, body, serialization, [wanted])
+        self._put(call, [wanted])
 
-    def handle_put_list(
-        self, connection: ClientConnection, request: UpdateAndCreateTopicList, body: bytes, serialization: int
-    ) -> None:
+    def handle_put_list(self, call: Call[UpdateAndCreateTopicList]) -> None:
         """Request code 18: all of them, or none if one is refused."""
-        topics = decoded(TopicConfigList.decode, body).topics
+        topics = decoded(TopicConfigList.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
                 f"{len(topics)} topics in one request, allowed are 1 to {TOPICS_PER_REQUEST_MAX}",
             )
-        self._put(connection, request, body, serialization, topics)
+        self._put(call, topics)
 
-    def handle_delete(
-        self, connection: ClientConnection, request: DeleteTopicInBroker, body: bytes, serialization: int
-    ) -> None:
+    def handle_delete(self, call: Call[DeleteTopicInBroker]) -> None:
         """Delete a topic, its queues and all offsets in it; answered when that is replicated."""
-        topic = request.ext.topic
+        topic = call.request.ext.topic
         _check_name(topic)
         if self._is_system(topic):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
         # Also one that is not there: its creation may be on its way.
         command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
         replicate(
-            self._appender,
-            [command],
-            connection,
-            request,
-            body,
-            serialization,
-            what="a topic's deletion",
-            on_framed=partial(self._tails.begin_anew, topic),
+            self._appender, [command], call, what="a topic's deletion", on_framed=partial(self._tails.begin_anew, topic)
         )
 
-    def _put(
-        self,
-        connection: ClientConnection,
-        request: Any,
-        body: bytes,
-        serialization: int,
-        topics: Sequence[bodies.TopicConfig],
-    ) -> None:
+    def _put(self, call: Call[Any], topics: Sequence[bodies.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
         try:
             commands = [
@@ -119,7 +99,7 @@ class Topics(Service):
             if not all(map(self._metadata.has_room_for_topic, names)):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
-        replicate(self._appender, commands, connection, request, body, serialization, what="a topic", check=check)
+        replicate(self._appender, commands, call, what="a topic", check=check)
 
     def _full(self) -> str:
         return f"there are {len(self._metadata.topics)} topics already, allowed are {TOPICS_MAX}"

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route
@@ -59,9 +60,7 @@ _OTHERS: Final = "others"
 class _Read(NamedTuple):
     """A request that is not answered yet. ``codes`` are the tag codes that are wanted, all if there are none."""
 
-    connection: ClientConnection
-    request: BulkRead
-    serialization: int
+    call: Call[BulkRead]
     ranges: list[ReadRange]
     codes: frozenset[int]
     deadline: float
@@ -110,11 +109,11 @@ class BulkReads:
         """Figures: requests, and rows and bytes by role and by client."""
         return {**self._counts, "bulkReadsWaiting": len(self._queue) + len(self._held), **self._by_client}
 
-    def handle(self, connection: ClientConnection, request: BulkRead, body: bytes, serialization: int) -> bytes | None:
+    def handle(self, call: Call[BulkRead]) -> bytes | None:
         """Request code 9007. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         self._checked_topic(ext)
-        ranges = decoded(decode_ranges, body)
+        ranges = decoded(decode_ranges, call.body)
         if not 1 <= ext.bytes_max <= BULK_BYTES_MAX or not 0 <= ext.wait_ms <= WAIT_MS_MAX:
             remark = (
                 f"bytesMax is {ext.bytes_max} and waitMs {ext.wait_ms}, allowed are 1 to {BULK_BYTES_MAX} and 0 to "
@@ -130,11 +129,12 @@ class BulkReads:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
         self._counts["bulkReads"] += 1
         deadline = self._clock() + ext.wait_ms / 1000
-        read = _Read(connection, request, serialization, ranges, codes, deadline)
-        if (pause_ms := self._pause_ms(connection)) > 0:
+        call.drop_body()
+        read = _Read(call, ranges, codes, deadline)
+        if (pause_ms := self._pause_ms(call.connection)) > 0:
             self._counts["bulkReadsBusy"] += 1
             return self._frame(read, encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
-        connection.held_pulls += 1
+        call.connection.held_pulls += 1
         self._queue.append(read)
         self._go_on()
         return None
@@ -169,7 +169,7 @@ class BulkReads:
     def _go_on(self) -> None:
         while self._queue and self._running < self._settings.bulk_reads_max:
             read = self._queue.popleft()
-            if read.connection.closed:
+            if read.call.connection.closed:
                 continue
             try:
                 answer = self._begin(read)
@@ -181,7 +181,7 @@ class BulkReads:
 
     def _begin(self, read: _Read) -> bytes:
         """Start to read, or hold the request, or return its answer. Raises RequestRefused, SegmentError, OSError."""
-        ext = read.request.ext
+        ext = read.call.request.ext
         config = self._checked_topic(ext)
         for each in read.ranges:
             if each.queue_id >= config.read_queues:
@@ -213,7 +213,7 @@ class BulkReads:
         return b""
 
     def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: int) -> None:
-        bodies, codes, read_runs = read.request.ext.bodies, read.codes, self._replica.log.read_runs
+        bodies, codes, read_runs = read.call.request.ext.bodies, read.codes, self._replica.log.read_runs
 
         def job() -> Callable[[], None]:
             try:
@@ -229,7 +229,7 @@ class BulkReads:
 
     def _done(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
         self._running -= 1
-        if self._replica.is_leader and not read.request.ext.allow_leader:
+        if self._replica.is_leader and not read.call.request.ext.allow_leader:
             head, records = self._not_follower(), []  # it has become the leader meanwhile
         else:
             self._count(read, len(selection.sizes), sum(map(len, records)))
@@ -240,7 +240,7 @@ class BulkReads:
 
     def _failed(self, read: _Read, error: SegmentError) -> None:
         self._running -= 1
-        ext = read.request.ext
+        ext = read.call.request.ext
         if isinstance(error, EntryGone):
             # The log was shortened, and the queues are not told yet.
             try:
@@ -315,7 +315,7 @@ class BulkReads:
 
     def _count(self, read: _Read, rows: int, nbytes: int) -> None:
         role = "Leader" if self._replica.is_leader else "Follower"
-        name = _NAME.sub("_", read.request.ext.client_id)[:_NAME_LENGTH_MAX] or _OTHERS
+        name = _NAME.sub("_", read.call.request.ext.client_id)[:_NAME_LENGTH_MAX] or _OTHERS
         self._counts[f"bulkRowsAs{role}"] += rows
         self._counts[f"bulkBytesAs{role}"] += nbytes
         keys = f"bulkRowsAs{role}.{name}", f"bulkBytesAs{role}.{name}"
@@ -325,11 +325,11 @@ class BulkReads:
             self._by_client[key] = self._by_client.get(key, 0) + value
 
     def _refuse(self, read: _Read, error: Exception) -> None:
-        read.connection.held_pulls -= 1
-        read.connection.refuse(read.request, read.serialization, error)
+        read.call.connection.held_pulls -= 1
+        read.call.refuse(error)
 
     def _send(self, read: _Read, head: bytes, records: list[bytes | memoryview]) -> None:
-        connection = read.connection
+        connection = read.call.connection
         connection.held_pulls -= 1
         if not connection.closed:
             frame = self._frame(read, head, sum(map(len, records)))
@@ -338,7 +338,7 @@ class BulkReads:
     def _frame(self, read: _Read, body: bytes, more_bytes: int = 0) -> bytes:
         """Prefix, header and ``body``; ``more_bytes`` of the body follow."""
         header = encode_header(
-            ResponseCode.SUCCESS, read.request.opaque, RESPONSE_FLAG, serialization=read.serialization
+            ResponseCode.SUCCESS, read.call.request.opaque, RESPONSE_FLAG, serialization=read.call.serialization
         )
-        prefix = encode_prefix(read.serialization, len(header), len(body) + more_bytes)
+        prefix = encode_prefix(read.call.serialization, len(header), len(body) + more_bytes)
         return b"".join((prefix, header, body))

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route
 from mq.broker.settings import BrokerSettings
 from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import encode_response
 
 NOTHING: Final = 2**63 - 1
 LEASE_ID_LENGTH_MAX: Final = 128
@@ -51,9 +50,9 @@ class LogLeases:
         self._drop_over()
         return min((position for position, _ in self._leases.values()), default=NOTHING)
 
-    def handle(self, connection: ClientConnection, request: HoldLog, body: bytes, serialization: int) -> bytes:
+    def handle(self, call: Call[HoldLog]) -> bytes:
         """Request code 9008. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         if not 1 <= len(ext.lease_id) <= LEASE_ID_LENGTH_MAX:
             remark = f"the lease id has {len(ext.lease_id)} characters, allowed are 1 to {LEASE_ID_LENGTH_MAX}"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
@@ -70,7 +69,7 @@ class LogLeases:
         else:
             self._leases[ext.lease_id] = max(ext.position, base_pos), self._clock() + seconds
         fields = {"seconds": str(int(seconds)), "basePosition": str(base_pos)}
-        return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+        return call.response(ext=fields)
 
     def _drop_over(self) -> None:
         now = self._clock()

@@ -10,13 +10,12 @@ from itertools import islice
 from typing import Final
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
-from mq.protocol.headers import encode_response
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
 
 _AT_A_STRETCH: Final = 16
@@ -39,19 +38,19 @@ class TopicEndQueries:
         """The requests that are served here; see `Service`."""
         yield Route(AskTopicEnds, self.handle)
 
-    def handle(self, connection: ClientConnection, request: AskTopicEnds, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[AskTopicEnds]) -> None:
         """Request code 9009. Raises RequestRefused."""
-        topics = decoded(decode_topics, body)
+        topics = decoded(decode_topics, call.body)
 
         def answer() -> Answer:
-            return self._answer(request, topics, serialization)
+            return self._answer(call, topics)
 
-        if request.ext.current:
-            self._gradually.when_current(self._read, connection, request, serialization, answer)
+        if call.request.ext.current:
+            self._gradually.when_current(self._read, call, answer)
         else:
-            self._gradually.work(connection, request, serialization, answer())
+            self._gradually.work(call, answer())
 
-    def _answer(self, request: AskTopicEnds, topics: list[str], serialization: int) -> Answer:
+    def _answer(self, call: Call[AskTopicEnds], topics: list[str]) -> Answer:
         configs = self._metadata.topics
         if unknown := [topic for topic in topics if topic not in configs]:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown(unknown)}")
@@ -70,13 +69,7 @@ class TopicEndQueries:
             if len(found) % _AT_A_STRETCH == 0:
                 yield
         role = "leader" if self._replica.is_leader else "follower"
-        return encode_response(
-            request.opaque,
-            ResponseCode.SUCCESS,
-            ext={"role": role},
-            body=encode_ends(found),
-            serialization=serialization,
-        )
+        return call.response(ext={"role": role}, body=encode_ends(found))
 
     def _ends(self, topic: str, queues: int) -> TopicEnds:
         get = self._store.get

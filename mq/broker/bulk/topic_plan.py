@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
 from mq.protocol.codes import PERM_READ, ResponseCode
-from mq.protocol.headers import encode_response
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 
@@ -45,19 +44,19 @@ class TopicPlans:
         """The requests that are served here; see `Service`."""
         yield Route(PlanTopic, self.handle)
 
-    def handle(self, connection: ClientConnection, request: PlanTopic, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[PlanTopic]) -> None:
         """Request code 9006."""
 
         def answer() -> Answer:
-            return self._answer(request, serialization)
+            return self._answer(call)
 
-        if request.ext.current:
-            self._gradually.when_current(self._read, connection, request, serialization, answer)
+        if call.request.ext.current:
+            self._gradually.when_current(self._read, call, answer)
         else:
-            self._gradually.work(connection, request, serialization, answer())
+            self._gradually.work(call, answer())
 
-    def _answer(self, request: PlanTopic, serialization: int) -> Answer:
-        ext = request.ext
+    def _answer(self, call: Call[PlanTopic]) -> Answer:
+        ext = call.request.ext
         config = self._metadata.topics.get(ext.topic)
         if config is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic[:127]} does not exist")
@@ -92,7 +91,7 @@ class TopicPlans:
             "basePosition": str(self._replica.log.base_pos),
         }
         plan = encode_plan(rows, places)
-        return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, body=plan, serialization=serialization)
+        return call.response(ext=fields, body=plan)
 
     def _places(self, queues: int) -> Iterator[int]:
         """Where log files begin, but for the first one: as many as fit into an answer about so many queues."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.clients import BROADCASTING
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -19,7 +20,7 @@ from mq.filter.subscription import SQL92, Subscription, SubscriptionError, parse
 from mq.protocol.bodies import CheckClientConfigBody
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.headers import CheckClientConfig, PullExt, encode_response
+from mq.protocol.headers import CheckClientConfig, PullExt
 from mq.protocol.pop_requests import PopExt
 
 _SUBSCRIPTION = 4
@@ -61,17 +62,15 @@ class Subscriptions(Service):
         """The requests that are served here; see `Service`."""
         yield Route(CheckClientConfig, self.handle_check)
 
-    def handle_check(
-        self, connection: ClientConnection, request: CheckClientConfig, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_check(self, call: Call[CheckClientConfig]) -> bytes:
         """Request code 46: would this subscription be accepted."""
         try:
-            wanted = CheckClientConfigBody.decode(body).subscription
+            wanted = CheckClientConfigBody.decode(call.body).subscription
         except BodyError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if wanted is not None:
             self._parsed(wanted.topic, wanted.expression, wanted.expression_type)
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        return call.response()
 
     def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
         """What this pull wants of its topic, which was checked before.

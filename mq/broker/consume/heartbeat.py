@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.clients import EXPIRE_SOME_SECONDS, CheckedSubscriptions, HeartbeatRefused
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -23,7 +24,6 @@ from mq.protocol.headers import (
     GetConsumerListByGroup,
     HeartBeat,
     UnregisterClient,
-    encode_response,
 )
 from mq.protocol.names import retry_topic
 
@@ -65,81 +65,66 @@ class Heartbeats(Service):
         """This replica does not lead any more; what it was creating may never be."""
         self._creating.clear()
 
-    def handle_heartbeat(
-        self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
         """Request code 34. What many subscriptions came with is taken between other requests, and answered then."""
-        if connection.closed:
+        if call.connection.closed:
             # Closed with more of its requests at hand: registered now, nobody would take it out again.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
-        if len(body) > _LARGE_BYTES:
+        if len(call.body) > _LARGE_BYTES:
             try:
-                self._clients.check_bytes(len(body))
+                self._clients.check_bytes(len(call.body))
             except HeartbeatRefused as error:
                 raise _refusal(error) from error
-            steps = self._take_slowly(connection, request, body, serialization)
-            may_begin = len(body) <= _VERY_LARGE_BYTES
-            self._gradually.work(connection, request, serialization, steps, may_begin=may_begin)
+            steps = self._take_slowly(call)
+            may_begin = len(call.body) <= _VERY_LARGE_BYTES
+            self._gradually.work(call, steps, may_begin=may_begin)
             return None
-        return self._take(connection, request, body, serialization)
+        try:
+            heartbeat = bodies.HeartbeatData.decode(call.body)
+        except ProtocolError as error:
+            raise _refusal(error) from error
+        return self._take(call, heartbeat)
 
-    def _take_slowly(self, connection: ClientConnection, request: HeartBeat, body: bytes, serialization: int) -> Answer:
+    def _take_slowly(self, call: Call[HeartBeat]) -> Answer:
         """Take a heartbeat with many subscriptions, between other work."""
         try:
-            heartbeat = bodies.HeartbeatData.decode(body)
+            heartbeat = bodies.HeartbeatData.decode(call.body)
             yield
-            self._clients.check_limits(connection, heartbeat)
+            self._clients.check_limits(call.connection, heartbeat)
             checked = yield from self._clients.check_subscriptions(heartbeat)
         except (ProtocolError, HeartbeatRefused) as error:
             raise _refusal(error) from error
-        return self._take(connection, request, heartbeat, serialization, checked)
+        return self._take(call, heartbeat, checked)
 
     def _take(
-        self,
-        connection: ClientConnection,
-        request: HeartBeat,
-        body: bytes | bodies.HeartbeatData,
-        serialization: int,
-        checked: CheckedSubscriptions | None = None,
+        self, call: Call[HeartBeat], heartbeat: bodies.HeartbeatData, checked: CheckedSubscriptions | None = None
     ) -> bytes:
         try:
-            heartbeat = bodies.HeartbeatData.decode(body) if isinstance(body, bytes) else body
             outcome = self._clients.heartbeat(
-                self._clock(), connection, heartbeat, request.language, request.version, checked
+                self._clock(), call.connection, heartbeat, call.request.language, call.request.version, checked
             )
-        except (ProtocolError, HeartbeatRefused) as error:
+        except HeartbeatRefused as error:
             raise _refusal(error) from error
         for group in outcome.consumer_groups:
             self.note_group(group)
             self._note_retry_topic(group)
-        self.notify(outcome.notify, sender=connection)
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        self.notify(outcome.notify, sender=call.connection)
+        return call.response()
 
-    def handle_unregister(
-        self, connection: ClientConnection, request: UnregisterClient, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_unregister(self, call: Call[UnregisterClient]) -> bytes:
         """Request code 35."""
-        ext = request.ext
-        self.notify(self._clients.unregister(connection, ext.client_id, ext.producer_group, ext.consumer_group))
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        ext = call.request.ext
+        self.notify(self._clients.unregister(call.connection, ext.client_id, ext.producer_group, ext.consumer_group))
+        return call.response()
 
-    def handle_consumer_list(
-        self,
-        connection: ClientConnection,
-        request: GetConsumerListByGroup,
-        body: bytes,
-        serialization: int,
-    ) -> bytes:
+    def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
         """Request code 38."""
-        members = self._clients.consumer_ids(request.ext.consumer_group)
+        members = self._clients.consumer_ids(call.request.ext.consumer_group)
         if not members:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.ext.consumer_group}")
-        return encode_response(
-            request.opaque,
-            ResponseCode.SUCCESS,
-            body=bodies.ConsumerList(members).encode(),
-            serialization=serialization,
-        )
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.request.ext.consumer_group}"
+            )
+        return call.response(body=bodies.ConsumerList(members).encode())
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Forget the clients behind a connection."""

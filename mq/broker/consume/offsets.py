@@ -11,10 +11,11 @@ What is asked for is answered by followers as well, once they have applied all t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from typing import Any
 
 from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
@@ -26,7 +27,6 @@ from mq.protocol.headers import (
     GetMinOffset,
     QueryConsumerOffset,
     UpdateConsumerOffset,
-    encode_response,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.store.consume_queue import ConsumeQueue
@@ -252,15 +252,9 @@ class Offsets(Service):
         if self._gathered:
             self.replicate()
 
-    def handle_update(
-        self,
-        connection: ClientConnection,
-        request: UpdateConsumerOffset,
-        body: bytes,
-        serialization: int,
-    ) -> bytes | None:
+    def handle_update(self, call: Call[UpdateConsumerOffset]) -> bytes | None:
         """Request code 15."""
-        ext = request.ext
+        ext = call.request.ext
         try:
             check_group(ext.consumer_group)
             check_topic(ext.topic)
@@ -268,12 +262,12 @@ class Offsets(Service):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not self._plausible(ext.consumer_group, ext.topic, ext.queue_id):
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no queue {ext.queue_id} of topic {ext.topic}")
-        if request.flag & 2:
-            self.commit(connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
+        if call.request.flag & 2:
+            self.commit(call.connection, ext.consumer_group, ext.topic, ext.queue_id, ext.commit_offset)
             return None
         if ext.commit_offset < 0:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}")
-        if self._locks.fences(connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
+        if self._locks.fences(call.connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
             )
@@ -293,19 +287,19 @@ class Offsets(Service):
 
         def committed(known: bool) -> None:
             if known:
-                connection.send(encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization))
+                call.connection.send(call.response())
             else:
-                connection.close("leadership was lost while an offset was being stored")
+                call.connection.close("leadership was lost while an offset was being stored")
 
-        refused = no_room(connection, request, serialization)
+        refused = no_room(call)
         if not ext.forward_only and ext.commit_offset < (known := self._highest(key)):
-            self._check_may_move_back(connection, key, ext.commit_offset, known)
+            self._check_may_move_back(call.connection, key, ext.commit_offset, known)
             self._move_back(key, ext.commit_offset, committed, refused)
             return None
         if len(self._gathered) >= PENDING_MAX:
             self.replicate()  # who is answered is not ignored
         self.gather(*key, ext.commit_offset)
-        again = partial(connection.dispatch, request, body, serialization)
+        again = call.dispatch
         self.replicate(committed, again, refused)
         return None
 
@@ -345,72 +339,61 @@ class Offsets(Service):
         group, topic, queue_id = key
         self.reset(group, topic, {queue_id: offset}, on_committed, restart=False, on_refused=on_refused)
 
-    def handle_query(
-        self, connection: ClientConnection, request: QueryConsumerOffset, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_query(self, call: Call[QueryConsumerOffset]) -> bytes | None:
         """Request code 14.
 
         A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
         """
-        ext = request.ext
+        ext = call.request.ext
         key = (ext.consumer_group, ext.topic, ext.queue_id)
+        call.drop_body()
 
         def known(is_known: bool) -> None:
             if not is_known:
                 return
             try:
-                answer = self._answer(request, key, serialization)
+                answer = self._answer(call, key)
             except (StoreError, OSError) as error:
-                connection.close(f"the queue cannot be read: {error}")
+                call.connection.close(f"the queue cannot be read: {error}")
             else:
-                connection.send(answer)
+                call.connection.send(answer)
 
         is_on_its_way = key in self._gathered or key in self._replicating or key in self._resetting
         if is_on_its_way and self._appender.has_room:
-            again = partial(connection.dispatch, request, body, serialization)
-            self.replicate(known, again, lambda _: self._read(known))  # there is no room for later ones
+            self.replicate(known, call.dispatch, lambda _: self._read(known))  # there is no room for later ones
         else:
             self._read(known)
         return None
 
-    def handle_max(self, connection: ClientConnection, request: GetMaxOffset, body: bytes, serialization: int) -> None:
+    def handle_max(self, call: Call[GetMaxOffset]) -> None:
         """Request code 30."""
-        self._answer_end(connection, request, serialization, lambda queue: queue.max_offset)
+        self._answer_end(call, lambda queue: queue.max_offset)
 
-    def handle_min(self, connection: ClientConnection, request: GetMinOffset, body: bytes, serialization: int) -> None:
+    def handle_min(self, call: Call[GetMinOffset]) -> None:
         """Request code 31."""
-        self._answer_end(connection, request, serialization, lambda queue: queue.min_offset)
+        self._answer_end(call, lambda queue: queue.min_offset)
 
-    def _answer_end(
-        self,
-        connection: ClientConnection,
-        request: GetMaxOffset | GetMinOffset,
-        serialization: int,
-        end_of: Callable[[ConsumeQueue], int],
-    ) -> None:
+    def _answer_end(self, call: Call[GetMaxOffset | GetMinOffset], end_of: Callable[[ConsumeQueue], int]) -> None:
+        call.drop_body()
+
         def known(is_known: bool) -> None:
             if is_known:
-                queue = self._store.get(request.ext.topic, request.ext.queue_id)
-                reply = _offset_reply(request.opaque, 0 if queue is None else end_of(queue), serialization)
+                queue = self._store.get(call.request.ext.topic, call.request.ext.queue_id)
+                reply = _offset_reply(call, 0 if queue is None else end_of(queue))
             else:
                 code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell"
-                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
-            connection.send(reply)
+                reply = call.response(code, remark=remark)
+            call.connection.send(reply)
 
         self._read(known)
 
-    def _answer(self, request: QueryConsumerOffset, key: Key, serialization: int) -> bytes:
+    def _answer(self, call: Call[QueryConsumerOffset], key: Key) -> bytes:
         stored = self._known(key)
         if stored >= 0:
-            return _offset_reply(request.opaque, stored, serialization)
-        if request.ext.set_zero_if_not_found is not False and self._begins_at_zero(*key[1:]):
-            return _offset_reply(request.opaque, 0, serialization)
-        return encode_response(
-            request.opaque,
-            ResponseCode.QUERY_NOT_FOUND,
-            remark="Not found, maybe this group consumer boot first",
-            serialization=serialization,
-        )
+            return _offset_reply(call, stored)
+        if call.request.ext.set_zero_if_not_found is not False and self._begins_at_zero(*key[1:]):
+            return _offset_reply(call, 0)
+        return call.response(ResponseCode.QUERY_NOT_FOUND, remark="Not found, maybe this group consumer boot first")
 
     def _begins_at_zero(self, topic: str, queue_id: int) -> bool:
         """Whether a group without an offset begins at 0, as with RocketMQ 4.9: in young queues and in empty ones.
@@ -455,5 +438,5 @@ class Offsets(Service):
         return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
 
 
-def _offset_reply(opaque: int, offset: int, serialization: int) -> bytes:
-    return encode_response(opaque, ResponseCode.SUCCESS, ext={"offset": str(offset)}, serialization=serialization)
+def _offset_reply(call: Call[Any], offset: int) -> bytes:
+    return call.response(ext={"offset": str(offset)})

@@ -14,6 +14,7 @@ from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.record_reader import Place, RecordReader, Selection
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
@@ -50,9 +51,7 @@ class HeldPull(NamedTuple):
     into memory if they were old, ``has_waited`` that it waited for a damaged queue file to be restored.
     """
 
-    connection: ClientConnection
-    request: PullRequest
-    serialization: int
+    call: Call[PullRequest]
     subscription: Subscription
     offset: int
     deadline: float = 0.0
@@ -66,7 +65,7 @@ class HeldPull(NamedTuple):
     @property
     def text_bytes(self) -> int:
         """About how much memory the texts of the request take that may be long, and what was made of them."""
-        ext = self.request.ext
+        ext = self.call.request.ext
         nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
         return nbytes + self.subscription.parsed_bytes
 
@@ -124,24 +123,23 @@ class Pulls(Service):
         """Its pulls are not held any longer."""
         self.polling.drop_connection(connection)
 
-    def handle(
-        self, connection: ClientConnection, request: PullRequest, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle(self, call: Call[PullRequest]) -> bytes | None:
         """Answer a pull, or hold it. Raises RequestRefused."""
-        ext = request.ext
-        subscription = self._checked(connection, ext)
-        pull = HeldPull(connection, request, serialization, subscription, ext.queue_offset)
+        ext = call.request.ext
+        subscription = self._checked(call.connection, ext)
+        call.drop_body()
+        pull = HeldPull(call, subscription, ext.queue_offset)
         place = ext.consumer_group, ext.topic, ext.queue_id
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
-            self._store_offset(connection, *place, ext.commit_offset)
+            self._store_offset(call.connection, *place, ext.commit_offset)
         if self._metadata.offset_resets and (wanted := self._reset_to(*place, ext.queue_offset)) is not None:
             return self._moved(pull, wanted)
-        self._note_pull(connection, *place, ext.queue_offset, ext.forward_only)
+        self._note_pull(call.connection, *place, ext.queue_offset, ext.forward_only)
         if not self._is_behind_the_end(ext):
             return self._serve(pull, may_hold=True)
 
         def confirmed(knows_the_end: bool) -> None:
-            if not connection.closed:
+            if not call.connection.closed:
                 self._answer(pull, may_hold=True, knows_the_end=knows_the_end)
 
         # To this replica the message may still come; a consumer that is sent back would get all again.
@@ -150,13 +148,13 @@ class Pulls(Service):
 
     def resume(self, pull: HeldPull) -> None:
         """Answer a pull that was held, with whatever there is now."""
-        connection = pull.connection
+        connection = pull.call.connection
         connection.held_pulls -= 1
         if not connection.closed:
             self._answer(pull, may_hold=False)
 
     def _moved(self, pull: HeldPull, wanted: int) -> bytes:
-        queue = self._store.get(pull.request.ext.topic, pull.request.ext.queue_id)
+        queue = self._store.get(pull.call.request.ext.topic, pull.call.request.ext.queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, wanted, low, high, "OFFSET_RESET")
 
@@ -165,10 +163,10 @@ class Pulls(Service):
             reply = self._serve(pull, may_hold=may_hold, knows_the_end=knows_the_end)
         except Exception as error:
             # Called while entries are applied: a disk that fails to give a message fails this pull and nothing else.
-            pull.connection.refuse(pull.request, pull.serialization, error)
+            pull.call.refuse(error)
             return
         if reply is not None:
-            pull.connection.send(reply)
+            pull.call.connection.send(reply)
 
     def _is_behind_the_end(self, ext: PullExt) -> bool:
         queue = self._store.get(ext.topic, ext.queue_id)
@@ -193,7 +191,7 @@ class Pulls(Service):
         return self._subscriptions.of_pull(connection, ext)
 
     def _serve(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> bytes | None:
-        ext = pull.request.ext
+        ext = pull.call.request.ext
         queue = self._store.get(ext.topic, ext.queue_id)
         offset = pull.offset
         low = 0 if queue is None else queue.min_offset
@@ -208,7 +206,7 @@ class Pulls(Service):
         elif offset > high:
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, high, low, high, "OFFSET_OVERFLOW_BADLY")
         elif offset < high:
-            if pull.connection.waiting_bytes < _WAITING_BYTES_MAX:
+            if pull.call.connection.waiting_bytes < _WAITING_BYTES_MAX:
                 try:
                     return self._found(pull, queue, offset, low, high)
                 except QueueFileDamaged:
@@ -234,17 +232,17 @@ class Pulls(Service):
         )
 
     def _hold(self, pull: HeldPull, until: float) -> bool:
-        if pull.connection.closed:
+        if pull.call.connection.closed:
             return False
-        ext = pull.request.ext
+        ext = pull.call.request.ext
         key = ext.topic, ext.queue_id
-        held = self.polling.hold(key, pull.offset, until, pull, pull.connection, pull.text_bytes)
+        held = self.polling.hold(key, pull.offset, until, pull, pull.call.connection, pull.text_bytes)
         if held:
-            pull.connection.held_pulls += 1
+            pull.call.connection.held_pulls += 1
         return held
 
     def _found(self, pull: HeldPull, queue: ConsumeQueue, offset: int, low: int, high: int) -> bytes | None:
-        ext = pull.request.ext
+        ext = pull.call.request.ext
         settings = self._settings
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
@@ -299,9 +297,9 @@ class Pulls(Service):
         else:
             self._note_got(ext.topic, ext.consumer_group, count, nbytes)
         header = pull_response_header(
-            pull.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.serialization
+            pull.call.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.call.serialization
         )
-        pull.connection.send_all([header, *records], len(header) + nbytes)
+        pull.call.connection.send_all([header, *records], len(header) + nbytes)
         return None
 
     def _bring(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
@@ -315,7 +313,7 @@ class Pulls(Service):
                 return False
         else:
             places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
-        connection = pull.connection
+        connection = pull.call.connection
         connection.held_pulls += 1
         if self._cold_reads.bring(places, partial(self.resume, pull._replace(is_brought=True))):
             return True
@@ -351,7 +349,7 @@ class Pulls(Service):
     ) -> bytes:
         self._missed.nums += 1
         return pull_response_header(
-            pull.request.opaque, code, offset, low, high, suggested, remark, 0, pull.serialization
+            pull.call.request.opaque, code, offset, low, high, suggested, remark, 0, pull.call.serialization
         )
 
 

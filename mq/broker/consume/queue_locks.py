@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.clients import EXPIRE_SOME_SECONDS, ROUND_CALLS
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -27,7 +28,7 @@ from mq.broker.write_path.replicate import no_room
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.group_bodies import LockedQueues, QueueLocks
-from mq.protocol.headers import LockBatchMq, UnlockBatchMq, encode_response
+from mq.protocol.headers import LockBatchMq, UnlockBatchMq
 from mq.protocol.names import check_group
 from mq.protocol.queue_tables import QueueRef
 
@@ -99,12 +100,10 @@ class QueueLockService(Service):
         self._granting.clear()
         self._releasing.clear()
 
-    def handle_lock(
-        self, connection: ClientConnection, request: LockBatchMq, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
         """Request code 41: answered with those queues that are the client's, when that is certain."""
         self._appender.check_room()
-        wanted = self._decoded(body)
+        wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
         free: list[tuple[str, int]] = []
         for ref in wanted.queues:
@@ -121,18 +120,15 @@ class QueueLockService(Service):
 
         def refused(remark: str) -> None:
             settle()
-            no_room(connection, request, serialization)(remark)
+            no_room(call)(remark)
 
         def confirmed(known: bool) -> None:
             settle()
             if known:
                 reply = LockedQueues(self._renew(wanted)).encode()
-                connection.answer(
-                    request,
-                    encode_response(request.opaque, ResponseCode.SUCCESS, body=reply, serialization=serialization),
-                )
+                call.answer(call.response(body=reply))
             else:
-                self._serve_elsewhere(connection, request, body, serialization)
+                self._serve_elsewhere(call)
 
         if not free:
             self._read(confirmed)
@@ -145,11 +141,9 @@ class QueueLockService(Service):
                 self._appender.add_command(command)
         return None
 
-    def handle_unlock(
-        self, connection: ClientConnection, request: UnlockBatchMq, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_unlock(self, call: Call[UnlockBatchMq]) -> bytes | None:
         """Request code 42: a client gives queues back. Those that it does not hold are left alone."""
-        given = self._decoded(body)
+        given = self._decoded(call.body)
         client_id, group = given.client_id, given.group
         # What is on its way to another client is not this one's to give back, even if it still says so in the metadata.
         held = [
@@ -157,18 +151,18 @@ class QueueLockService(Service):
             for ref in given.queues
             if client_id == self._next_holder((group, ref.topic, ref.queue_id))
         ]
-        reply = encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        reply = call.response()
         if not held:
             return reply
         self._appender.check_room()
 
         def committed(known: bool) -> None:
             if known:
-                connection.answer(request, reply)
+                call.answer(reply)
             else:
-                self._serve_elsewhere(connection, request, body, serialization)
+                self._serve_elsewhere(call)
 
-        self._release(group, client_id, held, committed, no_room(connection, request, serialization))
+        self._release(group, client_id, held, committed, no_room(call))
         return None
 
     def fences(
@@ -333,14 +327,14 @@ class QueueLockService(Service):
             else:
                 self._appender.add_command(command)
 
-    def _serve_elsewhere(self, connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+    def _serve_elsewhere(self, call: Call[Any]) -> None:
         """Leadership was lost. Locking twice is locking once, so whoever serves this now does it again."""
         if not self._appender.is_open:
-            connection.dispatch(request, body, serialization)
+            call.dispatch()
             return
         remark = "the group cannot confirm who leads it"
         code = ResponseCode.SERVICE_NOT_AVAILABLE
-        connection.answer(request, encode_response(request.opaque, code, remark=remark, serialization=serialization))
+        call.answer(call.response(code, remark=remark))
 
 
 def _chunks(rows: list[tuple[str, int]]) -> Iterable[list[tuple[str, int]]]:

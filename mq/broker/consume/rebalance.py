@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
@@ -19,7 +19,6 @@ from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.replicate import replicate
 from mq.protocol.allocation import STRATEGIES, share_with_next
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import encode_response
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
 from mq.protocol.operator_bodies import (
     AssignmentQuery,
@@ -56,14 +55,12 @@ class Rebalance(Service):
         yield Route(GetAllMessageRequestMode, self.handle_modes)
         yield Route(SetMessageRequestMode, self.handle_set_mode, leader_only=True)
 
-    def handle_query(
-        self, connection: ClientConnection, request: QueryAssignment, body: bytes, serialization: int
-    ) -> None:
+    def handle_query(self, call: Call[QueryAssignment]) -> None:
         """Request code 400; nothing is assigned, not even none, where the topic, the group or the strategy is unknown.
 
         Raises RequestRefused.
         """
-        query = decoded(AssignmentQuery.decode, body)
+        query = decoded(AssignmentQuery.decode, call.body)
         for what, text in (
             ("consumerGroup", query.consumer_group),
             ("clientId", query.client_id),
@@ -77,7 +74,7 @@ class Rebalance(Service):
                 )
 
         def found(queues: Queues | None) -> None:
-            if connection.closed:
+            if call.connection.closed:
                 return
             mode = self._metadata.request_modes.of(query.topic, query.consumer_group)
             assigned = None
@@ -87,12 +84,7 @@ class Rebalance(Service):
             answer = QueueAssignments(
                 None if assigned is None else [QueueAssignment(queue, mode.mode) for queue in assigned]
             )
-            connection.answer(
-                request,
-                encode_response(
-                    request.opaque, ResponseCode.SUCCESS, body=answer.encode(), serialization=serialization
-                ),
-            )
+            call.answer(call.response(body=answer.encode()))
 
         try:
             check_topic(query.topic)
@@ -101,11 +93,9 @@ class Rebalance(Service):
         else:
             self._routes.find(query.topic, found)
 
-    def handle_set_mode(
-        self, connection: ClientConnection, request: SetMessageRequestMode, body: bytes, serialization: int
-    ) -> None:
+    def handle_set_mode(self, call: Call[SetMessageRequestMode]) -> None:
         """Request code 401; answered when it is replicated. Raises RequestRefused."""
-        wanted = decoded(MessageRequestMode.decode, body)
+        wanted = decoded(MessageRequestMode.decode, call.body)
         topic, group = wanted.topic, wanted.consumer_group
         if topic.startswith(RETRY_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -128,27 +118,18 @@ class Rebalance(Service):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there are {MODES_MAX} request modes already")
 
         check()
-        replicate(
-            self._appender, [command], connection, request, body, serialization, what="a request mode", check=check
-        )
+        replicate(self._appender, [command], call, what="a request mode", check=check)
 
-    def handle_modes(
-        self, connection: ClientConnection, request: GetAllMessageRequestMode, body: bytes, serialization: int
-    ) -> None:
+    def handle_modes(self, call: Call[GetAllMessageRequestMode]) -> None:
         """Request code 402: what operators have said."""
 
         def answer() -> bytes:
             modes: dict[str, dict[str, MessageRequestMode]] = {}
             for (topic, group), mode in self._metadata.request_modes.table.items():
                 modes.setdefault(topic, {})[group] = MessageRequestMode(topic, group, mode.mode, mode.shared)
-            return encode_response(
-                request.opaque,
-                ResponseCode.SUCCESS,
-                body=MessageRequestModes(modes).encode(),
-                serialization=serialization,
-            )
+            return call.response(body=MessageRequestModes(modes).encode())
 
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
 
 
 def assigned_queues(

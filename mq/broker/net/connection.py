@@ -7,8 +7,8 @@ closes this connection and no other.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import structlog
 
@@ -31,15 +31,20 @@ _AT_A_STRETCH = 16
 """Requests that are served before the client's share of the turn is looked at."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
-Handler = Callable[["ClientConnection", Any, bytes, int], bytes | None]
 Log = structlog.stdlib.BoundLogger
+
+
+class Requests(Protocol):
+    """What serves requests; see `mq.broker.net.request_table`."""
+
+    def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
 
 
 class ClientConnection:
     """A stock client or our SDK on the other end of a socket.
 
-    ``host`` is the peer's IPv4 address and port as a record stores them. ``handlers`` maps the type of a request to
-    what serves it; a handler returns a whole frame, or None when the answer comes later or never. ``heard`` becomes
+    ``host`` is the peer's IPv4 address and port as a record stores them. ``requests``
+    serves what arrives. ``heard`` becomes
     true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
     broker has asked its clients. ``trusted`` is set for a replica of the same group, and ``authentication`` says
     how far it has proved that. ``intake`` and ``unread`` bound
@@ -55,13 +60,13 @@ class ClientConnection:
     __slots__ = (
         "_access",
         "_address",
-        "_handlers",
         "_intake",
         "_log",
         "_on_closed",
         "_questions",
         "_reactor",
         "_reported",
+        "_requests",
         "_stream",
         "_unfinished",
         "_unread",
@@ -82,7 +87,7 @@ class ClientConnection:
         *,
         reactor: Reactor,
         sock: socket.socket,
-        handlers: Mapping[type[Any], Handler],
+        requests: Requests,
         questions: ClientRequests[ClientConnection],
         on_closed: Callable[[ClientConnection], None],
         intake: Intake[ClientConnection],
@@ -93,7 +98,7 @@ class ClientConnection:
         log: Log,
     ) -> None:
         self._access = access
-        self._handlers = handlers
+        self._requests = requests
         self._questions = questions
         self._on_closed = on_closed
         self._intake = intake
@@ -181,12 +186,7 @@ class ClientConnection:
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         """Serve one decoded request, and answer it if its handler does so at once."""
-        try:
-            reply = self._handlers.get(type(request), ClientConnection._unsupported)(self, request, body, serialization)
-        except Exception as error:
-            reply = self._refused(request, serialization, error)
-        if reply is not None:
-            self.answer(request, reply)
+        self._requests.serve(self, ((request, body, serialization),))
 
     def answer(self, request: Any, reply: bytes) -> None:
         """Send the reply to a request, unless its sender wants none."""
@@ -194,7 +194,7 @@ class ClientConnection:
             self.send(reply)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
-        """Answer a request that failed after its handler had returned; a broken invariant is raised again."""
+        """Answer a request that failed; a broken invariant is raised again."""
         reply = self._refused(request, serialization, error)
         if reply is not None:
             self.answer(request, reply)
@@ -218,21 +218,10 @@ class ClientConnection:
         if len(incoming) > _AT_A_STRETCH:
             self._serve_share(incoming)
         else:
-            self._serve(incoming)
+            self._requests.serve(self, incoming)
         if len(data) - consumed >= _LENGTH_BYTES and not self._unfinished:
             self._begin(_LENGTH_BYTES + int.from_bytes(data[consumed : consumed + _LENGTH_BYTES], "big"))
         return consumed
-
-    def _serve(self, incoming: Iterable[Incoming]) -> None:
-        handler_of = self._handlers.get
-        for request, body, serialization in incoming:
-            # As `dispatch`, which is a call too many for what happens a hundred thousand times a second.
-            try:
-                reply = handler_of(type(request), ClientConnection._unsupported)(self, request, body, serialization)
-            except Exception as error:
-                reply = self._refused(request, serialization, error)
-            if reply is not None:
-                self.answer(request, reply)
 
     def _serve_share(self, incoming: list[Incoming]) -> None:
         """Serve requests until this client's share of the turn is used, and put off the rest; replicas are not bound.
@@ -247,7 +236,7 @@ class ClientConnection:
                 if not self._waits_for_reader:
                     self._reactor.go_on_later(self._go_on)
                 return
-            self._serve(incoming[at : at + stretch])
+            self._requests.serve(self, incoming[at : at + stretch])
             at += stretch
             stretch = min(2 * stretch, _AT_A_STRETCH)  # the first ones tell how long they take
 
@@ -299,12 +288,12 @@ class ClientConnection:
             self._reported += ((event, code),)
             self._log.warning(event, client=self.peer, code=code, reason=reason)
 
-    def _unsupported(self, request: Any, body: bytes, serialization: int) -> bytes | None:
-        """Serve what no handler is registered for."""
+    def unsupported(self, request: Any, body: bytes) -> None:
+        """Take what no handler is there for: an answer to a request of ours, or what is refused. Raises."""
         if isinstance(request, Response):
             if not self._questions.answered(self, request, body):
                 self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
-            return None
+            return
         if isinstance(request, HeaderError):
             raise request
         if isinstance(request, AccessDenied):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.protocol.codes import ResponseCode
 
@@ -77,21 +77,21 @@ class LinearizableReads:
         self._read(known)
 
 
-def when_current(
-    read: Read, connection: ClientConnection, request: Any, serialization: int, answer: Callable[[], bytes]
-) -> None:
+def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes]) -> None:
     """Send what ``answer`` returns, or the refusal that it raises, once this replica is up to date."""
 
+    call.drop_body()
+
     def known(is_known: bool) -> None:
-        if connection.closed:
+        if call.connection.closed:
             return
         try:
             if not is_known:
                 raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
             reply = answer()
         except Exception as error:
-            connection.refuse(request, serialization, error)
+            call.refuse(error)
         else:
-            connection.answer(request, reply)
+            call.answer(reply)
 
     read(known)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from mq.broker.net.connection import ClientConnection, Handler
+from mq.broker.net.call import Handler
+from mq.broker.net.connection import ClientConnection
 
 Periodic = tuple[float, Callable[[], None]]
 """Seconds between two calls, and what is called."""

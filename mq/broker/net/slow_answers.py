@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read
 from mq.protocol.codes import ResponseCode
@@ -29,9 +29,7 @@ Answer = Generator[None, None, bytes]
 
 
 class _Job(NamedTuple):
-    connection: ClientConnection
-    request: Any
-    serialization: int
+    call: Call[Any]
     answer: Generator[None, None, bytes | None]
 
 
@@ -54,9 +52,7 @@ class SlowAnswers:
 
     def work(
         self,
-        connection: ClientConnection,
-        request: Any,
-        serialization: int,
+        call: Call[Any],
         answer: Generator[None, None, bytes | None],
         *,
         may_begin: bool = True,
@@ -66,36 +62,31 @@ class SlowAnswers:
         That is at once if it is made in no time and ``may_begin`` at once, else later. It is not made to the end for a
         client that is gone.
         """
-        job = _Job(connection, request, serialization, answer)
+        job = _Job(call, answer)
         if not may_begin or self._goes_on(job):
-            same = sum(each.connection is connection for each in self._jobs)
+            same = sum(each.call.connection is call.connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
                 refusal = RequestRefused(
                     ResponseCode.SYSTEM_BUSY, f"{len(self._jobs)} long answers are being made, {same} of them for you"
                 )
-                connection.refuse(request, serialization, refusal)
+                call.refuse(refusal)
                 return
             self._jobs.append(job)
             self._has_jobs.set()
 
-    def when_current(
-        self,
-        read: Read,
-        connection: ClientConnection,
-        request: Any,
-        serialization: int,
-        answer: Callable[[], Answer],
-    ) -> None:
+    def when_current(self, read: Read, call: Call[Any], answer: Callable[[], Answer]) -> None:
         """`work`, once this replica is up to date."""
 
+        call.drop_body()
+
         def known(is_known: bool) -> None:
-            if connection.closed:
+            if call.connection.closed:
                 return
             if is_known:
-                self.work(connection, request, serialization, answer())
+                self.work(call, answer())
             else:
                 refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
-                connection.refuse(request, serialization, refusal)
+                call.refuse(refusal)
 
         read(known)
 
@@ -106,7 +97,7 @@ class SlowAnswers:
             while self._jobs:
                 await trio.sleep(PAUSE_SECONDS)
                 job = self._jobs.popleft()
-                if not job.connection.closed and self._goes_on(job):
+                if not job.call.connection.closed and self._goes_on(job):
                     self._jobs.append(job)
                 self._wake()
             self._has_jobs = trio.Event()
@@ -120,9 +111,9 @@ class SlowAnswers:
                 next(job.answer)
         except StopIteration as stop:
             if stop.value is not None:
-                job.connection.answer(job.request, stop.value)
+                job.call.answer(stop.value)
         except Exception as error:
-            job.connection.refuse(job.request, job.serialization, error)
+            job.call.refuse(error)
         else:
             return True
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route
 from mq.broker.pop.ordered_clock import OrderedClock
@@ -20,7 +20,6 @@ from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, SPAN_MAX, AckMessa
 from mq.broker.write_path.appender import Appender
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.headers import encode_response, encode_success
 from mq.protocol.names import fitted_topic, pop_retry_topic
 from mq.protocol.pop_requests import AckExt, AckMessage, BatchAckMessage, ChangeInvisibleExt, ChangeMessageInvisibleTime
 from mq.protocol.receipts import (
@@ -43,8 +42,8 @@ BATCH_ROWS_MAX = 10_000
 Place = tuple[QueueOfGroup, int, int]
 """A checkpoint: its queue, start and pop time."""
 
-_Waiter = tuple[ClientConnection, Any, bytes, int, bytes]
-"""A connection, its request, body and encoding, and the answer it gets."""
+_Waiter = tuple[Call[Any], bytes]
+"""A request, and the answer it gets."""
 
 
 class AcksInFlight:
@@ -125,27 +124,23 @@ class PopAcks:
         self.leaving = AcksInFlight()
         self._rows = []
         waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            _serve_again(waiter)
+        for call, _ in waiters:
+            call.dispatch()
 
-    def handle_ack(
-        self, connection: ClientConnection, request: AckMessage, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_ack(self, call: Call[AckMessage]) -> bytes | None:
         """Request code 200051. Raises RequestRefused."""
         self._appender.check_room()
-        place, bit = self._message(request.ext)
+        place, bit = self._message(call.request.ext)
         self._rows.append((place, bit))
         self.leaving.begin(place, bit)
-        self._gather((connection, request, body, serialization, _done(request, serialization)))
+        self._gather((call, call.success()))
         return None
 
-    def handle_batch(
-        self, connection: ClientConnection, request: BatchAckMessage, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_batch(self, call: Call[BatchAckMessage]) -> bytes | None:
         """Request code 200151. Raises RequestRefused."""
         self._appender.check_room()
         try:
-            acks = BatchAck.decode(body).acks
+            acks = BatchAck.decode(call.body).acks
             if len(acks) > BATCH_ROWS_MAX:
                 raise ReceiptError(f"{len(acks)} acknowledgements in one batch, allowed are {BATCH_ROWS_MAX}")
             wanted = [(ack, ack.bits) for ack in acks]
@@ -166,20 +161,16 @@ class PopAcks:
             raise RequestRefused(ResponseCode.NO_MESSAGE, f"none of these {missing} messages waits for it")
         if missing:
             remark = f"{missing} of {found + missing} messages do not wait for it any more"
-            answer = encode_response(
-                request.opaque, ResponseCode.NO_MESSAGE, remark=remark, serialization=serialization
-            )
+            answer = call.response(ResponseCode.NO_MESSAGE, remark=remark)
         else:
-            answer = _done(request, serialization)
-        self._gather((connection, request, body, serialization, answer))
+            answer = call.success()
+        self._gather((call, answer))
         return None
 
-    def handle_change(
-        self, connection: ClientConnection, request: ChangeMessageInvisibleTime, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_change(self, call: Call[ChangeMessageInvisibleTime]) -> bytes | None:
         """Request code 200053. Raises RequestRefused."""
         self._appender.check_room()
-        ext = request.ext
+        ext = call.request.ext
         if ext.invisible_ms < 0:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
         if self._metadata.pops.count >= 2 * CHECKPOINTS_MAX:
@@ -213,8 +204,8 @@ class PopAcks:
         else:
             times, revive_queue = (now_ms, invisible_ms), REVIVE_QUEUE
         fields = {"popTime": str(times[0]), "invisibleTime": str(times[1]), "reviveQid": str(revive_queue)}
-        answer = encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
-        waiter = (connection, request, body, serialization, answer)
+        answer = call.response(ext=fields)
+        waiter = (call, answer)
 
         def stored() -> None:
             self._schedule(place if in_order else (key, ext.offset, now_ms))
@@ -267,18 +258,16 @@ class PopAcks:
 
         def committed(known: bool) -> None:
             settled(known)
-            for waiter in waiters:
+            for call, answer in waiters:
                 if known:
-                    waiter[0].answer(waiter[1], waiter[4])
+                    call.answer(answer)
                 else:
-                    _serve_again(waiter)  # to acknowledge twice is to acknowledge once
+                    call.dispatch()  # to acknowledge twice is to acknowledge once
 
         def refused(remark: str) -> None:
             settled(False)
-            code = ResponseCode.SERVICE_NOT_AVAILABLE
-            for connection, request, _, serialization, _ in waiters:
-                reply = encode_response(request.opaque, code, remark=remark, serialization=serialization)
-                connection.answer(request, reply)
+            for call, _ in waiters:
+                call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
 
         self._appender.add_command(command, committed, on_refused=refused)
 
@@ -328,12 +317,3 @@ class PopAcks:
         if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
             return 0
         return ordered.bits & ~self.leaving.of(place)
-
-
-def _done(request: Any, serialization: int) -> bytes:
-    return encode_success(request.opaque, serialization)
-
-
-def _serve_again(waiter: _Waiter) -> None:
-    connection, request, body, serialization, _ = waiter
-    connection.dispatch(request, body, serialization)

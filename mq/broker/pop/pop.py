@@ -21,6 +21,7 @@ from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.long_polling import LongPolling, QueueKey
 from mq.broker.consume.record_reader import RecordReader
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
@@ -34,7 +35,6 @@ from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import PERM_READ, ResponseCode
-from mq.protocol.headers import encode_response
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
 from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
@@ -177,7 +177,7 @@ class Pops(Service):
         self.revival.resign()
         self._ordered_clock.resign()
         for pop in self.polling.expired(float("inf")):
-            pop.connection.held_pulls -= 1
+            pop.call.connection.held_pulls -= 1
             self._answer_nothing(pop)
         self._watch()
 
@@ -207,9 +207,9 @@ class Pops(Service):
         def wanted(pop: HeldPop) -> bool:
             if not any(map(pop.matches, codes)):
                 return False
-            if isinstance(pop.request, Notification) or pop.connection.closed:
+            if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
                 return True
-            group = pop.request.ext.consumer_group
+            group = pop.call.request.ext.consumer_group
             served[group] = served.get(group, 0) + 1
             return served[group] <= count
 
@@ -225,9 +225,9 @@ class Pops(Service):
 
         def wanted(pop: HeldPop) -> bool:
             nonlocal left
-            if pop.request.ext.consumer_group != group or left <= 0:
+            if pop.call.request.ext.consumer_group != group or left <= 0:
                 return False
-            left -= isinstance(pop.request, PopMessage) and not pop.connection.closed
+            left -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
             return True
 
         config = self._metadata.topics.get(topic)
@@ -241,11 +241,9 @@ class Pops(Service):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def handle_pop(
-        self, connection: ClientConnection, request: PopMessage, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_pop(self, call: Call[PopMessage]) -> bytes | None:
         """Request code 200050: answered when it is committed who has the messages, or held. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         wait_ms = self._wait_ms(ext)
         if wait_ms < -_TOO_LATE_MS:
             raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client waits no more since {-wait_ms} ms")
@@ -260,25 +258,23 @@ class Pops(Service):
             length = len(ext.attempt_id or "")
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attemptId has {length} characters")
         subscription = self._subscriptions.of_pop(ext)
-        seconds = min(wait_ms / 1000, connection.hold_seconds_max) if ext.poll_ms > 0 else 0
-        self._serve(HeldPop(connection, request, serialization, subscription, self._clock() + seconds))
+        seconds = min(wait_ms / 1000, call.connection.hold_seconds_max) if ext.poll_ms > 0 else 0
+        call.drop_body()
+        self._serve(HeldPop(call, subscription, self._clock() + seconds))
         return None
 
-    def handle_notification(
-        self, connection: ClientConnection, request: Notification, body: bytes, serialization: int
-    ) -> None:
+    def handle_notification(self, call: Call[Notification]) -> None:
         """Request code 200054. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
         wait_ms = self._wait_ms(ext)
-        seconds = min(wait_ms / 1000, connection.hold_seconds_max) if ext.poll_ms > 0 else 0
-        self._serve_notification(HeldPop(connection, request, serialization, _ALL, self._clock() + seconds))
+        seconds = min(wait_ms / 1000, call.connection.hold_seconds_max) if ext.poll_ms > 0 else 0
+        call.drop_body()
+        self._serve_notification(HeldPop(call, _ALL, self._clock() + seconds))
 
-    def handle_peek(
-        self, connection: ClientConnection, request: PeekMessage, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_peek(self, call: Call[PeekMessage]) -> bytes | None:
         """Request code 200052. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
         if not 1 <= ext.max_messages <= MESSAGES_MAX:
             raise RequestRefused(
@@ -297,21 +293,19 @@ class Pops(Service):
         )
         taken = self._take(wish, ext.queue_id, ext.max_messages)
         code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
-        send_messages(connection, request.opaque, serialization, code, wish, taken, self._metadata.pops)
+        send_messages(call, code, wish, taken, self._metadata.pops)
         return None
 
-    def handle_polling_info(
-        self, connection: ClientConnection, request: PollingInfo, body: bytes, serialization: int
-    ) -> bytes:
+    def handle_polling_info(self, call: Call[PollingInfo]) -> bytes:
         """Request code 200055. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
         waiting = sum(
-            pop.request.ext.consumer_group == ext.consumer_group
+            pop.call.request.ext.consumer_group == ext.consumer_group
             for pop in self.polling.waiting_for((ext.topic, max(ext.queue_id, _ANY)))
         )
         fields = {"pollingNum": str(waiting)}
-        return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+        return call.response(ext=fields)
 
     def _wait_ms(self, ext: PopExt | NotificationExt) -> int:
         """How long the client still waits for an answer; negative if it stopped waiting that long ago.
@@ -353,30 +347,30 @@ class Pops(Service):
 
     def _resume(self, pop: HeldPop) -> None:
         """Serve a pop that waited, with whatever there is now."""
-        pop.connection.held_pulls -= 1
+        pop.call.connection.held_pulls -= 1
         self._serve_again(pop)
 
     def _serve_again(self, pop: HeldPop) -> None:
-        if pop.connection.closed:
+        if pop.call.connection.closed:
             return
         try:
-            if isinstance(pop.request, Notification):
+            if isinstance(pop.call.request, Notification):
                 self._serve_notification(pop)
             else:
                 self._serve(pop)
         except Exception as error:
             # Called while entries are applied: a disk that fails to give a message fails this pop and nothing else.
-            pop.connection.refuse(pop.request, pop.serialization, error)
+            pop.call.refuse(error)
 
     def _serve(self, pop: HeldPop) -> None:
         """Answer a pop, hold it, or put it into the log. Raises RequestRefused, and what a disk may fail with."""
-        request = pop.request
+        request = pop.call.request
         assert isinstance(request, PopMessage), type(request).__name__
         ext = request.ext
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
         pops_full = self._has_too_many_open(ext.consumer_group) or self._read_bytes >= _READ_BYTES_MAX
-        if pops_full or not self._appender.has_room or pop.connection.waiting_bytes >= _WAITING_BYTES_MAX:
+        if pops_full or not self._appender.has_room or pop.call.connection.waiting_bytes >= _WAITING_BYTES_MAX:
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         wish = PopRequest(
@@ -466,7 +460,7 @@ class Pops(Service):
 
         def committed(known: bool) -> None:
             settled(known)
-            if pop.connection.closed:
+            if pop.call.connection.closed:
                 return
             if not known:
                 # Whoever may have got them after all: they come again when their time is over.
@@ -475,8 +469,8 @@ class Pops(Service):
                 for each in taken:
                     if each.messages:
                         self._note_got(wish.topic, wish.group, each.messages, each.nbytes)
-                code, opaque = ResponseCode.SUCCESS, pop.request.opaque
-                send_messages(pop.connection, opaque, pop.serialization, code, wish, taken, self._metadata.pops)
+                code = ResponseCode.SUCCESS
+                send_messages(pop.call, code, wish, taken, self._metadata.pops)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
                 self._serve_again(pop)  # those messages were for others
             else:
@@ -485,27 +479,26 @@ class Pops(Service):
         def refused(remark: str) -> None:
             settled(False)
             code = ResponseCode.SERVICE_NOT_AVAILABLE
-            reply = encode_response(pop.request.opaque, code, remark=remark, serialization=pop.serialization)
-            pop.connection.answer(pop.request, reply)
+            pop.call.answer(pop.call.response(code, remark=remark))
 
         last = group[-1]
         assert isinstance(last, PendingCommand), type(last).__name__
         last.on_committed, last.on_refused = committed, refused
-        last.on_returned = lambda: pop.connection.dispatch(pop.request, b"", pop.serialization)
+        last.on_returned = pop.call.dispatch
         self._appender.add_atomically(group)
 
     def _hold(self, pop: HeldPop) -> None:
         """Let a pop wait that found nothing, or say so."""
-        ext = pop.request.ext
+        ext = pop.call.request.ext
         if pop.deadline <= self._clock():
             polled = ext.poll_ms > 0
             self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if polled else ResponseCode.PULL_NOT_FOUND)
             return
         key = ext.topic, max(ext.queue_id, _ANY)
-        if not self.polling.hold(key, 0, pop.deadline, pop, pop.connection, pop.text_bytes):
+        if not self.polling.hold(key, 0, pop.deadline, pop, pop.call.connection, pop.text_bytes):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
-        pop.connection.held_pulls += 1
+        pop.call.connection.held_pulls += 1
         self._watch()
 
     def _watch(self) -> None:
@@ -513,7 +506,7 @@ class Pops(Service):
         self._store.watched = self._watched if len(self.polling) else self._pulls_waiting
 
     def _serve_notification(self, pop: HeldPop) -> None:
-        request = pop.request
+        request = pop.call.request
         assert isinstance(request, Notification), type(request).__name__
         ext, now_ms = request.ext, self._wall_clock_ms()
         group, attempt = ext.consumer_group, (ext.attempt_id or "") if ext.order else None
@@ -527,13 +520,13 @@ class Pops(Service):
             for queue_id in self._queues.unread(group, topic, queues, at_end=False):
                 key = group, topic, queue_id
                 if self._queues.has_message(key, at_end=False, attempt=attempt, now_ms=now_ms):
-                    pop.connection.answer(pop.request, notification(pop, has_message=True))
+                    pop.call.answer(notification(pop, has_message=True))
                     return
         self._hold(pop)
 
     def _answer_nothing(self, pop: HeldPop, code: ResponseCode = ResponseCode.POLLING_TIMEOUT) -> None:
-        if not pop.connection.closed:
-            pop.connection.answer(pop.request, nothing_found(pop, code, self._wall_clock_ms()))
+        if not pop.call.connection.closed:
+            pop.call.answer(nothing_found(pop, code, self._wall_clock_ms()))
 
 
 class _Watched:

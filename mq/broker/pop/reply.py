@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.pop.queue_cursor import PopBatch, PopRequest
 from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, PopCheckpoints
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import encode_prefix
-from mq.protocol.headers import RESPONSE_FLAG, encode_header, encode_response
-from mq.protocol.pop_requests import Notification, PopMessage
+from mq.protocol.headers import RESPONSE_FLAG, encode_header
+from mq.protocol.pop_requests import Notification, PeekMessage, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
 
 
 class HeldPop(NamedTuple):
     """A pop, or a question whether there is something to pop, that waits until ``deadline``, monotonic seconds."""
 
-    connection: ClientConnection
-    request: PopMessage | Notification
-    serialization: int
+    call: Call[PopMessage | Notification]
     subscription: Subscription
     deadline: float
 
@@ -31,37 +29,36 @@ class HeldPop(NamedTuple):
     @property
     def text_bytes(self) -> int:
         """About how much memory the texts of the request take that may be long, and what was made of them."""
-        ext = self.request.ext
+        request = self.call.request
+        ext = request.ext
         nbytes = len(ext.attempt_id or "") + self.subscription.parsed_bytes
-        if isinstance(self.request, PopMessage):
-            nbytes += len(self.request.ext.expression or "")
+        if isinstance(request, PopMessage):
+            nbytes += len(request.ext.expression or "")
         return nbytes
 
 
 def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
     """The answer to a request that gets nothing."""
-    if isinstance(pop.request, Notification):
+    if isinstance(pop.call.request, Notification):
         return notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
-    ext = pop.request.ext
+    ext = pop.call.request.ext
     fields = {
         "popTime": str(now_ms),
         "invisibleTime": str(min(ext.invisible_ms, INVISIBLE_MS_MAX)),
         "reviveQid": str(ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE),
         "restNum": "0",
     }
-    return encode_response(pop.request.opaque, code, ext=fields, serialization=pop.serialization)
+    return pop.call.response(code, ext=fields)
 
 
 def notification(pop: HeldPop, *, has_message: bool, full: bool = False) -> bytes:
     """The answer to a question whether there is something to pop."""
     fields = {"hasMsg": "true" if has_message else "false", "pollingFull": "true" if full else "false"}
-    return encode_response(pop.request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=pop.serialization)
+    return pop.call.response(ext=fields)
 
 
 def send_messages(
-    connection: ClientConnection,
-    opaque: int,
-    serialization: int,
+    call: Call[PopMessage | Notification | PeekMessage],
     code: ResponseCode,
     wish: PopRequest,
     taken: list[PopBatch],
@@ -84,9 +81,9 @@ def send_messages(
     }
     records = [record for each in given for record in each.records]
     nbytes = sum(map(len, records))
-    header = encode_header(code, opaque, RESPONSE_FLAG, ext=fields, serialization=serialization)
-    head = encode_prefix(serialization, len(header), nbytes) + header
-    connection.send_all([head, *records], len(head) + nbytes)
+    header = encode_header(code, call.request.opaque, RESPONSE_FLAG, ext=fields, serialization=call.serialization)
+    head = encode_prefix(call.serialization, len(header), nbytes) + header
+    call.connection.send_all([head, *records], len(head) + nbytes)
 
 
 def _counts(taken: PopBatch, pops: PopCheckpoints) -> str:

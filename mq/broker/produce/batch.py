@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import BatchElement, PendingBatch, Sender, SendRequest
+from mq.broker.write_path.pending import BatchElement, PendingBatch, SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
@@ -41,14 +42,14 @@ class BatchSends:
         self._suffix = suffix
         self._body_bytes_max = body_bytes_max
 
-    def add(self, sender: Sender, request: SendRequest, body: bytes, serialization: int, tail: NextOffset) -> None:
+    def add(self, call: Call[SendRequest], tail: NextOffset) -> None:
         """Queue the messages of a batch; the reply follows when they are committed.
 
         Raises:
             RequestRefused: none of them was stored, and none will be.
         """
-        messages = self._split(body, tail)
-        shared, numbers = self._shared(request, len(messages))
+        messages = self._split(call.body, tail)
+        shared, numbers = self._shared(call.request, len(messages))
         elements: list[BatchElement] = []
         unique_keys: list[bytes] = []
         nbytes = 0
@@ -61,13 +62,13 @@ class BatchSends:
             unique_keys.append(unique_key)
         keys = b",".join(unique_keys)
         if numbers is None:
-            self._appender.add_batch(PendingBatch(sender, request, serialization, body, tail, elements, keys))
+            self._appender.add_batch(PendingBatch(call, tail, elements, keys))
             return
-        flight = self._repeats.admit_batch(sender, request, body, serialization, numbers, unique_keys)
+        flight = self._repeats.admit_batch(call, numbers, unique_keys)
         if flight is None:
             return
         try:
-            batch = PendingBatch(flight, flight.request, serialization, body, tail, elements, keys)
+            batch = PendingBatch(flight.call, tail, elements, keys)
             _keep_new(batch, numbers, flight.stored)
             self._check_bytes(batch.nbytes, len(batch.elements))
         except RequestRefused:

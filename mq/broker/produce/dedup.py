@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
 from mq.broker.state.producer_sequences import WINDOW, Stored
-from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE, Sender, SendRequest
+from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
@@ -40,8 +42,6 @@ _READ_BYTES = 256 * 1024
 """Of the log, read at once for such a look."""
 _WAITING_BYTES = 1024
 """What one takes in memory besides its body; counted with what is pending."""
-
-_Waiting = tuple[Sender, SendRequest, bytes, int]
 
 
 class InFlightSends:
@@ -77,10 +77,10 @@ class InFlightSend:
     Attributes:
         numbers: of all that was sent.
         stored: which of them are stored already; the others are under way.
-        request: what was asked for, with an answer wanted in any case.
+        call: the first request, with an answer wanted in any case, from this sender.
     """
 
-    __slots__ = ("_first", "_flights", "_release", "host", "numbers", "request", "stored", "waiting")
+    __slots__ = ("_first", "_flights", "_release", "call", "host", "numbers", "stored", "waiting")
 
     def __init__(
         self,
@@ -88,38 +88,41 @@ class InFlightSend:
         release: Callable[[int], None],
         numbers: SequenceRange,
         stored: Sequence[Stored],
-        first: _Waiting,
+        first: Call[SendRequest],
     ) -> None:
         self._flights = flights
         self._release = release
         self._first = first
         self.numbers = numbers
         self.stored = stored
-        sender, request, *_ = first
-        self.host = sender.host
+        request = first.request
+        self.host = first.connection.host
         oneway = request.flag & ONEWAY_FLAG
-        self.request = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
-        self.waiting: list[_Waiting] = []
+        answered = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
+        self.call = Call(cast("ClientConnection", self), answered, first.body, first.serialization)
+        self.waiting: list[Call[SendRequest]] = []
         flights.add(self)
 
     def send(self, data: bytes) -> None:
         """The outcome is known, and ``data`` is the answer."""
         waiting = self.end()
-        sender, request, *_ = self._first
-        if not request.flag & ONEWAY_FLAG:
-            sender.send(data)
+        self._first.answer(data)
         _serve(waiting)
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        """As `send`: whether the client wants an answer is looked at there."""
+        self.send(reply)
 
     def close(self, reason: str) -> None:
         """Nobody knows the outcome."""
-        for sender, *_ in (self._first, *self.end()):
-            sender.close(reason)
+        for call in (self._first, *self.end()):
+            call.connection.close(reason)
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         """The message was certainly not stored: whoever leads now serves it."""
         _serve([self._first, *self.end()])
 
-    def end(self) -> list[_Waiting]:
+    def end(self) -> list[Call[SendRequest]]:
         """Nothing is under way any more; returns who waited for it."""
         self._flights.remove(self)
         waiting = self.waiting
@@ -154,87 +157,71 @@ class Dedup(Service):
         """This replica does not lead any more. What is under way tells those who wait for it how it ends."""
         self._flights = InFlightSends()
 
-    def admit(
-        self, sender: Sender, request: SendRequest, body: bytes, serialization: int, properties: dict[str, str]
-    ) -> InFlightSend | None:
+    def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> InFlightSend | None:
         """Take a message with a sequence number: None if it is a repeat, which is answered or waits then.
 
         Otherwise it is to be stored for the sender that is returned; `InFlightSend.end` if it cannot be. Raises
         RequestRefused.
         """
         numbers = numbers_of(properties)
-        waiting = (sender, request, body, serialization)
-        stored = self._look_up(numbers, waiting)
+        stored = self._look_up(numbers, call)
         if stored is None:
             return None
         if not stored:
-            return InFlightSend(self._flights, self._release, numbers, (), waiting)
+            return InFlightSend(self._flights, self._release, numbers, (), call)
         [one] = stored
         if one.position is None:
             raise _forgotten(numbers)
-        answer = self._answer(request, serialization, properties, numbers, one)
-        self._repeated(sender, request, answer)
+        answer = self._answer(call, properties, numbers, one)
+        self._repeated(call, answer)
         return None
 
     def admit_batch(
-        self,
-        sender: Sender,
-        request: SendRequest,
-        body: bytes,
-        serialization: int,
-        numbers: SequenceRange,
-        unique_keys: Sequence[bytes],
+        self, call: Call[SendRequest], numbers: SequenceRange, unique_keys: Sequence[bytes]
     ) -> InFlightSend | None:
         """Take a batch with these numbers: None if it is a repeat, which is answered or waits then.
 
         Otherwise those that `InFlightSend.stored` does not name are to be stored for the sender that is returned,
         together; `InFlightSend.end` if they cannot be. Raises RequestRefused.
         """
-        waiting = (sender, request, body, serialization)
-        stored = self._look_up(numbers, waiting)
+        stored = self._look_up(numbers, call)
         if stored is None:
             return None
         if sum(one.last - one.first + 1 for one in stored) < numbers.message_count:
-            return InFlightSend(self._flights, self._release, numbers, stored, waiting)
-        answer = self._batch_answer(request, serialization, numbers, stored, unique_keys)
-        self._repeated(sender, request, answer)
+            return InFlightSend(self._flights, self._release, numbers, stored, call)
+        answer = self._batch_answer(call, numbers, stored, unique_keys)
+        self._repeated(call, answer)
         return None
 
-    def _look_up(self, numbers: SequenceRange, waiting: _Waiting) -> list[Stored] | None:
+    def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[Stored] | None:
         """Which of these are stored; None if some are under way, for which the request waits then."""
         flight = self._flights.overlapping(numbers)
         if flight is not None:
-            self._wait(flight, waiting)
+            self._wait(flight, call)
             return None
         stored = self._sequences.find(numbers)
         if stored is None:
             raise _forgotten(numbers)
         return stored
 
-    def _repeated(self, sender: Sender, request: SendRequest, answer: bytes) -> None:
+    def _repeated(self, call: Call[SendRequest], answer: bytes) -> None:
         self.answered += 1
-        if not request.flag & ONEWAY_FLAG:
-            sender.send(answer)
+        call.answer(answer)
 
-    def _wait(self, flight: InFlightSend, waiting: _Waiting) -> None:
+    def _wait(self, flight: InFlightSend, call: Call[SendRequest]) -> None:
         if len(flight.waiting) >= _WAITING_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 f"[REJECTREQUEST]system busy, {_WAITING_MAX} repeats of {flight.numbers} wait for the outcome",
             )
-        flight.waiting.append(waiting)
-        self._appender.pending_bytes += _waiting_bytes(waiting)
+        flight.waiting.append(call)
+        self._appender.pending_bytes += _waiting_bytes(call)
 
     def _release(self, nbytes: int) -> None:
         self._appender.pending_bytes -= nbytes
 
     def _answer(
-        self,
-        request: SendRequest,
-        serialization: int,
-        properties: Mapping[str, str],
-        numbers: SequenceRange,
-        stored: Stored,
+        self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, stored: Stored
     ) -> bytes:
         try:
             [(position, first)] = self._messages_at(stored)
@@ -243,7 +230,7 @@ class Dedup(Service):
             unique_key = properties.get(props.UNIQUE_KEY, "")
             position = NO_PLACE if stored.skip or stored.position is None else stored.position
             return self._reply_template.render(
-                request.opaque, request.ext.queue_id, -1, position, unique_key.encode(), serialization
+                call.request.opaque, call.request.ext.queue_id, -1, position, unique_key.encode(), call.serialization
             )
         except (SegmentError, RecordError) as error:
             raise RequestRefused(
@@ -253,34 +240,31 @@ class Dedup(Service):
         if topic in SEND_FORBIDDEN_TOPICS:  # where it waits, until its time comes or its transaction ends
             topic = first.properties.get(props.REAL_TOPIC, topic)
             queue_id = props.real_queue_id(first.properties.get(props.REAL_QUEUE_ID, str(queue_id)))
-        _check_topic(request, numbers, topic)
+        _check_topic(call.request, numbers, topic)
         unique_key = first.properties.get(props.UNIQUE_KEY, "")
         more = None
         if first.topic == TIMER_TOPIC:
             more = recall_fields(self._broker_name, topic, first.properties, first.queue_offset, unique_key)
         return self._reply_template.render_batch(
-            request.opaque, queue_id, first.queue_offset, [position], unique_key.encode(), serialization, more
+            call.request.opaque, queue_id, first.queue_offset, [position], unique_key.encode(), call.serialization, more
         )
 
     def _batch_answer(
-        self,
-        request: SendRequest,
-        serialization: int,
-        numbers: SequenceRange,
-        stored: Sequence[Stored],
-        unique_keys: Sequence[bytes],
+        self, call: Call[SendRequest], numbers: SequenceRange, stored: Sequence[Stored], unique_keys: Sequence[bytes]
     ) -> bytes:
         more = {ALREADY_STORED: str(numbers.message_count)}
-        queue_id, offset = request.ext.queue_id, -1
+        queue_id, offset = call.request.ext.queue_id, -1
         places = [NO_PLACE] * numbers.message_count
         if found := self._places_of_batch(stored):
             first = found[0][1]
-            _check_topic(request, numbers, first.topic)
+            _check_topic(call.request, numbers, first.topic)
             queue_id, offset = first.queue_id, first.queue_offset
             places = [position for position, _ in found]
             unique_keys = [record.properties.get(props.UNIQUE_KEY, "").encode() for _, record in found]
         keys = b",".join(unique_keys)
-        return self._reply_template.render_batch(request.opaque, queue_id, offset, places, keys, serialization, more)
+        return self._reply_template.render_batch(
+            call.request.opaque, queue_id, offset, places, keys, call.serialization, more
+        )
 
     def _places_of_batch(self, stored: Sequence[Stored]) -> list[tuple[int, StoredMessage]]:
         """Its messages and where they are; empty if that is not known, or would be too much work."""
@@ -356,10 +340,10 @@ def _first_number(flight: InFlightSend) -> int:
     return flight.numbers.first
 
 
-def _serve(waiting: list[_Waiting]) -> None:
-    for sender, request, body, serialization in waiting:
-        sender.dispatch(request, body, serialization)
+def _serve(waiting: list[Call[SendRequest]]) -> None:
+    for call in waiting:
+        call.dispatch()
 
 
-def _waiting_bytes(waiting: _Waiting) -> int:
-    return _WAITING_BYTES + len(waiting[2])
+def _waiting_bytes(call: Call[SendRequest]) -> int:
+    return _WAITING_BYTES + len(call.body)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
-from mq.broker.write_path.pending import Sender, SendRequest, StoredAt
+from mq.broker.write_path.pending import SendRequest, StoredAt
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
@@ -30,16 +31,7 @@ class Placement:
         self._transactions = transactions
         self._wall_clock_ms = context.wall_clock_ms
 
-    def add(
-        self,
-        sender: Sender,
-        request: SendRequest,
-        body: bytes,
-        serialization: int,
-        properties: dict[str, str],
-        topic: str,
-        queue_id: int,
-    ) -> None:
+    def add(self, call: Call[SendRequest], properties: dict[str, str], topic: str, queue_id: int) -> None:
         """Queue one message whose properties may ask for something; its reply follows when it is committed.
 
         Raises:
@@ -47,37 +39,31 @@ class Placement:
         """
         # What goes to a retry topic is a copy that a consumer makes of a message it got, with all its properties.
         if props.SEQUENCE not in properties or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            self._add(sender, request, body, serialization, properties, topic, queue_id, None)
+            self._add(call, properties, topic, queue_id, None)
             return
-        flight = self._repeats.admit(sender, request, body, serialization, properties)
+        flight = self._repeats.admit(call, properties)
         if flight is None:
             return
         try:
-            self._add(flight, flight.request, body, serialization, properties, topic, queue_id, flight.numbers)
+            self._add(flight.call, properties, topic, queue_id, flight.numbers)
         except RequestRefused:
             flight.end()
             raise
 
     def _add(
         self,
-        sender: Sender,
-        request: SendRequest,
-        body: bytes,
-        serialization: int,
+        call: Call[SendRequest],
         properties: dict[str, str],
         topic: str,
         queue_id: int,
         sequence: SequenceRange | None,
     ) -> None:
-        if is_half(properties, request.ext.reconsume_times):
+        if is_half(properties, call.request.ext.reconsume_times):
             tail, properties = self._transactions.place_half(properties, topic, queue_id)
         else:
             tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
         self._made.add(
-            sender,
-            request,
-            body,
-            serialization,
+            call,
             tail=tail,
             properties=properties,
             queue_id=queue_id,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.clients import ClientLimits
 from mq.broker.net.connection import ClientConnection
@@ -23,7 +24,7 @@ from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
-from mq.protocol.headers import Response, encode_response
+from mq.protocol.headers import Response
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, encode_host, tag_code_of
 from mq.protocol.reply_requests import PushReplyExt, RelayReply, SendReplyMessage, SendReplyMessageV2
 from raftlog import parse_address
@@ -47,12 +48,10 @@ _EXPIRE_SECONDS = 0.1
 class _Reply:
     """A reply under way: answered when it is pushed, or not, and stored, or not."""
 
-    __slots__ = ("at", "body_bytes", "client_id", "queue_id", "refusal", "request", "sender", "serialization", "waits")
+    __slots__ = ("at", "body_bytes", "call", "client_id", "queue_id", "refusal", "waits")
 
-    def __init__(self, sender: ClientConnection, request: SendReply, serialization: int, body_bytes: int) -> None:
-        self.sender = sender
-        self.request = request
-        self.serialization = serialization
+    def __init__(self, call: Call[SendReply], body_bytes: int) -> None:
+        self.call = call
         self.body_bytes = body_bytes
         self.client_id = ""
         self.queue_id = 0
@@ -116,44 +115,45 @@ class Replies(Service):
 
     # -- who replies -------------------------------------------------------------------------------------------------
 
-    def handle(self, sender: ClientConnection, request: SendReply, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[SendReply]) -> None:
         """Request codes 324 and 325; answered later. Raises RequestRefused: it was neither pushed nor stored."""
-        ext = request.ext
+        ext = call.request.ext
         if self._under_way_bytes > self._under_way_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are under way")
-        tail = self._sends.queue_of(sender, request, body, serialization)
+        tail = self._sends.queue_of(call)
         if tail is None:
             return
         text = ext.properties
         stored_properties = (text if not text or text[-1] == props.VALUE_END else text + props.VALUE_END).encode()
-        if len(body) > self._body_bytes_max or len(stored_properties) > props.PROPERTIES_BYTES_MAX:
+        if len(call.body) > self._body_bytes_max or len(stored_properties) > props.PROPERTIES_BYTES_MAX:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {len(body)} bytes and properties of {len(stored_properties)}, "
+                f"body of {len(call.body)} bytes and properties of {len(stored_properties)}, "
                 f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
             )
-        reply = _Reply(sender, request, serialization, len(body) + len(stored_properties))
+        reply = _Reply(call, len(call.body) + len(stored_properties))
         reply.queue_id = tail.queue_id
         self._under_way_bytes += reply.body_bytes
         if self._store:
             reply.waits += 1
             record = InternalRecord(
                 tail=tail,
-                body=body,
+                body=call.body,
                 properties=stored_properties,
                 tag_code=tag_code_of(stored_properties),
                 flag=ext.flag,
                 sys_flag=ext.sys_flag & _CLIENT_FLAGS,
                 born_timestamp_ms=ext.born_timestamp_ms,
-                born_host=sender.host,
+                born_host=call.connection.host,
                 reconsume_times=ext.reconsume_times,
                 on_stored=partial(self._stored, reply),
             )
             self._appender.add_record(record)
-        self._push(reply, body)
+        self._push(reply, call.body)
+        call.drop_body()
 
     def _push(self, reply: _Reply, body: bytes) -> None:
-        ext = reply.request.ext
+        ext = reply.call.request.ext
         properties = props.decode(ext.properties)
         client_id = properties.get(props.REPLY_TO_CLIENT)
         if client_id is None:
@@ -165,7 +165,7 @@ class Replies(Service):
             return
         now_ms = self._wall_clock_ms()
         properties[props.PUSH_REPLY_TIME] = str(now_ms)
-        host = reply.sender.host
+        host = reply.call.connection.host
         fields = PushReplyExt(
             producer_group=ext.producer_group,
             topic=ext.topic,
@@ -257,23 +257,15 @@ class Replies(Service):
             ext |= {"queueId": str(reply.queue_id), "queueOffset": str(reply.at.queue_offset)}
         elif reply.refusal is None:
             ext |= {"msgId": "0", "queueId": str(reply.queue_id), "queueOffset": "0"}
-        frame = encode_response(
-            reply.request.opaque,
-            ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR,
-            remark=reply.refusal,
-            ext=ext,
-            serialization=reply.serialization,
-        )
-        reply.sender.answer(reply.request, frame)
+        code = ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR
+        reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=ext))
 
     # -- the replica of who waits ------------------------------------------------------------------------------------
 
-    def handle_relayed(
-        self, connection: ClientConnection, request: RelayReply, body: bytes, serialization: int
-    ) -> None:
+    def handle_relayed(self, call: Call[RelayReply]) -> None:
         """Request code 9003; answered later. Raises RequestRefused: the client is not here, or you are no replica."""
-        ext = request.ext
-        self._admit(connection, ext.identity)
+        ext = call.request.ext
+        self._admit(call.connection, ext.identity)
         at = self._clients.producer(ext.client_id)
         if at is None:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"{ext.client_id} is not connected here")
@@ -286,9 +278,10 @@ class Replies(Service):
             else:
                 gone = answer is NoAnswer.GONE
                 code = ResponseCode.CONSUMER_NOT_ONLINE if gone else ResponseCode.SYSTEM_ERROR
-            connection.answer(request, encode_response(request.opaque, code, serialization=serialization))
+            call.answer(call.response(code))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, PUSH_SECONDS, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, call.body, PUSH_SECONDS, answered)
+        call.drop_body()
 
 
 def _failed(client_id: str) -> str:

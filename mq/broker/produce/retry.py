@@ -11,7 +11,7 @@ from struct import Struct
 
 from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
@@ -21,7 +21,7 @@ from mq.broker.write_path.pending import InternalRecord, PendingCommand, Pending
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.hashes import tag_code
-from mq.protocol.headers import ConsumerSendMsgBack, encode_response
+from mq.protocol.headers import ConsumerSendMsgBack
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
 from mq.protocol.records import (
     BORN_HOST_IPV6,
@@ -67,11 +67,9 @@ class Retries(Service):
         """The requests that are served here; see `Service`."""
         yield Route(ConsumerSendMsgBack, self.handle_send_back, leader_only=True)
 
-    def handle_send_back(
-        self, connection: ClientConnection, request: ConsumerSendMsgBack, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_send_back(self, call: Call[ConsumerSendMsgBack]) -> bytes | None:
         """Store the message for later, or as dead; answered when that is committed. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         if self._appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         group: PendingGroup = []
@@ -80,10 +78,10 @@ class Retries(Service):
             config = self._new_group(ext.group)
             group.append(self._command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True)))
         if config.retry_queues <= 0:
-            return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+            return call.response()
         message = self._message_at(ext.physical_offset)
         if (ext.group, message.topic) in self._metadata.queue_locks and self._locks.fences(
-            connection, ext.group, message.topic, message.queue_id, only_known=True
+            call.connection, ext.group, message.topic, message.queue_id, only_known=True
         ):
             raise _fenced(ext.group, f"queue {message.queue_id} of {message.topic}")
 
@@ -106,7 +104,7 @@ class Retries(Service):
 
         def stored(_: StoredAt) -> bytes:
             self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
-            return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+            return call.response()
 
         record = InternalRecord(
             tail=tail,
@@ -118,14 +116,7 @@ class Retries(Service):
             born_timestamp_ms=message.born_timestamp_ms,
             born_host=encode_host(*message.born_host),
             reconsume_times=min(message.reconsume_times + 1, INT32_MAX),
-            on_stored=answer_when_stored(
-                self._appender,
-                connection,
-                request,
-                body,
-                serialization,
-                stored,
-            ),
+            on_stored=answer_when_stored(self._appender, call, stored),
         )
         self._appender.add_atomically([*group, *commands, record])
         return None
@@ -188,12 +179,12 @@ class Retries(Service):
             raise refusal
         return message
 
-    def takes(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> bool:
+    def takes(self, call: Call[SendRequest]) -> bool:
         """Whether a message that a client sends to a retry topic was often enough there; then it is stored as dead.
 
         Otherwise it is to be stored as any other. Raises RequestRefused.
         """
-        ext = request.ext
+        ext = call.request.ext
         name = ext.topic.removeprefix(RETRY_PREFIX)
         if ext.batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"a batch may not go to the retry topic {ext.topic}")
@@ -202,7 +193,7 @@ class Retries(Service):
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group {name} does not exist")
         properties = props.decode(ext.properties)
         origin = properties.get(props.RETRY_TOPIC, "")
-        if (name, origin) in self._metadata.queue_locks and self._locks.fences_topic(sender, name, origin):
+        if (name, origin) in self._metadata.queue_locks and self._locks.fences_topic(call.connection, name, origin):
             raise _fenced(name, f"any queue of {origin}")
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         if ext.reconsume_times < limit:
@@ -210,16 +201,7 @@ class Retries(Service):
         topic = dead_letter_topic(name)
         commands, _ = self._topic(topic, 1)
         properties.pop(props.DELAY, None)
-        self._made.add(
-            sender,
-            request,
-            body,
-            serialization,
-            tail=self._tails.get(topic, 0),
-            properties=properties,
-            queue_id=0,
-            before=commands,
-        )
+        self._made.add(call, tail=self._tails.get(topic, 0), properties=properties, queue_id=0, before=commands)
         return True
 
     def creation(self, topic: str) -> PutTopic | None:

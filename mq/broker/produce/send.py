@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends
@@ -80,32 +80,32 @@ class Sends(Service):
         """Look at the topic anew with its next message."""
         self._writable.pop(topic, None)
 
-    def handle(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[SendRequest]) -> None:
         """Check one message and queue it; its reply follows when it is committed.
 
         Raises:
             RequestRefused: it was not stored, and will not be.
         """
-        ext = request.ext
+        ext = call.request.ext
         appender = self._appender
         if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        if RECEIPT in ext.properties:  # a consumer forwards what it popped; the receipt is not of the new message
-            ext.properties = props.without(ext.properties, props.POP_CK)
+        text = ext.properties
+        if RECEIPT in text:  # a consumer forwards what it popped; the receipt is not of the new message
+            text = ext.properties = props.without(text, props.POP_CK)
         tails = self._writable.get(ext.topic)
         if tails is None:
-            tails = self._open_topic(sender, request, body, serialization)
+            tails = self._open_topic(call)
             if tails is None:
                 return
         queue_id = ext.queue_id
         if not 0 <= queue_id < len(tails):
             queue_id = self._chosen_queue(ext, len(tails))
         if ext.batch:
-            self._batches.add(sender, request, body, serialization, tails[queue_id])
+            self._batches.add(call, tails[queue_id])
             return
-        text = ext.properties
         if "DELAY\x01" in text or "TIMER_D" in text or "TRAN_MSG\x01" in text or "RAFTMQ_S" in text:
-            self._special.add(sender, request, body, serialization, props.decode(text), ext.topic, queue_id)
+            self._special.add(call, props.decode(text), ext.topic, queue_id)
             return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
         # Both values are found as `value` finds them; the first place is nearly always it, and a call costs as much.
@@ -126,42 +126,39 @@ class Sends(Service):
                 tags = value(properties, TAGS)
             code = self._tag_codes[tags]
         properties += self._suffix
-        if len(body) > self._body_bytes_max or len(properties) > props.PROPERTIES_BYTES_MAX:
+        body_bytes = len(call.body)
+        if body_bytes > self._body_bytes_max or len(properties) > props.PROPERTIES_BYTES_MAX:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {len(body)} bytes and properties of {len(properties)}, "
+                f"body of {body_bytes} bytes and properties of {len(properties)}, "
                 f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
             )
         tail = tails[queue_id]
-        size = tail.fixed_bytes + len(body) + len(properties)
-        appender.pending.append((size, sender, request, serialization, tail, body, properties, code, unique_key))
+        size = tail.fixed_bytes + body_bytes + len(properties)
+        appender.pending.append((size, call, tail, properties, code, unique_key))
         appender.pending_bytes += size
 
-    def queue_of(
-        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
-    ) -> NextOffset | None:
+    def queue_of(self, call: Call[SendRequest]) -> NextOffset | None:
         """The queue of a message that somebody else stores. Raises RequestRefused.
 
         None if the request is served already, or will be once more when its topic is created.
         """
-        ext = request.ext
+        ext = call.request.ext
         if self._appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        tails = self._writable.get(ext.topic) or self._open_topic(sender, request, body, serialization)
+        tails = self._writable.get(ext.topic) or self._open_topic(call)
         if tails is None:
             return None
         return tails[ext.queue_id if 0 <= ext.queue_id < len(tails) else self._chosen_queue(ext, len(tails))]
 
-    def handle_batch(
-        self, sender: ClientConnection, request: SendBatchMessage, body: bytes, serialization: int
-    ) -> None:
+    def handle_batch(self, call: Call[SendBatchMessage]) -> None:
         """Check many messages to one queue and queue them as one; a single reply follows.
 
         Raises:
             RequestRefused: none of them was stored, and none will be.
         """
-        request.ext.batch = True
-        self.handle(sender, request, body, serialization)
+        call.request.ext.batch = True
+        self.handle(call)
 
     def _chosen_queue(self, ext: SendExt, count: int) -> int:
         """A queue for a message that leaves the choice to the broker. Raises RequestRefused for one out of range."""
@@ -171,11 +168,9 @@ class Sends(Service):
             )
         return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
 
-    def _open_topic(
-        self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int
-    ) -> list[NextOffset] | None:
+    def _open_topic(self, call: Call[SendRequest]) -> list[NextOffset] | None:
         """The tails of a topic that was not written to before; None when it is being created and the message waits."""
-        ext = request.ext
+        ext = call.request.ext
         topic = ext.topic
         try:
             check_topic(topic)
@@ -184,11 +179,11 @@ class Sends(Service):
         if topic in SEND_FORBIDDEN_TOPICS:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"sending to topic {topic} is forbidden")
         is_retry = topic.startswith(RETRY_PREFIX)
-        if is_retry and self._retries.takes(sender, request, body, serialization):
+        if is_retry and self._retries.takes(call):
             return None
         config = self._metadata.topics.get(topic)
         if config is None:
-            self._create(sender, request, body, serialization)
+            self._create(call)
             return None
         if not config.perm & _WRITABLE:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not writable")
@@ -199,8 +194,8 @@ class Sends(Service):
             self._writable[topic] = tails
         return tails
 
-    def _create(self, sender: ClientConnection, request: SendRequest, body: bytes, serialization: int) -> None:
-        ext = request.ext
+    def _create(self, call: Call[SendRequest]) -> None:
+        ext = call.request.ext
         topic = ext.topic
         command: PutTopic | None = None
         if topic.startswith(RETRY_PREFIX):
@@ -212,18 +207,18 @@ class Sends(Service):
         if command is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist, apply first please!")
 
-        size = len(body) + len(ext.properties)
+        size = len(call.body) + len(ext.properties)
         self._appender.pending_bytes += size
 
         def created(known: bool, refusal: str | None) -> None:
             self._appender.pending_bytes -= size
             if known:
-                sender.dispatch(request, body, serialization)
+                call.dispatch()
             elif refusal is not None:
                 error = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, refusal)
-                sender.refuse(request, serialization, error)
+                call.refuse(error)
             else:
-                sender.close("leadership was lost while a topic was being created")
+                call.connection.close("leadership was lost while a topic was being created")
 
         if (waiting := self._creating.get(topic)) is not None:
             waiting.append(created)

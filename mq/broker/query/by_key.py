@@ -21,11 +21,12 @@ import trio
 
 import mq
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import QueryMessage, encode_response
+from mq.protocol.headers import QueryMessage
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
@@ -50,9 +51,7 @@ _NOT_FOUND = "can not find message, maybe time range not correct"
 
 
 class _Waiting(NamedTuple):
-    connection: ClientConnection
-    request: QueryMessage
-    serialization: int
+    call: Call[QueryMessage]
     query: KeyQuery
 
 
@@ -76,14 +75,14 @@ class KeyQueries(Service):
         """The requests that are served here; see `Service`."""
         yield Route(QueryMessage, self.handle)
 
-    def handle(self, connection: ClientConnection, request: QueryMessage, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[QueryMessage]) -> None:
         """Request code 12. Raises RequestRefused."""
-        if self._of_connections.get(connection, 0) >= QUERIES_PER_CONNECTION_MAX:
+        if self._of_connections.get(call.connection, 0) >= QUERIES_PER_CONNECTION_MAX:
             remark = f"{QUERIES_PER_CONNECTION_MAX} of your queries wait already, try again later"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
         if self._unanswered >= QUERIES_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{QUERIES_MAX} queries wait already, try again later")
-        ext = request.ext
+        ext = call.request.ext
         query = KeyQuery(
             topic=ext.topic.encode(),
             key=ext.key.encode(),
@@ -92,15 +91,15 @@ class KeyQueries(Service):
             end_ms=ext.end_ms,
             unique=ext.unique,
         )
-        self._count(connection, 1)
+        self._count(call.connection, 1)
 
         def known(is_known: bool) -> None:
             if is_known:
-                self._send.send_nowait(_Waiting(connection, request, serialization, query))
+                self._send.send_nowait(_Waiting(call, query))
                 return
-            self._count(connection, -1)
+            self._count(call.connection, -1)
             refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
-            connection.refuse(request, serialization, refusal)
+            call.refuse(refusal)
 
         self._read(known)
 
@@ -109,11 +108,11 @@ class KeyQueries(Service):
         while True:
             waiting = await self._receive.receive()
             try:
-                if not waiting.connection.closed:
+                if not waiting.call.connection.closed:
                     await self._answer(waiting)
                     self._wake()
             finally:
-                self._count(waiting.connection, -1)
+                self._count(waiting.call.connection, -1)
 
     def _count(self, connection: ClientConnection, more: int) -> None:
         self._unanswered += more
@@ -123,17 +122,17 @@ class KeyQueries(Service):
 
     async def _answer(self, waiting: _Waiting) -> None:
         await trio.lowlevel.checkpoint()
-        connection, request, serialization, query = waiting
+        call, query = waiting
         end_pos, now_ms = self._index.applied_end, self._wall_clock_ms()
         deadline = self._clock() + SEARCH_SECONDS_MAX
         try:
-            if query.count_max <= 0 or not query.key or request.ext.topic not in self._metadata.topics:
+            if query.count_max <= 0 or not query.key or call.request.ext.topic not in self._metadata.topics:
                 result = SearchResult()
             else:
                 search = self._index.search(query, lambda: self._clock() >= deadline)
                 result = await trio.to_thread.run_sync(search.run)
         except Exception as error:
-            connection.refuse(request, serialization, error)
+            call.refuse(error)
             return
         for path, fault in zip(result.damaged, result.faults, strict=True):
             self._log.warning("key_index_damaged", path=path, reason=fault)
@@ -144,15 +143,8 @@ class KeyQueries(Service):
             if not result.is_complete:
                 code, remark = ResponseCode.SYSTEM_BUSY, "not found in what could be searched, try again later"
         fields = {"indexLastUpdateTimestamp": str(now_ms), "indexLastUpdatePhyoffset": str(end_pos)}
-        reply = encode_response(
-            request.opaque,
-            code,
-            remark=remark,
-            ext=fields,
-            body=b"".join(result.records),
-            serialization=serialization,
-        )
-        connection.answer(request, reply)
+        reply = call.response(code, remark=remark, ext=fields, body=b"".join(result.records))
+        call.answer(reply)
 
     async def keep_index(self) -> None:
         """Have files made for all parts of the log that can have one, until cancelled."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
@@ -26,7 +26,6 @@ from mq.protocol.headers import (
     QueryConsumeTimeSpan,
     SearchOffsetByTimestamp,
     ViewMessageById,
-    encode_response,
 )
 from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
 from mq.store.consume_queue import ConsumeQueue
@@ -127,53 +126,45 @@ class OffsetAndTimeQueries(Service):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def handle_search(
-        self, connection: ClientConnection, request: SearchOffsetByTimestamp, body: bytes, serialization: int
-    ) -> None:
+    def handle_search(self, call: Call[SearchOffsetByTimestamp]) -> None:
         """Request code 29."""
-        ext = request.ext
+        ext = call.request.ext
 
         def answer() -> bytes:
             upper = (ext.boundary or "").lower() == UPPER
             offset = self.offset_by_time(ext.topic, ext.queue_id, ext.timestamp_ms, upper)
             fields = {"offset": str(offset)}
-            return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+            return call.response(ext=fields)
 
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
 
-    def handle_earliest(
-        self, connection: ClientConnection, request: GetEarliestMsgStoretime, body: bytes, serialization: int
-    ) -> None:
+    def handle_earliest(self, call: Call[GetEarliestMsgStoretime]) -> None:
         """Request code 32."""
 
         def answer() -> bytes:
-            fields = {"timestamp": str(self.earliest_time(request.ext.topic, request.ext.queue_id))}
-            return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+            fields = {"timestamp": str(self.earliest_time(call.request.ext.topic, call.request.ext.queue_id))}
+            return call.response(ext=fields)
 
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
 
-    def handle_view(
-        self, connection: ClientConnection, request: ViewMessageById, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_view(self, call: Call[ViewMessageById]) -> bytes | None:
         """Request code 33. Raises RequestRefused."""
-        offset = request.ext.physical_offset
+        offset = call.request.ext.physical_offset
 
         def answer() -> bytes:
             record = self._records.at(offset)
             if record is None:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
-            return encode_response(request.opaque, ResponseCode.SUCCESS, body=record, serialization=serialization)
+            return call.response(body=record)
 
         if not self._records.is_ahead(offset):
             return answer()
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
         return None
 
-    def handle_time_span(
-        self, connection: ClientConnection, request: QueryConsumeTimeSpan, body: bytes, serialization: int
-    ) -> None:
+    def handle_time_span(self, call: Call[QueryConsumeTimeSpan]) -> None:
         """Request code 303. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
 
         def answer() -> Answer:
             config = self._metadata.topics.get(ext.topic)
@@ -185,9 +176,9 @@ class OffsetAndTimeQueries(Service):
                 spans.append(self._span(ext.topic, each, offsets.get(each, -1)))
                 yield
             text = TimeSpans(spans=spans).encode()
-            return encode_response(request.opaque, ResponseCode.SUCCESS, body=text, serialization=serialization)
+            return call.response(body=text)
 
-        self._gradually.when_current(self._read, connection, request, serialization, answer)
+        self._gradually.when_current(self._read, call, answer)
 
     def _span(self, topic: str, queue_id: int, consumed: int) -> TimeSpan:
         end = self._store.max_offset(topic, queue_id)
@@ -201,11 +192,9 @@ class OffsetAndTimeQueries(Service):
             delay_ms=max(0, self._wall_clock_ms() - waiting_since) if waiting_since >= 0 else 0,
         )
 
-    def handle_consume_queue(
-        self, connection: ClientConnection, request: QueryConsumeQueue, body: bytes, serialization: int
-    ) -> None:
+    def handle_consume_queue(self, call: Call[QueryConsumeQueue]) -> None:
         """Request code 321. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
 
         def answer() -> bytes:
             queue = self._store.get(ext.topic, ext.queue_id)
@@ -230,11 +219,9 @@ class OffsetAndTimeQueries(Service):
                 max_offset=queue.max_offset,
                 subscription_data=None if known is None else _as_data(known),
             )
-            return encode_response(
-                request.opaque, ResponseCode.SUCCESS, body=shown.encode(), serialization=serialization
-            )
+            return call.response(body=shown.encode())
 
-        when_current(self._read, connection, request, serialization, answer)
+        when_current(self._read, call, answer)
 
 
 def _as_data(known: Subscription) -> SubscriptionData:

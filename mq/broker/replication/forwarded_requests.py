@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import structlog
 
-from mq.broker.net.connection import ClientConnection, Handler, answer_failure
+from mq.broker.net.call import Call, Handler
+from mq.broker.net.connection import ClientConnection, answer_failure
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.chunks import decode_chunk
@@ -49,7 +50,7 @@ class ForwardedRequests(Service):
         self._leader_handlers = leader_handlers
         self._leads = leads
         self._is_elected = is_elected
-        self._held: list[tuple[ClientConnection, Forward, bytes, int]] = []
+        self._held: list[Call[Forward]] = []
         self._held_bytes = 0
         self._held_bytes_max = held_bytes_max
         self._admit = admit
@@ -66,14 +67,14 @@ class ForwardedRequests(Service):
         """Counts since the start; see `Service`."""
         return {"forwardedTaken": self.taken}
 
-    def handle(self, connection: ClientConnection, request: Forward, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[Forward]) -> None:
         """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""
-        ext = request.ext
-        self._admit(connection, ext.identity)
+        ext, body = call.request.ext, call.body
+        self._admit(call.connection, ext.identity)
         if not self._leads():
             if self._is_elected() and self._held_bytes < self._held_bytes_max:
                 # Refused, it might be overtaken by one that is already on its way and comes in time.
-                self._held.append((connection, request, body, serialization))
+                self._held.append(call)
                 self._held_bytes += len(body)
                 return
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
@@ -96,14 +97,14 @@ class ForwardedRequests(Service):
                 ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} is not to be handed on"
             )
         self.taken += 1
-        sender = ForwardedSender(self, connection, request.opaque, host, ext.client_id or None)
+        sender = ForwardedSender(self, call.connection, call.request.opaque, host, ext.client_id or None)
         sender.serve(handler, inner, inner_body, ext.serialization)
 
     def role_changed(self) -> None:
         """This replica takes messages, or will not: serve or refuse what waited for it."""
         held, self._held, self._held_bytes = self._held, [], 0
-        for connection, request, body, serialization in held:
-            connection.dispatch(request, body, serialization)
+        for call in held:
+            call.dispatch()
 
     def answer(self, connection: ClientConnection, opaque: int, inner: bytes) -> None:
         """Send what the client is to get; nothing, if that is how it ended."""
@@ -199,7 +200,7 @@ class ForwardedSender:
         oneway = request.flag & ONEWAY_FLAG
         try:
             # Handlers of requests that may be handed on use nothing else of a connection.
-            reply = handler(cast("ClientConnection", self), request, body, serialization)
+            reply = handler(Call(cast("ClientConnection", self), request, body, serialization))
         except Exception as error:
             reply = self._requests.failed(error, self, request, serialization)
         if oneway:

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
 from mq.broker.replication.peer_authentication import PeerAuthentication
@@ -81,25 +81,17 @@ class _Forwarded:
     )  # fmt: skip
 
     def __init__(
-        self,
-        sequence: int,
-        connection: ClientConnection,
-        request: Any,
-        frame: bytes,
-        inner_at: int,
-        serialization: int,
-        since: float,
-        repeatable: bool,
+        self, sequence: int, call: Call[Any], frame: bytes, inner_at: int, since: float, repeatable: bool
     ) -> None:
         self.sequence = sequence
-        self.connection = connection
-        self.opaque = request.opaque
-        self.oneway = bool(request.flag & ONEWAY_FLAG)
+        self.connection = call.connection
+        self.opaque = call.request.opaque
+        self.oneway = bool(call.request.flag & ONEWAY_FLAG)
         self.repeatable = repeatable
         self.in_doubt = False  # whether a leader may have served it
         self.frame = frame
         self.inner_at = inner_at
-        self.serialization = serialization
+        self.serialization = call.serialization
         self.since = since
 
 
@@ -110,17 +102,20 @@ class Forwarder(Service):
     """See the module.
 
     Args:
+        repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
         serve_locally: called once this replica leads and nothing that it handed on is open any more; from then on
             requests must not come here.
-
-    Attributes:
-        repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
     """
 
     def __init__(
-        self, context: BrokerContext, *, authentication: PeerAuthentication, serve_locally: Callable[[], None]
+        self,
+        context: BrokerContext,
+        *,
+        authentication: PeerAuthentication,
+        repeatable: set[type[Any]],
+        serve_locally: Callable[[], None],
     ) -> None:
-        self.repeatable: set[type[Any]] = set()
+        self.repeatable = repeatable
         self._bytes_max = context.settings.forward_bytes_max
         self._requests_max = context.settings.forward_requests_max
         self._seconds_max = context.settings.forward_seconds_max
@@ -152,24 +147,24 @@ class Forwarder(Service):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def handle(self, connection: ClientConnection, request: Any, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[Any]) -> None:
         """Hand a request of a client to the leader. Raises RequestRefused."""
         if self._bytes > self._bytes_max or len(self._held) + len(self._sent) >= self._requests_max:
             self._refused += 1
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
-        kind = type(request)
+        kind = type(call.request)
         client_id = ""
-        if (group := _group_of(request)) is not None:
+        if (group := _group_of(call.request)) is not None:
             # The leader ignores what comes from who has lost a queue, and does not know whose connection this is.
-            client_id = self._client_id(connection, group) or ""
+            client_id = self._client_id(call.connection, group) or ""
         sequence = next(self._sequence) & _OPAQUE_MASK
         try:
-            frame, inner_at = self._encoder.encode(sequence, connection.host, request, body, serialization, client_id)
+            frame, inner_at = self._encoder.encode(
+                sequence, call.connection.host, call.request, call.body, call.serialization, client_id
+            )
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        forwarded = _Forwarded(
-            sequence, connection, request, frame, inner_at, serialization, self._clock(), kind in self.repeatable
-        )
+        forwarded = _Forwarded(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
         if kind in _SENDS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -17,7 +18,7 @@ from mq.broker.state.commands import PutReplica, encode_command
 from mq.broker.state.table import CommandRefused
 from mq.protocol.admin_requests import AnnounceReplica
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response, encode_response
+from mq.protocol.headers import Response
 from raftlog import parse_address
 
 ANSWER_SECONDS = 3.0
@@ -62,12 +63,10 @@ class PeerAddresses(Service):
         """Actions and the seconds in between; see `Service`."""
         yield _RUN_SECONDS, self.run
 
-    def handle(
-        self, connection: ClientConnection, request: AnnounceReplica, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle(self, call: Call[AnnounceReplica]) -> bytes | None:
         """Request code 9004. Raises RequestRefused."""
-        ext = request.ext
-        self._admit(connection, ext.identity)
+        ext = call.request.ext
+        self._admit(call.connection, ext.identity)
         if not self._appender.is_open:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
         if ext.node_id not in self._members():
@@ -79,7 +78,7 @@ class PeerAddresses(Service):
             except (CommandRefused, ValueError) as error:
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
             self._appender.add_command(command)
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        return call.response()
 
     def run(self) -> None:
         """Say where this replica is, if the group does not know it; called by a timer."""

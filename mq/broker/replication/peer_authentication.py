@@ -18,12 +18,13 @@ from typing import Final
 
 import msgspec
 
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.headers import Response, encode_request, encode_response
+from mq.protocol.headers import Response, encode_request
 from raftlog.net import authentication
 from raftlog.net.authentication import NONCE_BYTES, AuthenticationFailed, Keys, Seal
 
@@ -81,20 +82,18 @@ class PeerAuthentication(Service):
         """The requests that are served here; see `Service`."""
         yield Route(AuthenticateReplica, self.handle)
 
-    def handle(
-        self, connection: ClientConnection, request: AuthenticateReplica, body: bytes, serialization: int
-    ) -> bytes:
+    def handle(self, call: Call[AuthenticateReplica]) -> bytes:
         """Request code 9005. Raises RequestRefused, which says nothing more until the caller has proved who it is."""
-        ext = request.ext
-        before, connection.authentication, connection.trusted = connection.authentication, None, False
+        ext = call.request.ext
+        before, call.connection.authentication, call.connection.trusted = call.connection.authentication, None, False
         try:
             if ext.call:
                 nonce = self._random_bytes(NONCE_BYTES)
                 called = bytes.fromhex(ext.call)
                 challenge, keys = authentication.challenge(PURPOSE, called, nonce, self._secrets())
-                connection.authentication = _Challenged(keys)
+                call.connection.authentication = _Challenged(keys)
                 fields = {"challenge": challenge.hex()}
-                return encode_response(request.opaque, ResponseCode.SUCCESS, ext=fields, serialization=serialization)
+                return call.response(ext=fields)
             if not isinstance(before, _Challenged):
                 raise AuthenticationFailed("a proof without a challenge")
             proof = _proof(before.keys, ext.identity, ext.node_id, ext.address)
@@ -109,9 +108,9 @@ class PeerAuthentication(Service):
             )
         if ext.node_id not in self._members() or ext.node_id == self._node_id:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is no other member of this group")
-        connection.authentication = _Proved(ext.node_id, before.keys.secret_id)
-        connection.trusted = True
-        return encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
+        call.connection.authentication = _Proved(ext.node_id, before.keys.secret_id)
+        call.connection.trusted = True
+        return call.response()
 
     def admit(self, connection: ClientConnection, identity: str) -> None:
         """Refuse (raise RequestRefused) what comes from no other replica of this group, or is for another log."""

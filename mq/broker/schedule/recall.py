@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.schedule.message_copy import DELIVER_SECONDS
@@ -20,7 +20,7 @@ from mq.broker.schedule.timers import Timer, Timers
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import TURN_MS_MAX, timer_slot
-from mq.protocol.headers import RecallMessage, encode_response
+from mq.protocol.headers import RecallMessage
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.recall import HandleRefused, RecallHandle
 from mq.protocol.records import RecordError, split_record
@@ -42,9 +42,7 @@ _TURN_AT: Final = 12
 class _Search(NamedTuple):
     """A request whose message is looked for, and what is still to be looked at."""
 
-    connection: ClientConnection
-    request: RecallMessage
-    serialization: int
+    call: Call[RecallMessage]
     handle: RecallHandle
     candidates: Iterator[Timer | None]
     """None where it cannot be told yet which ones there are."""
@@ -78,25 +76,26 @@ class Recalls(Service):
         """This replica does not lead any more: who leads then searches anew."""
         searches, self._searches = self._searches, deque()
         for search in searches:
-            search.connection.dispatch(search.request, b"", search.serialization)
+            search.call.dispatch()
 
     def run(self) -> None:
         """Go on with one search; called by a timer many times a second."""
         if not self._searches:
             return
         search = self._searches.popleft()
-        if search.connection.closed:
+        if search.call.connection.closed:
             return
         try:
             if not self._look_on(search):
                 self._searches.append(search)
         except RequestRefused as error:
-            search.connection.refuse(search.request, search.serialization, error)
+            search.call.refuse(error)
 
-    def handle(self, connection: ClientConnection, request: RecallMessage, body: bytes, serialization: int) -> None:
+    def handle(self, call: Call[RecallMessage]) -> None:
         """Request code 370: answered when the message certainly will not be delivered. Raises RequestRefused."""
-        handle = self._checked(request)
-        search = _Search(connection, request, serialization, handle, self._candidates(handle))
+        handle = self._checked(call.request)
+        call.drop_body()
+        search = _Search(call, handle, self._candidates(handle))
         if not self._look_on(search):
             if len(self._searches) >= SEARCHES_MAX:
                 remark = f"recall failed, {SEARCHES_MAX} messages are being looked for: try it again"
@@ -132,21 +131,19 @@ class Recalls(Service):
         )
 
     def _recall(self, search: _Search, timer: Timer) -> None:
-        connection, request, serialization, handle, _ = search
+        call, handle, _ = search
 
         def done(known: bool) -> None:
             if known:
-                ext = {"msgId": handle.unique_key}
-                reply = encode_response(request.opaque, ResponseCode.SUCCESS, ext=ext, serialization=serialization)
-                connection.answer(request, reply)
+                call.answer(call.response(ext={"msgId": handle.unique_key}))
             else:
-                connection.close("leadership was lost while a message was being recalled")
+                call.connection.close("leadership was lost while a message was being recalled")
 
         def refused(remark: str) -> None:
-            connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+            call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
         # What came as its body is of no meaning, and is not kept.
-        self._timers.recall(timer, done, lambda: connection.dispatch(request, b"", serialization), refused)
+        self._timers.recall(timer, done, call.dispatch, refused)
 
     def _checked(self, request: RecallMessage) -> RecallHandle:
         topic = request.ext.topic

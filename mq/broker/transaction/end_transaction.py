@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
@@ -22,12 +21,12 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
 from mq.broker.write_path.internal_messages import encode_properties
-from mq.broker.write_path.pending import InternalRecord, PendingCommand, Sender
+from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
-from mq.protocol.headers import ONEWAY_FLAG, EndTransaction, encode_response, encode_success
+from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, UNENDED_TOPIC, NameRefused, check_group
 from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
@@ -42,14 +41,6 @@ _ENDED_TAG = "d"
 _NOT_FOUND = "Find prepared transaction message failed"
 
 
-class _Waiting(NamedTuple):
-    """Such requests have no body; what comes as one is not kept, for nothing bounds it."""
-
-    sender: Sender
-    request: EndTransaction
-    serialization: int
-
-
 class _Ends:
     """Half messages that are ended in one entry, and who waits for that."""
 
@@ -61,8 +52,8 @@ class _Ends:
         """Of these the ones that nobody gets to see."""
         self.copies: list[InternalRecord] = []
         self.nbytes = 0
-        self.waiting: list[_Waiting] = []
-        self.again: list[_Waiting] = []
+        self.waiting: list[Call[EndTransaction]] = []
+        self.again: list[Call[EndTransaction]] = []
         """Who wants to end one of them while it is being ended: served anew when it is."""
 
 
@@ -131,15 +122,13 @@ class Transactions(Service):
 
     # -- they end ----------------------------------------------------------------------------------------------------
 
-    def handle_end(
-        self, connection: ClientConnection, request: EndTransaction, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle_end(self, call: Call[EndTransaction]) -> bytes | None:
         """Request code 37; answered when it is committed. Raises RequestRefused."""
-        ext = request.ext
+        ext = call.request.ext
         outcome = ext.commit_or_rollback
         if outcome == _UNKNOWN:
             # No answer, as of stock brokers; there will be a check. A replica that handed this on waits for that much.
-            return None if request.flag & ONEWAY_FLAG else b""
+            return None if call.request.flag & ONEWAY_FLAG else b""
         if outcome not in (COMMITTED, ROLLBACK):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
@@ -162,7 +151,7 @@ class Transactions(Service):
                         ResponseCode.SYSTEM_ERROR, f"half message {offset} was rolled back or put aside before"
                     )
                 self.ended_again += 1
-                return encode_success(request.opaque, serialization)
+                return call.success()
             record = self._halves.read(place)
             if record is None:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
@@ -172,16 +161,16 @@ class Transactions(Service):
         text = raw.properties.decode("utf-8", "replace")
         if ext.producer_group != props.find(text, props.PRODUCER_GROUP):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
-        waiting = _Waiting(connection, request, serialization)
+        call.drop_body()
         if (under_way := self._ending.get(offset)) is not None:
             if len(under_way.again) >= _WAITING_MAX:
                 raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many already")
-            under_way.again.append(waiting)
+            under_way.again.append(call)
             return None
         if not ext.from_transaction_check:
             self._check_in_time(raw, text)
         copy = self._visible(position, raw, text) if outcome == COMMITTED else None
-        self._add(offset, copy, waiting)
+        self._add(offset, copy, call)
         return None
 
     def end_turn(self) -> None:
@@ -247,7 +236,7 @@ class Transactions(Service):
             tail, properties = self._tails.get(topic, queue_id), raw.properties
         return copy_half(raw, tail, properties, COMMITTED, position)
 
-    def _add(self, offset: int, copy: InternalRecord | None, waiting: _Waiting) -> None:
+    def _add(self, offset: int, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:
         nbytes = 0 if copy is None else copy.nbytes
         ends = self._gathering
         if ends is not None and (len(ends.offsets) >= _TOGETHER_MAX or ends.nbytes + nbytes > self._together_bytes_max):
@@ -261,7 +250,7 @@ class Transactions(Service):
             ends.discarded.append(offset)
         else:
             ends.copies.append(copy)
-        ends.waiting.append(waiting)
+        ends.waiting.append(call)
         self._ending[offset] = ends
 
     def _start(self, ends: _Ends) -> None:
@@ -297,17 +286,14 @@ class Transactions(Service):
         self.committed += len(ends.copies)
         self.rolled_back += len(ends.discarded)
         waiting, ends.waiting = ends.waiting, []
-        for sender, request, serialization in waiting:
-            if not request.flag & ONEWAY_FLAG:
-                sender.send(encode_success(request.opaque, serialization))
+        for call in waiting:
+            call.answer(call.success())
         self._serve_again(ends)
 
     def _refused(self, ends: _Ends, remark: str) -> None:
         self._forget_ends(ends)
-        for sender, request, serialization in (*ends.waiting, *ends.again):
-            if not request.flag & ONEWAY_FLAG:
-                code = ResponseCode.SERVICE_NOT_AVAILABLE
-                sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+        for call in (*ends.waiting, *ends.again):
+            call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
 
     def _given_up(self, ends: _Ends, on_settled: Callable[[], None], known: bool) -> None:
         self._forget_ends(ends)
@@ -324,5 +310,5 @@ class Transactions(Service):
     @staticmethod
     def _serve_again(ends: _Ends) -> None:
         waiting, ends.waiting, ends.again = (*ends.waiting, *ends.again), [], []
-        for sender, request, serialization in waiting:
-            sender.dispatch(request, b"", serialization)
+        for call in waiting:
+            call.dispatch()

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import encode_command
@@ -23,7 +23,6 @@ from mq.broker.write_path.pending import PendingCommand
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
-from mq.protocol.headers import encode_response
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.operator_requests import ResumeCheckHalfMessage
 from mq.protocol.records import RawRecord, RecordError, decode_record, split_record
@@ -68,9 +67,7 @@ class ResumeCheck(Service):
         """This replica does not lead any more."""
         self._under_way = set()
 
-    def handle(
-        self, connection: ClientConnection, request: ResumeCheckHalfMessage, body: bytes, serialization: int
-    ) -> bytes | None:
+    def handle(self, call: Call[ResumeCheckHalfMessage]) -> bytes | None:
         """Request code 323: answered when the message is a half message again, or was made one before.
 
         Raises RequestRefused.
@@ -78,12 +75,10 @@ class ResumeCheck(Service):
         if not self._served:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
         self._appender.check_room()
-        message_id = request.ext.message_id
+        message_id = call.request.ext.message_id
         offset, raw = self._find(message_id)
         if self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).is_done(offset):
-            return encode_response(
-                request.opaque, ResponseCode.SUCCESS, remark="it was resumed before", serialization=serialization
-            )
+            return call.response(remark="it was resumed before")
         if offset in self._under_way:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"message {message_id} is being resumed")
         under_way = self._under_way
@@ -94,18 +89,16 @@ class ResumeCheck(Service):
             if known:
                 self.resumed += 1
                 self._log.info("half_message_resumed", message_id=message_id)
-                connection.answer(
-                    request, encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)
-                )
+                call.answer(call.response())
             else:
-                connection.close("leadership was lost while a half message was being resumed")
+                call.connection.close("leadership was lost while a half message was being resumed")
 
         def returned() -> None:
-            connection.dispatch(request, b"", serialization)
+            call.dispatch()
 
         def refused(remark: str) -> None:
             under_way.discard(offset)
-            connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+            call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
         half = copy_half(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties))
         self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled, returned, refused)])

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.pending import (
     ALREADY_STORED,
@@ -32,13 +34,13 @@ from mq.broker.write_path.pending import (
     PendingCommand,
     PendingGroup,
     PendingSend,
-    Sender,
     SendRequest,
     StoredAt,
 )
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate, encode_response
+from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
+from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
@@ -55,7 +57,8 @@ from mq.store.sequenced import SequencedRecord, join_sequenced, sequenced_record
 from mq.store.shipped import Span, join_commands
 from raftlog import Refusal
 
-_PROPERTIES_LENGTH = struct.Struct(">h")
+_PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]
+"""By length of the properties: packed beforehand, which is twice as fast."""
 _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 """A sender does not decide how hosts are laid out, nor what a message is to a transaction."""
 
@@ -75,7 +78,7 @@ class _Committing:
     def __init__(self, index: int, nbytes: int) -> None:
         self.index = index
         self.nbytes = nbytes
-        self.replies: list[tuple[Sender, list[bytes]]] = []
+        self.replies: list[tuple[ClientConnection, list[bytes]]] = []
         self.callbacks: list[OnCommitted] = []
         self.framed: list[Callable[[], None]] = []
         self.annotation = b""
@@ -147,12 +150,11 @@ class Appender:
             self.pending_bytes -= item[0]
             if len(item) == 2:
                 if isinstance(batch := item[1], PendingBatch):
-                    batch.sender.dispatch(batch.request, batch.request_body, batch.serialization)
+                    batch.call.dispatch()
                 else:
                     _return_group(batch)
             else:
-                _, sender, request, serialization, _, body, *_ = item
-                sender.dispatch(request, body, serialization)
+                item[1].dispatch()
 
     @property
     def has_room(self) -> bool:
@@ -173,9 +175,9 @@ class Appender:
         for item in pending:
             self.pending_bytes -= item[0]
             if len(item) != 2:
-                _refuse_request(item[1], item[2], item[3], remark)
+                _refuse_call(item[1], remark)
             elif isinstance(batch := item[1], PendingBatch):
-                _refuse_request(batch.sender, batch.request, batch.serialization, remark)
+                _refuse_call(batch.call, remark)
             else:
                 _refuse_group(batch, remark)
 
@@ -296,8 +298,8 @@ class Appender:
         store_ms = self._wall_clock_ms()
         render = self._reply_template.render
         pack_head, pack_cq, crc32 = HEAD.pack, QUEUE_ENTRY.pack, zlib.crc32
-        pack_length = _PROPERTIES_LENGTH.pack
-        sender: Sender | None = None
+        lengths = _PROPERTIES_LENGTHS
+        sender: ClientConnection | None = None
         replies: list[bytes] = []
         commands: list[Span] = []
         sequenced: list[SequencedRecord] = []
@@ -320,7 +322,10 @@ class Appender:
                 sender = None  # replies leave in the order of the entry
                 pos += nbytes
                 continue
-            size, item_sender, request, serialization, tail, body, properties, tag_code, unique_key = item
+            size, call, tail, properties, tag_code, unique_key = item
+            request = call.request
+            body = call.body
+            item_sender = call.connection
             ext = request.ext
             offset = tail.next_offset
             tail.next_offset = offset + 1
@@ -349,7 +354,7 @@ class Appender:
                 ),
                 body,
                 tail.topic_field,
-                pack_length(len(properties)),
+                lengths[len(properties)],
                 properties,
             )
             if not request.flag & ONEWAY_FLAG:
@@ -357,7 +362,7 @@ class Appender:
                     sender = item_sender
                     replies = []
                     committing.replies.append((sender, replies))
-                replies.append(render(request.opaque, tail.queue_id, offset, pos, unique_key, serialization))
+                replies.append(render(request.opaque, tail.queue_id, offset, pos, unique_key, call.serialization))
             pos += size
         self.messages += len(batch)
         # As `encode_runs`, without a run in between: with thousands of queues there is one for nearly every message.
@@ -390,9 +395,10 @@ class Appender:
         pos: int,
         store_ms: int,
     ) -> None:
-        tail, ext, host, store_host = batch.tail, batch.request.ext, batch.sender.host, self._store_host
+        call, tail, store_host = batch.call, batch.tail, self._store_host
+        ext, host = call.request.ext, call.connection.host
         topic_field, queue_id, first = tail.topic_field, tail.queue_id, tail.next_offset
-        pack_head, pack_cq, pack_length, crc32 = HEAD.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTH.pack, zlib.crc32
+        pack_head, pack_cq, lengths, crc32 = HEAD.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTHS, zlib.crc32
         sys_flag, born_ms, reconsume_times = ext.sys_flag & _CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
         if tail.run is None:
             tail.run = []
@@ -420,7 +426,7 @@ class Appender:
                 ),
                 body,
                 topic_field,
-                pack_length(len(properties)),
+                lengths[len(properties)],
                 properties,
             )
             run.append(pack_cq(pos, size, tag_code))
@@ -432,13 +438,13 @@ class Appender:
         if batch.parts is not None:
             sequenced += [SequencedRecord(*numbers, places[at], store_ms) for at, numbers in batch.parts]
             more = {ALREADY_STORED: str(batch.already_stored)}
-        if not batch.request.flag & ONEWAY_FLAG:
+        if not call.request.flag & ONEWAY_FLAG:
             if batch.already_stored:  # the others are elsewhere
                 first, places = -1, [NO_PLACE] * (len(places) + batch.already_stored)
             reply = self._reply_template.render_batch(
-                batch.request.opaque, queue_id, first, places, batch.unique_keys, batch.serialization, more
+                call.request.opaque, queue_id, first, places, batch.unique_keys, call.serialization, more
             )
-            committing.replies.append((batch.sender, [reply]))
+            committing.replies.append((call.connection, [reply]))
 
     def _build_made(
         self,
@@ -451,7 +457,7 @@ class Appender:
         pos: int,
         store_ms: int,
     ) -> None:
-        tail, body, properties, tag_code = made.tail, made.body, made.properties, made.tag_code
+        tail, properties, tag_code = made.tail, made.properties, made.tag_code
         offset = tail.next_offset
         tail.next_offset = offset + 1
         if tail.turn_ms is not None:
@@ -463,12 +469,14 @@ class Appender:
             run.append(QUEUE_ENTRY.pack(pos, size, tag_code))
         sequence: SequenceRange | None = None
         if isinstance(made, PendingSend):
-            ext, sequence = made.request.ext, made.sequence
+            call, sequence = made.call, made.sequence
+            ext, body = call.request.ext, call.body
             flag, sys_flag, reconsume_times = ext.flag, ext.sys_flag & _CLIENT_FLAGS, ext.reconsume_times
-            born_ms, born_host, prepared_offset = ext.born_timestamp_ms, made.sender.host, 0
-            if not made.request.flag & ONEWAY_FLAG:
-                committing.replies.append((made.sender, [self._reply(made, offset, pos)]))
+            born_ms, born_host, prepared_offset = ext.born_timestamp_ms, call.connection.host, 0
+            if not call.request.flag & ONEWAY_FLAG:
+                committing.replies.append((call.connection, [self._reply(made, offset, pos)]))
         else:
+            body = made.body
             flag, sys_flag, reconsume_times = made.flag, made.sys_flag, made.reconsume_times
             born_ms, born_host, prepared_offset = made.born_timestamp_ms, made.born_host, made.prepared_offset
             if made.on_stored is not None:
@@ -493,7 +501,7 @@ class Appender:
             ),
             body,
             tail.topic_field,
-            _PROPERTIES_LENGTH.pack(len(properties)),
+            _PROPERTIES_LENGTHS[len(properties)],
             properties,
         )
         if sequence is not None:
@@ -502,7 +510,8 @@ class Appender:
             sequenced.append(found)
 
     def _reply(self, made: PendingSend, offset: int, pos: int) -> bytes:
-        opaque, unique_key, serialization = made.request.opaque, made.unique_key, made.serialization
+        call, unique_key = made.call, made.unique_key
+        opaque, serialization = call.request.opaque, call.serialization
         if made.more is None:
             return self._reply_template.render(opaque, made.queue_id, offset, pos, unique_key, serialization)
         more = made.more(StoredAt(offset, pos), unique_key.decode())
@@ -536,10 +545,8 @@ def _stored(on_stored: OnStored, at: StoredAt, known: bool) -> None:
     on_stored(at if known else NotStored.UNKNOWN)
 
 
-def _refuse_request(sender: Sender, request: SendRequest, serialization: int, remark: str) -> None:
-    if not request.flag & ONEWAY_FLAG:
-        code = ResponseCode.SERVICE_NOT_AVAILABLE
-        sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+def _refuse_call(call: Call[SendRequest], remark: str) -> None:
+    call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
 
 
 def _return_group(group: PendingGroup) -> None:
@@ -547,7 +554,7 @@ def _return_group(group: PendingGroup) -> None:
         if isinstance(item, PendingCommand) and item.on_returned is not None:
             item.on_returned()
         elif isinstance(item, PendingSend):
-            item.sender.dispatch(item.request, item.body, item.serialization)
+            item.call.dispatch()
         else:
             _refuse_group([item])
 
@@ -556,7 +563,7 @@ def _refuse_group(group: PendingGroup, remark: str = "") -> None:
     """Tell that it is not stored; without a remark because this broker does not lead any more."""
     for item in group:
         if isinstance(item, PendingSend):
-            _refuse_request(item.sender, item.request, item.serialization, remark)
+            _refuse_call(item.call, remark)
         elif isinstance(item, PendingCommand):
             if remark and item.on_refused is not None:
                 item.on_refused(remark)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import NotStored, OnStored, PendingGroup, PendingSend, Sender, SendRequest, StoredAt
+from mq.broker.write_path.pending import NotStored, OnStored, PendingGroup, PendingSend, SendRequest, StoredAt
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, tag_code
-from mq.protocol.headers import ONEWAY_FLAG, encode_response
 from mq.protocol.sequencing import SequenceRange
 
 
@@ -27,15 +27,8 @@ def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
     return encoded
 
 
-def answer_when_stored(
-    appender: Appender,
-    sender: Sender,
-    request: Any,
-    body: bytes,
-    serialization: int,
-    render: Callable[[StoredAt], bytes],
-) -> OnStored:
-    """What answers ``request`` once its message is stored, with what ``render`` gives.
+def answer_when_stored(appender: Appender, call: Call[Any], render: Callable[[StoredAt], bytes]) -> OnStored:
+    """What answers ``call`` once its message is stored, with what ``render`` gives.
 
     A request whose message is certainly not stored is served once more by whoever leads now. When nobody knows, the
     connection is closed.
@@ -43,16 +36,14 @@ def answer_when_stored(
 
     def on_stored(at: StoredAt | NotStored) -> None:
         if at is NotStored.UNKNOWN:
-            sender.close("leadership was lost while a message was being stored")
+            call.connection.close("leadership was lost while a message was being stored")
         elif at is not NotStored.REFUSED:
-            if not request.flag & ONEWAY_FLAG:
-                sender.send(render(at))
+            call.answer(render(at))
         elif not appender.is_open:
-            sender.dispatch(request, body, serialization)
-        elif not request.flag & ONEWAY_FLAG:
+            call.dispatch()
+        else:
             remark = "DISK_FULL: service not available now, the broker's disk is full"
-            code = ResponseCode.SERVICE_NOT_AVAILABLE
-            sender.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+            call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
 
     return on_stored
 
@@ -75,10 +66,7 @@ class InternalMessages:
 
     def add(
         self,
-        sender: Sender,
-        request: SendRequest,
-        body: bytes,
-        serialization: int,
+        call: Call[SendRequest],
         *,
         tail: NextOffset,
         properties: dict[str, str],
@@ -93,9 +81,9 @@ class InternalMessages:
         place and the message's unique key. ``sequence`` is what the properties say, if it is known. Raises
         RequestRefused.
         """
-        if len(body) > self._body_bytes_max:
+        if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(body)} bytes, allowed are {self._body_bytes_max}"
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(call.body)} bytes, allowed are {self._body_bytes_max}"
             )
         unique_key = properties.get(props.UNIQUE_KEY)
         if not unique_key:
@@ -104,12 +92,9 @@ class InternalMessages:
         encoded = encode_properties(properties, self._suffix)
         tags = properties.get(props.TAGS)
         send = PendingSend(
-            tail.fixed_bytes + len(body) + len(encoded),
-            sender,
-            request,
-            serialization,
+            tail.fixed_bytes + len(call.body) + len(encoded),
+            call,
             tail,
-            body,
             encoded,
             tag_code(tags) if tags else 0,
             unique_key.encode(),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+from mq.broker.net.call import Call
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
@@ -22,19 +23,9 @@ OnCommitted = Callable[[bool], None]
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
-class Sender(Protocol):
-    """The connection a message came from."""
-
-    host: bytes
-
-    def send(self, data: bytes) -> None: ...
-    def close(self, reason: str) -> None: ...
-    def dispatch(self, request: Any, body: bytes, serialization: int) -> None: ...
-
-
-PendingMessage = tuple[int, Sender, SendRequest, int, NextOffset, bytes, bytes, int, bytes]
-"""A message that was checked and waits for its round: bytes of its record, sender, request, how the request's header
-was encoded, queue, body, properties, tag code, unique key. A plain tuple: there is one per message."""
+PendingMessage = tuple[int, Call[SendRequest], NextOffset, bytes, int, bytes]
+"""A message that was checked and waits for its round: bytes of its record, request, queue, properties, tag code, unique
+key. A plain tuple: there is one per message."""
 
 
 class StoredAt(NamedTuple):
@@ -88,11 +79,8 @@ class PendingSend:
 
     nbytes: int
     """Of its record."""
-    sender: Sender
-    request: SendRequest
-    serialization: int
+    call: Call[SendRequest]
     tail: NextOffset
-    body: bytes
     properties: bytes
     tag_code: int
     unique_key: bytes
@@ -138,10 +126,7 @@ class BatchElement(NamedTuple):
 class PendingBatch:
     """Messages to one queue that are stored together and answered with one reply."""
 
-    sender: Sender
-    request: SendRequest
-    serialization: int
-    request_body: bytes
+    call: Call[SendRequest]
     tail: NextOffset
     elements: list[BatchElement]
     unique_keys: bytes

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import ONEWAY_FLAG, encode_response
 
 
-def no_room(connection: ClientConnection, request: Any, serialization: int) -> Callable[[str], None]:
+def no_room(call: Call[Any]) -> Callable[[str], None]:
     """What answers a request whose command the disk has no room for; `Appender.add_command` calls it."""
 
     def refuse(remark: str) -> None:
-        connection.refuse(request, serialization, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+        call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
     return refuse
 
@@ -25,10 +23,7 @@ def no_room(connection: ClientConnection, request: Any, serialization: int) -> C
 def replicate(
     appender: Appender,
     commands: Sequence[bytes],
-    connection: ClientConnection,
-    request: Any,
-    body: bytes,
-    serialization: int,
+    call: Call[Any],
     *,
     what: str,
     check: Callable[[], None] = lambda: None,
@@ -44,18 +39,16 @@ def replicate(
 
     def committed(known: bool) -> None:
         if not known:
-            connection.close(f"leadership was lost while {what} was being stored")
+            call.connection.close(f"leadership was lost while {what} was being stored")
             return
         code, remark = ResponseCode.SUCCESS, None
         try:
             check()
         except RequestRefused as refused:
             code, remark = refused.code, refused.remark
-        if not request.flag & ONEWAY_FLAG:
-            connection.send(encode_response(request.opaque, code, remark=remark, serialization=serialization))
+        call.answer(call.response(code, remark=remark))
 
     *others, last = commands
     for command in others:
         appender.add_command(command)
-    again = partial(connection.dispatch, request, body, serialization)
-    appender.add_command(last, committed, again, no_room(connection, request, serialization), on_framed)
+    appender.add_command(last, committed, call.dispatch, no_room(call), on_framed)

@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 
+from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
 from mq.protocol.admin_requests import AuthenticateReplica
@@ -48,7 +49,7 @@ class ListenerSide:
 
     def answer(self, request: AuthenticateReplica) -> bytes:
         """The answer to request 9005."""
-        return self.admit.handle(cast("ClientConnection", self), request, b"", JSON)
+        return self.admit.handle(Call(cast("ClientConnection", self), request, b"", JSON))
 
 
 def fields_of(frame: bytes) -> dict[str, str]:

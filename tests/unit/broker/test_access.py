@@ -83,7 +83,7 @@ async def ask(
 async def test_every_request_that_is_served_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
-        assert set(brokers[0].services.handlers) == set(ROWS)
+        assert brokers[0].services.requests.types == set(ROWS)
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import (
     BatchElement,
@@ -69,6 +70,9 @@ class Client:
             assert isinstance(response, Response)
             self._settle("stored" if response.code == ResponseCode.SUCCESS else "refused")
 
+    def answer(self, request: Any, reply: bytes) -> None:
+        self.send(reply)
+
     def close(self, reason: str) -> None:
         self._settle("unknown")
 
@@ -115,17 +119,18 @@ class AppenderMachine(RuleBasedStateMachine):
 
         return number, b"%d" % number, settle
 
-    def request(self, body: bytes) -> Any:
+    def call(self, body: bytes, settle: Callable[[str], None]) -> Call[Any]:
         ext = {name: str(value).lower() for name, value in send_ext().items()}
         [(request, _, _)], _ = decode_chunk(encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=body))
-        return request
+        client: Any = Client(settle)
+        return Call(client, request, body, 0)
 
     @precondition(lambda self: self.appender.is_open)
     @rule(size=st.sampled_from([0, 100, 700]))
     def add_message(self, size: int) -> None:
         _, body, settle = self.begin()
         body = body.ljust(size + len(body))
-        item = (self.tail.fixed_bytes + len(body), Client(settle), self.request(body), 0, self.tail, body, b"", 0, b"K")
+        item = (self.tail.fixed_bytes + len(body), self.call(body, settle), self.tail, b"", 0, b"K")
         self.appender.pending.append(item)
         self.appender.pending_bytes += item[0]
 
@@ -134,7 +139,7 @@ class AppenderMachine(RuleBasedStateMachine):
     def add_batch(self, count: int) -> None:
         _, body, settle = self.begin()
         elements = [BatchElement(self.tail.fixed_bytes + len(body), 0, body, b"", 0)] * count
-        self.appender.add_batch(PendingBatch(Client(settle), self.request(body), 0, body, self.tail, elements, b"K"))
+        self.appender.add_batch(PendingBatch(self.call(body, settle), self.tail, elements, b"K"))
 
     @precondition(lambda self: self.appender.is_open)
     @rule(command=st.booleans(), returns=st.booleans())
@@ -165,7 +170,7 @@ class AppenderMachine(RuleBasedStateMachine):
         _, body, settle = self.begin()
         body = body.ljust(size + len(body))
         nbytes = self.tail.fixed_bytes + len(body)
-        send = PendingSend(nbytes, Client(settle), self.request(body), 0, self.tail, body, b"", 0, b"K", 1)
+        send = PendingSend(nbytes, self.call(body, settle), self.tail, b"", 0, b"K", 1)
         group: PendingGroup = [send]
         if before:
             _, command, settle_command = self.begin()

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
@@ -145,8 +146,10 @@ def test_what_the_leader_ships_is_what_the_records_say(
             ext = send_ext(topic, e=queue_id, i=text, m=kind == "batch")
             frame = encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext={k: str(v) for k, v in ext.items()}, body=body)
             [(request, request_body, serialization)], _ = decode_chunk(frame)
+            client: Any = Client()
+            sent: Any = request
             try:
-                sends.handle(Client(), request, request_body, serialization)  # type: ignore[arg-type]
+                sends.handle(Call(client, sent, request_body, serialization))
             except RequestRefused:
                 continue
         else:

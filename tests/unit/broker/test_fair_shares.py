@@ -10,8 +10,10 @@ import pytest
 from mq.broker.broker import Broker
 from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.net.connection import ClientConnection
+from mq.broker.net.request_table import RequestTable
 from mq.broker.net.slow_answers import SlowAnswers
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.chunks import Incoming
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Reactor
 from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, pull_ext, running, until
@@ -77,16 +79,16 @@ async def test_no_more_than_a_few_requests_are_served_at_a_stretch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shares: None
 ) -> None:
     stretches: list[int] = []
-    serve = ClientConnection._serve
+    serve = RequestTable.serve
 
-    def counted(connection: ClientConnection, incoming: list[object]) -> None:
+    def counted(table: RequestTable, connection: ClientConnection, incoming: list[Incoming]) -> None:
         stretches.append(len(incoming))
-        serve(connection, incoming)  # type: ignore[arg-type]
+        serve(table, connection, incoming)
 
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
-        monkeypatch.setattr(ClientConnection, "_serve", counted)
+        monkeypatch.setattr(RequestTable, "serve", counted)
         frames = [client.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]
         await client.stream.send_all(b"".join(data for _, data in frames))
         await client.answer(frames[-1][0])

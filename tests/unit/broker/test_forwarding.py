@@ -11,6 +11,7 @@ import pytest
 import structlog
 import trio
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.replication.forwarder import Forwarder
 from mq.protocol.admin_requests import AuthenticateReplica, DeleteTopicInBroker, TopicExt
@@ -161,9 +162,9 @@ class World:
                 log=structlog.get_logger(),
             ),
             authentication=replica_authentication("n0"),
+            repeatable={UpdateConsumerOffset},
             serve_locally=self._serve_locally,
         )
-        self.forwarder.repeatable.add(UpdateConsumerOffset)
 
     def _serve_locally(self) -> None:
         self.serves_locally = True
@@ -181,7 +182,8 @@ class World:
         self.reactor.wake()
 
     def ask(self, connection: FakeConnection, request: Any, body: bytes = b"body", serialization: int = JSON) -> None:
-        self.forwarder.handle(connection, request, body, serialization)  # type: ignore[arg-type]
+        client: Any = connection
+        self.forwarder.handle(Call(client, request, body, serialization))
         self.reactor.wake()
 
     @property

@@ -11,6 +11,7 @@ import trio
 
 from mq.broker.consume.pull import COMMIT_OFFSET
 from mq.broker.net import slow_answers
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.slow_answers import SlowAnswers
 from mq.broker.state import metadata
@@ -136,7 +137,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     clients: list[Any] = [_Connection() for _ in range(5)]
     for client in clients:
         for number in range(5):
-            gradually.work(client, request, JSON, _answer(3, b"%d" % number))
+            gradually.work(Call(client, request, b"", JSON), _answer(3, b"%d" % number))
     assert len(gradually) == slow_answers.WAITING_MAX
     assert [len(client.refusals) for client in clients] == [1, 1, 1, 1, 5]
     clients[0].closed = True
@@ -161,7 +162,7 @@ async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short(
 
     request: Any = None
     connection: Any = client
-    gradually.work(connection, request, JSON, answer(), may_begin=False)
+    gradually.work(Call(connection, request, b"", JSON), answer(), may_begin=False)
     assert (len(gradually), begun) == (1, False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gradually.run)

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from mq.broker.consume.queue_locks import QueueLockService
+from mq.broker.net.call import Call
 from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.state.commands import DeleteTopic, LockQueues, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
@@ -62,7 +63,8 @@ class Stage:
         queues = [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]
         body = json.dumps({"clientId": client_id, "consumerGroup": "G", "mqSet": queues}).encode()
         [(request, _, _)], _ = decode_chunk(encode_request(code, 1))
-        handle(_Connection(self.told, client_id), request, body, JSON)
+        connection: Any = _Connection(self.told, client_id)
+        handle(Call(connection, request, body, JSON))
 
 
 class _Connection:

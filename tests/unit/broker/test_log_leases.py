@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mq.broker.bulk.log_lease import NOTHING, LogLeases
+from mq.broker.net.call import Call
 from mq.protocol.bulk_requests import HoldLog, HoldLogExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.bulk import bulk, read_all
@@ -27,7 +28,8 @@ class Leases:
 
     def hold(self, lease_id: str, position: int, seconds: int) -> bytes:
         request = HoldLog(ext=HoldLogExt(lease_id=lease_id, position=position, seconds=seconds))
-        return self.leases.handle(None, request, b"", 0)  # type: ignore[arg-type]
+        nobody: Any = None
+        return self.leases.handle(Call(nobody, request, b"", 0))
 
 
 def test_the_lowest_position_counts_until_its_time_is_over(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mq.broker.consume.offsets import Offsets
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
@@ -159,14 +160,14 @@ def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
     stage.offsets.note_pull(reader, "G", "T", 0, 10)
     stage.offsets.commit(reader, "G", "T", 0, 11)
     with pytest.raises(RequestRefused, match=r"is being changed right now: commit again$"):
-        stage.offsets.handle_update(other, request, b"", 0)
+        stage.offsets.handle_update(Call(other, request, b"", 0))
     stage.rounds.commit(2)
     stage.reset(20)
     with pytest.raises(RequestRefused, match=r"is being changed right now: commit again$"):
-        stage.offsets.handle_update(other, request, b"", 0)
+        stage.offsets.handle_update(Call(other, request, b"", 0))
     stage.rounds.commit(2)
     with pytest.raises(RequestRefused, match=r"was reset, and no consumer has gone on from there yet$"):
-        stage.offsets.handle_update(other, request, b"", 0)
+        stage.offsets.handle_update(Call(other, request, b"", 0))
 
 
 @pytest.mark.parametrize("oneway", [False, True])
@@ -182,10 +183,10 @@ def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) ->
         ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=-2),
     )
     if oneway:
-        assert stage.offsets.handle_update(client, request, b"", 0) is None
+        assert stage.offsets.handle_update(Call(client, request, b"", 0)) is None
     else:
         with pytest.raises(RequestRefused) as refused:
-            stage.offsets.handle_update(client, request, b"", 0)
+            stage.offsets.handle_update(Call(client, request, b"", 0))
         assert refused.value.code == ResponseCode.INVALID_PARAMETER
     assert stage.rounds.waiting == 0
     stage.commit(60)

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from mq.broker.admin.broker_config import BrokerConfig
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode as Code
@@ -234,6 +235,6 @@ async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, ch
     with (
         nullcontext() if allowed else pytest.raises(RequestRefused, match=r"10\.0\.0\.9:5, see the setting admin_from")
     ):
-        running_settings.handle_update(peer, request, b"deleteWhen=5", JSON)
+        running_settings.handle_update(Call(peer, request, b"deleteWhen=5", JSON))
     assert [settings.delete_when for settings in changed] == [5] * changes
     assert asked == ["10.0.0.9:5"]

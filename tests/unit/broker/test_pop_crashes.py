@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mq.broker.consume.record_reader import Place
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop import pop
 from mq.broker.pop import queue_cursor as pop_queues
@@ -218,8 +219,9 @@ class CrashMachine(RuleBasedStateMachine):
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def ask(self, handler: Any, request: Any, body: bytes = b"") -> int:
+        connection: Any = self.connection
         try:
-            reply = handler(self.connection, request, body, JSON)
+            reply = handler(Call(connection, request, body, JSON))
         except RequestRefused as error:
             self.connection.answers[request.opaque] = Answer(error.code, request.opaque, {}, error.remark, b"", JSON)
         else:

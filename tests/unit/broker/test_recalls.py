@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.recall import SEARCHES_MAX
 from mq.protocol.codes import ResponseCode
@@ -33,8 +35,9 @@ def test_of_many_that_are_due_together_and_were_stored_anew_each_is_found(machin
     machine.run_timers(1000)
     machine.settle()
     assert {client.outcome for client in clients} == {"recalled"}
+    client: Any = Client()
     with pytest.raises(RequestRefused, match="no such message waits"):
-        machine.recalls.handle(Client(), recall_request("nobody", START_MS + 3 * DAY, 0), b"", 0)  # type: ignore[arg-type]
+        machine.recalls.handle(Call(client, recall_request("nobody", START_MS + 3 * DAY, 0), b"", 0))
 
 
 def test_what_is_being_stored_anew_is_recalled_when_it_was(machine: TimerMachine) -> None:
@@ -56,9 +59,10 @@ def test_searches_are_bounded_and_begin_anew_with_the_next_leader(machine: Timer
     machine.settle()
     clients = [machine.try_recall(4, hint=False) for _ in range(SEARCHES_MAX)]
     assert {client.outcome for client in clients} == {"open"}
+    client: Any = Client()
     request = recall_request("m4", START_MS + DAY, None)
     with pytest.raises(RequestRefused, match="64 messages are being looked for") as refused:
-        machine.recalls.handle(Client(), request, b"", 0)  # type: ignore[arg-type]
+        machine.recalls.handle(Call(client, request, b"", 0))
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
     machine.change_leader(0, 0)
     assert {client.outcome for client in clients} == {"given on"}

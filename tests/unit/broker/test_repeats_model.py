@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce import dedup
 from mq.broker.produce.batch import BatchSends
@@ -103,6 +104,10 @@ class Client:
             assert not self._request.flag & 2
             self._machine.answered(self, response.ext)
 
+    def answer(self, request: Any, reply: bytes) -> None:
+        if not request.flag & 2:
+            self.send(reply)
+
     def close(self, reason: str) -> None:
         self.outcomes.append("unknown")
 
@@ -116,12 +121,14 @@ class Client:
             self.outcomes.append("returned")
             return
         queue_id = self._request.ext.queue_id
+        connection: Any = self
+        call = Call(connection, self._request, self._body, 0)
         try:
             if self._request.ext.batch:
-                leader.batches.add(self, self._request, self._body, 0, leader.tails.get("T", queue_id))
+                leader.batches.add(call, leader.tails.get("T", queue_id))
             else:
                 known = props.decode(self._request.ext.properties)
-                leader.special.add(self, self._request, self._body, 0, known, "T", queue_id)
+                leader.special.add(call, known, "T", queue_id)
         except RequestRefused as refused:
             self.outcomes.append("forgotten" if "SEQUENCE_FORGOTTEN" in refused.remark else "refused")
 

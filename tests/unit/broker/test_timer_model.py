@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
@@ -234,10 +235,11 @@ class TimerMachine(RuleBasedStateMachine):
 
         is_stored = isinstance(message.outcome, StoredAt)
         client = Client(refused)
+        connection: Any = client
         offset = message.outcome.queue_offset if hint and isinstance(message.outcome, StoredAt) else None
         request = recall_request(message.name, message.due_ms, offset)
         try:
-            self.recalls.handle(client, request, b"", 0)  # type: ignore[arg-type]
+            self.recalls.handle(Call(connection, request, b"", 0))
         except RequestRefused as error:
             client.outcome = "refused"
             refused(error)

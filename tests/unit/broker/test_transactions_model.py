@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mq.broker.net.call import Call
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
@@ -98,6 +99,10 @@ class Ending:
         self.answers.append(response.code)
         if response.code == ResponseCode.SUCCESS:
             self._machine.told_success(self.request)
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        if not request.flag & 2:
+            self.send(reply)
 
     def close(self, reason: str) -> None:
         raise AssertionError(f"an end is repeated, not given up: {reason}")
@@ -306,8 +311,9 @@ class TransactionsMachine(RuleBasedStateMachine):
         if not self.leader.appender.is_open:
             self.held.append(ending)
             return
+        connection: Any = ending
         try:
-            answer = self.leader.transactions.handle_end(ending, ending.request, b"?", 0)  # type: ignore[arg-type]
+            answer = self.leader.transactions.handle_end(Call(connection, ending.request, b"?", 0))
         except RequestRefused as refused:
             if not ending.request.flag & 2:
                 ending.answers.append(refused.code)
