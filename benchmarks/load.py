@@ -17,6 +17,7 @@ import os
 import resource
 import select
 import socket
+import ssl
 import sys
 import time
 from array import array
@@ -37,7 +38,8 @@ class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
     ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
     take turns in the queues of so many topics. ``batch``: messages in each frame; 1 for frames without batches.
-    ``cores``: run on these only; none for all. ``keys``: sign requests with this access key and secret key."""
+    ``cores``: run on these only; none for all. ``keys``: sign requests with this access key and secret key.
+    ``tls_ca``: use TLS; the authority of the server's certificate."""
 
     address: tuple[str, int]
     connections: int
@@ -51,6 +53,7 @@ class Job:
     batch: int = 1
     cores: Sequence[int] = ()
     keys: tuple[str, str] | None = None
+    tls_ca: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ class _Connection:
     def __init__(self, job: Job, number: int) -> None:
         self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if job.tls_ca is not None:
+            context = ssl.create_default_context(cafile=job.tls_ca)
+            self.sock = context.wrap_socket(self.sock, server_hostname=job.address[0])
         self.sock.setblocking(False)
         self.fd = self.sock.fileno()
         first = job.first_slot + number * job.in_flight
@@ -95,7 +101,7 @@ class _Connection:
         """False if the kernel did not take all: the rest is in ``unsent``."""
         try:
             taken = self.sock.send(data)
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             taken = 0
         if taken == len(data):
             self.unsent = None
@@ -144,7 +150,10 @@ def generate(job: Job) -> Report:
 
 
 def _receive(connection: _Connection, samples: array[float], epoll: select.epoll) -> None:
-    size = connection.sock.recv_into(RECEIVE_BUFFER)
+    try:
+        size = connection.sock.recv_into(RECEIVE_BUFFER)
+    except ssl.SSLWantReadError:
+        return  # a record that has not arrived whole
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     if not size:
         raise LoadFailed(f"{connection.sock.getpeername()} closed the connection")

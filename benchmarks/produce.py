@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+import trustme
 
 from benchmarks.cases import Case, Measurement, Window, all_cases
 from benchmarks.frames import QUEUES, TOPIC
@@ -56,6 +57,8 @@ class Plan(argparse.Namespace):
     durability: str
     dir: Path | None
     signed: bool
+    tls: bool
+    tls_ca: str | None
     no_write: bool
 
 
@@ -73,11 +76,13 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--durability", default="quorum-fsync", choices=("quorum-fsync", "quorum-memory"))
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--signed", action="store_true", help="brokers have accounts and check signatures")
+    parser.add_argument("--tls", action="store_true", help="the load uses TLS")
     parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
     plan = parser.parse_args(arguments, namespace=Plan())
     if plan.quick:
         plan.windows, plan.seconds, plan.warmup, plan.no_write = 3, 0.5, 0.5, True
-    plan.no_write |= plan.signed
+    plan.no_write |= plan.signed or plan.tls
+    plan.tls_ca = None
     known = {case.name for case in all_cases()}
     if unknown := set(plan.case) - known:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
@@ -107,6 +112,7 @@ async def run_load(
                 windows=plan.windows,
                 first_slot=1 + first_connection * case.in_flight,
                 keys=KEYS if plan.signed else None,
+                tls_ca=plan.tls_ca,
             )
         )
         first_connection += connections
@@ -233,6 +239,9 @@ async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str,
         settings = {"durability": plan.durability}
         if plan.signed:
             settings["acl_file"] = str(_accounts_file(directory))
+        if plan.tls:
+            settings |= _certificate(directory)
+            plan.tls_ca = str(directory / "ca.pem")
         async with DevCluster.open(
             directory / f"{nodes}", nodes=nodes, ports=Ports.free(nodes), settings=settings
         ) as cluster:
@@ -243,6 +252,17 @@ async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str,
                 measurements.append(measurement)
                 print(line_of(measurement), flush=True)
     return measurements, ceilings
+
+
+def _certificate(directory: Path) -> dict[str, str]:
+    """Settings of brokers with a certificate, whose authority is in ``ca.pem``."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, key = directory / "server.pem", directory / "server.key"
+    certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(key))
+    return {"tls_mode": "permissive", "tls_certificate": str(certificate), "tls_key": str(key)}
 
 
 def _accounts_file(directory: Path) -> Path:

@@ -32,6 +32,7 @@ from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
 from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
+from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Job, Replica
@@ -80,8 +81,10 @@ __all__ = [
     "SegmentError",
     "SegmentLog",
     "SnapshotMissing",
+    "SniffingSocket",
     "StateMachine",
     "StreamSocket",
+    "TlsSocket",
     "Unsent",
     "Workers",
     "configure_replication_socket",

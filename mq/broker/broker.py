@@ -46,6 +46,8 @@ from raftlog import (
     Replica,
     Role,
     RoleChange,
+    SniffingSocket,
+    TlsSocket,
     Unsent,
     decode_conf,
 )
@@ -96,6 +98,7 @@ class Broker:
         self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
         self._dropped = 0
         self._refused = 0
+        self._tls_failures = 0
         self._elections = 0
         self._unsent = Unsent()
         self._intake: Intake[ClientConnection] = Intake(
@@ -155,7 +158,7 @@ class Broker:
             return
         connection = ClientConnection(
             reactor=self._reactor,
-            sock=sock,
+            sock=self._secured(sock),
             requests=self.services.requests,
             questions=self._questions,
             on_closed=self._connection_closed,
@@ -167,6 +170,19 @@ class Broker:
             log=self._log,
         )
         self._connections[connection] = None
+
+    def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
+        """The socket with as much TLS as the settings want."""
+        certificate = self._environment.certificate
+        if certificate is None:
+            return sock
+        if self._settings.tls_mode == "enforcing":
+            return TlsSocket(sock, certificate.context, self._tls_failed)
+        return SniffingSocket(sock, certificate.context, self._tls_failed)
+
+    def _tls_failed(self, reason: str) -> None:
+        self._tls_failures += 1
+        self._seldom.warning("tls_failed", reason=reason.replace("_", " ").lower(), failures=self._tls_failures)
 
     def _refuse_connection(self, sock: socket.socket, event: str, limit: int) -> None:
         sock.close()
@@ -478,6 +494,7 @@ class Broker:
             "connections": len(self._connections),
             "connectionsRefused": self._refused,
             "connectionsDropped": self._dropped,
+            "tlsFailures": self._tls_failures,
             "unfinishedBytes": self._intake.nbytes,
             "unfinishedWaiting": self._intake.waiting,
             "unreadBytes": self._unsent.nbytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
 from mq.store.queue_store import QueueStore
+from mq.tls import Certificate
 from raftlog import Job, LatencyHistogram, Reactor, Replica, parse_address
 
 Log = structlog.stdlib.BoundLogger
@@ -53,6 +55,8 @@ class Environment:
         in_bulk_background: the same, for jobs that take longer.
         on_registration_changed: told when the name servers must learn something new: of these topics, or, for None, of
             everything.
+        namesrv_tls: for connections to name servers; None for those without TLS.
+        certificate: of connections that use TLS; None where none may.
         access: which requests of clients are served; None for all of them.
         sync_latency: how long writes to the log with their syncs took; None where nobody measures it.
         descriptors_max: connections with this file descriptor or a higher one are refused.
@@ -75,6 +79,8 @@ class Environment:
     log: Log
     sync_latency: LatencyHistogram | None = None
     access: AccessControl | None = None
+    certificate: Certificate | None = None
+    namesrv_tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

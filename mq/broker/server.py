@@ -11,6 +11,7 @@ import errno
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Generator, Sequence
 
@@ -34,6 +35,7 @@ from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
 from mq.store.opening import LogBounds, OpenedStore, open_store
+from mq.tls import Certificate, CertificateUnusable
 from raftlog import (
     CoreConfig,
     EntryUnusable,
@@ -68,7 +70,7 @@ _EXPIRE_PULLS_SECONDS = 0.02
 _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
 _ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
-_REFRESH_ACCOUNTS_SECONDS = 1.0
+_REFRESH_FILES_SECONDS = 1.0
 _AHEAD_SECONDS = 0.01
 """What is due so soon is done together with what is due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
@@ -202,6 +204,8 @@ class _Host:
         self._broker: Broker | None = None
         self._wake: Callable[[], None] = lambda: None
         self.access = _access_control(settings, log)
+        self.certificate = _certificate(settings, log)
+        self.namesrv_tls = _namesrv_tls(settings)
         self.started = False
 
     async def drain(self) -> None:
@@ -273,6 +277,8 @@ class _Host:
             log=log,
             sync_latency=run.sync_latency,
             access=self.access,
+            certificate=self.certificate,
+            namesrv_tls=self.namesrv_tls,
         )
         broker = Broker(
             settings=settings,
@@ -286,6 +292,7 @@ class _Host:
             namesrv=settings.namesrv_addresses,
             period_seconds=settings.register_seconds,
             current=broker.registration,
+            tls=self.namesrv_tls,
             log=log,
         )
 
@@ -314,7 +321,7 @@ class _Host:
 
         async def timers() -> None:
             async with trio.open_nursery() as nursery:
-                actions = periodic_actions(broker, settings, log, self.access)
+                actions = periodic_actions(broker, settings, log, self.access, self.certificate)
                 nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
                 nursery.start_soon(broker.slow_answers.run)
                 nursery.start_soon(broker.services.routes.run)
@@ -337,7 +344,11 @@ class _Host:
 
 
 def periodic_actions(
-    broker: Broker, settings: BrokerSettings, log: Log, access: AccessControl | None = None
+    broker: Broker,
+    settings: BrokerSettings,
+    log: Log,
+    access: AccessControl | None = None,
+    certificate: Certificate | None = None,
 ) -> tuple[tuple[float, Callable[[], None]], ...]:
     """What is to be done again and again while a broker runs, each with the seconds in between."""
     return (
@@ -347,7 +358,8 @@ def periodic_actions(
         (_ANNOUNCE_AGAIN_SECONDS, broker.announce_again),
         (_LOOK_AT_CONNECTIONS_SECONDS, broker.look_at_connections),
         (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
-        *(() if access is None else ((_REFRESH_ACCOUNTS_SECONDS, access.refresh),)),
+        *(() if certificate is None else ((_REFRESH_FILES_SECONDS, certificate.refresh),)),
+        *(() if access is None else ((_REFRESH_FILES_SECONDS, access.refresh),)),
         (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
         (settings.idle_seconds_max, broker.close_idle_connections),
     )
@@ -366,6 +378,26 @@ def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
         raise StartRefused(f"{settings.acl_file}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise StartRefused(f"{settings.acl_file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _certificate(settings: BrokerSettings, log: Log) -> Certificate | None:
+    """Raises StartRefused."""
+    if settings.tls_mode == "disabled" or settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    try:
+        return Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log)
+    except CertificateUnusable as error:
+        raise StartRefused(str(error)) from error
+
+
+def _namesrv_tls(settings: BrokerSettings) -> ssl.SSLContext | None:
+    """Raises StartRefused."""
+    if not settings.tls_namesrv:
+        return None
+    try:
+        return ssl.create_default_context(cafile=settings.tls_namesrv_ca)
+    except (OSError, ValueError) as error:
+        raise StartRefused(f"{settings.tls_namesrv_ca}: {getattr(error, 'strerror', None) or error}") from error
 
 
 async def _store_ip(settings: BrokerSettings) -> str:

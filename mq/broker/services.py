@@ -6,6 +6,7 @@ line here: to the method that builds its package, and to the list that this retu
 
 from __future__ import annotations
 
+import ssl
 from functools import partial
 
 from mq.broker.admin.administration import Administration
@@ -77,6 +78,7 @@ class Services:
             secrets=context.environment.secrets,
             members=context.members,
             random_bytes=context.environment.random_bytes,
+            tls=self._peer_tls,
         )
         self.calls = PeerCalls(context.reactor, self.authentication, context.clock)
         # They are told in this order that this replica leads, and in the reverse order that it does not any more.
@@ -119,6 +121,7 @@ class Services:
             own=self._own_queues,
             wake=context.reactor.wake,
             clock=context.clock,
+            tls=context.environment.namesrv_tls,
             log=context.log,
         )
         rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
@@ -244,6 +247,12 @@ class Services:
     def serve_as_follower(self) -> None:
         """Hand what needs the leader to it."""
         self.requests.serve_as_follower(self.forwarder.handle)
+
+    def _peer_tls(self) -> ssl.SSLContext | None:
+        """For connections to other replicas, if their ports take nothing else."""
+        certificate = self._context.environment.certificate
+        enforcing = self._context.settings.tls_mode == "enforcing"
+        return certificate.peer_context() if certificate is not None and enforcing else None
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
         self.sends.settings_changed(settings)

@@ -15,6 +15,7 @@ from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
+from mq.tls import TlsMode, check_tls
 from raftlog import parse_address
 from raftlog.net.secret_file import FILE_NAME
 
@@ -88,6 +89,20 @@ class BrokerSettings(ProcessSettings):
         description="accounts and permissions of clients, as RocketMQ's plain_acl.yml, the same on all replicas; read "
         "anew when it changes; default: every client may do everything",
     )
+    tls_mode: TlsMode = Field(
+        "disabled",
+        description="whether clients use TLS: disabled, permissive (each may, on the same port), or enforcing",
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file with the certificate chain; read anew when it changes"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the key, without a password")
+    tls_clients_ca: Path | None = Field(
+        None, description="clients must have a certificate that one of these authorities signed (PEM)"
+    )
+    tls_namesrv: bool = Field(False, description="connect to name servers with TLS")
+    tls_namesrv_ca: Path | None = Field(None, description="authorities of name servers (PEM); default: the system's")
+
     secret_file: Path | None = Field(
         None, description="the secret of the group, the same on all replicas; default: group.secret in `data_dir`"
     )
@@ -220,6 +235,7 @@ class BrokerSettings(ProcessSettings):
         if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
             raise ValueError("disk ratios must rise from disk_warn_ratio over disk_expire_ratio to disk_full_ratio")
         _ = self.admin_networks
+        check_tls(self.tls_mode, self.tls_certificate, self.tls_key)
         if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
             raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
         if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:

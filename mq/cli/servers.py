@@ -45,6 +45,7 @@ def namesrv(
     from mq.namesrv.kv_file import KvFileDamaged
     from mq.namesrv.server import serve
     from mq.namesrv.settings import NamesrvSettings
+    from mq.tls import CertificateUnusable
 
     flags: dict[str, object] = {"data_dir": data_dir, **split_settings(setting or [])}
     if listen is not None:
@@ -53,6 +54,8 @@ def namesrv(
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
+    except CertificateUnusable as error:
+        raise CommandFailed(str(error)) from error
     except KvFileDamaged as error:
         raise CommandFailed(f"the key-value configuration cannot be read: {error}") from error
     except OSError as error:

@@ -18,9 +18,11 @@ from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
+from mq.namesrv.tls_streams import Stream, TlsFailed, secured
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
 from mq.protocol.intake import SMALL_BYTES, Intake
+from mq.tls import Certificate
 
 RECEIVE_BYTES = 64 * 1024
 REPLY_BYTES = 1024 * 1024
@@ -43,6 +45,7 @@ async def serve(
     Raises:
         OSError: it cannot listen there, or the key-value configuration cannot be read.
         KvFileDamaged: nor can it when it is read.
+        CertificateUnusable: the settings want TLS, and there is no certificate.
     """
     log: Log = structlog.get_logger("namesrv")
     table = RouteTable(
@@ -59,7 +62,10 @@ async def serve(
     if (fault := kv_file.load()) is not None:
         log.error("kv_config_from_backup", error=fault)
     handlers = Handlers(table, kv, RunningConfig(settings), clock=trio.current_time, log=log)
-    server = _Server(settings, handlers, kv, kv_file, log)
+    certificate: Certificate | None = None
+    if settings.tls_mode != "disabled" and settings.tls_certificate is not None and settings.tls_key is not None:
+        certificate = Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log)
+    server = _Server(settings, handlers, kv, kv_file, certificate, log)
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     log.info("listening", host=host, port=port)
@@ -140,8 +146,17 @@ class _Peer:
 
 
 class _Server:
-    def __init__(self, settings: NamesrvSettings, handlers: Handlers, kv: KvConfig, kv_file: KvFile, log: Log) -> None:
+    def __init__(
+        self,
+        settings: NamesrvSettings,
+        handlers: Handlers,
+        kv: KvConfig,
+        kv_file: KvFile,
+        certificate: Certificate | None,
+        log: Log,
+    ) -> None:
         self._settings = settings
+        self._certificate = certificate
         self._handlers = handlers
         self._kv = kv
         self._kv_file = kv_file
@@ -178,6 +193,8 @@ class _Server:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             self._intake.look(trio.current_time())
+            if self._certificate is not None:
+                self._certificate.refresh()
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. Whatever happens on it ends this connection only."""
@@ -199,9 +216,11 @@ class _Server:
             self._close_oldest_stranger()
         try:
             with peer.scope:
-                await self._serve(stream, peer)
+                await self._serve(await self._secured(stream, peer), peer)
         except FrameError as error:
             self._log.warning("bad_frame", peer=connection, error=error.reason)
+        except TlsFailed as error:
+            self._log.warning("tls_failed", peer=connection, reason=str(error))
         except trio.BrokenResourceError as error:
             self._log.debug("connection_broken", peer=connection, error=str(error))
         except OSError as error:
@@ -216,6 +235,16 @@ class _Server:
             self._intake.finished(peer)
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
+
+    async def _secured(self, stream: trio.SocketStream, peer: _Peer) -> Stream:
+        """The stream with as much TLS as the settings want. Raises TlsFailed."""
+        await trio.lowlevel.checkpoint()
+        if self._certificate is None:
+            return stream
+        with trio.move_on_after(self._settings.idle_seconds_max) as waiting:
+            return await secured(stream, self._certificate.context, must=self._settings.tls_mode == "enforcing")
+        assert waiting.cancelled_caught, "no stream came, and nothing was cancelled"
+        raise TlsFailed("no handshake came")
 
     def _close_oldest_stranger(self) -> None:
         """Close the connection that has gone the longest without a complete request since it was opened."""
@@ -232,7 +261,7 @@ class _Server:
                 "connection_refused", peer=connection, connections=self._connections, refused=self._refused
             )
 
-    async def _serve(self, stream: trio.SocketStream, peer: _Peer) -> None:
+    async def _serve(self, stream: Stream, peer: _Peer) -> None:
         settings = self._settings
         received = peer.received
         deadline = trio.current_time() + settings.idle_seconds_max
@@ -267,9 +296,7 @@ class _Server:
             if not self._intake.begin(peer, nbytes):
                 peer.room = trio.Event()
 
-    async def _answer(
-        self, stream: trio.SocketStream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]
-    ) -> None:
+    async def _answer(self, stream: Stream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]) -> None:
         """Send the replies to all frames of a chunk in one piece, or in several if they are large or take long."""
         await self._dropped_are_gone()
         kv_version = self._kv.version
@@ -293,7 +320,7 @@ class _Server:
         while self._dropped_bytes > self._settings.unread_bytes_max:
             await self._gave_back.wait()
 
-    async def _send(self, stream: trio.SocketStream, peer: _Peer, replies: bytearray) -> None:
+    async def _send(self, stream: Stream, peer: _Peer, replies: bytearray) -> None:
         nbytes = len(replies) + peer.answering_bytes
         self._sending[peer] = nbytes
         self._sending_bytes += nbytes

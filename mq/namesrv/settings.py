@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.settings import ProcessSettings, metrics_address_beside, parse_metrics_address
+from mq.tls import TlsMode, check_tls
 
 MIB = 1024 * 1024
 
@@ -23,6 +25,16 @@ class NamesrvSettings(ProcessSettings):
     metrics_listen: str | None = Field(
         default=None,
         description="where /metrics, /healthz and /readyz are served, HOST:PORT, or `off`; default: port 100 higher",
+    )
+
+    tls_mode: TlsMode = Field(
+        default="disabled",
+        description="whether peers use TLS: disabled, permissive (each may, same port), or enforcing",
+    )
+    tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate chain")
+    tls_key: Path | None = Field(default=None, description="PEM file with the key, without a password")
+    tls_clients_ca: Path | None = Field(
+        default=None, description="peers must have a certificate that one of these authorities signed (PEM)"
     )
 
     data_dir: Path | None = Field(
@@ -67,6 +79,11 @@ class NamesrvSettings(ProcessSettings):
         if value is not None:
             parse_metrics_address(value)
         return value
+
+    @model_validator(mode="after")
+    def _has_a_certificate(self) -> Self:
+        check_tls(self.tls_mode, self.tls_certificate, self.tls_key)
+        return self
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

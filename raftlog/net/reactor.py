@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 
 import trio
 
+from raftlog.net.tls import SniffingSocket, TlsSocket
+
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT
 EPOLLERR = select.EPOLLERR
@@ -313,7 +315,7 @@ class StreamSocket:
     def __init__(
         self,
         reactor: Reactor,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket | SniffingSocket,
         on_data: Callable[[memoryview], int],
         on_closed: Callable[[str], None],
         unsent: Unsent | None = None,
@@ -519,7 +521,7 @@ class Deadline:
             self._fire()
 
 
-def _peer_name(sock: socket.socket) -> tuple[str, int]:
+def _peer_name(sock: socket.socket | TlsSocket | SniffingSocket) -> tuple[str, int]:
     try:
         name = sock.getpeername()
     except OSError:

@@ -40,6 +40,7 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "connectionsDropped": _Named(
         "raftmq_client_connections_dropped", _C, "Connections closed since the client read or wrote too slowly."
     ),
+    "tlsFailures": _Named("raftmq_tls_failures", _C, "Connections that ended since the client broke the rules of TLS."),
     "unfinishedBytes": _Named("raftmq_requests_incomplete_bytes", _G, "Requests that have not arrived whole."),
     "unfinishedWaiting": _Named("raftmq_requests_incomplete_waiting", _G, "Clients that wait for room to send more."),
     "unreadBytes": _Named("raftmq_replies_unread_bytes", _G, "Replies that clients have not read yet."),

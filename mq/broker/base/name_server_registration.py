@@ -9,6 +9,7 @@ topics make a body of some megabytes, which is made in a worker thread.
 
 from __future__ import annotations
 
+import ssl
 import zlib
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import structlog
 import trio
 
+from mq.broker.base.name_server_stream import Stream, open_stream
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
@@ -75,8 +77,10 @@ class Registrar:
         namesrv: list[Address],
         period_seconds: float,
         current: Callable[[Collection[str] | None], Registration | None],
+        tls: ssl.SSLContext | None = None,
         log: Log,
     ) -> None:
+        self._tls = tls
         self._namesrv = namesrv
         self._period_seconds = period_seconds
         self._current = current
@@ -106,7 +110,7 @@ class Registrar:
         while True:
             try:
                 with trio.fail_after(CONNECT_SECONDS_MAX):
-                    stream = await trio.open_tcp_stream(*address)
+                    stream = await open_stream(address, self._tls)
                 async with stream:
                     await self._register_forever(stream, self._news[address], log)
             except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError, _Refused) as error:
@@ -115,7 +119,7 @@ class Registrar:
                     log.warning("not_registered", error=text)
             await trio.sleep(RETRY_SECONDS)
 
-    async def _register_forever(self, stream: trio.SocketStream, news: _News, log: Log) -> None:
+    async def _register_forever(self, stream: Stream, news: _News, log: Log) -> None:
         opaque = 0
         told: Registration | None = None
         news.everything = True
@@ -138,7 +142,7 @@ class Registrar:
             if waiting.cancelled_caught or registration is None:
                 news.everything = True
 
-    async def _ask(self, stream: trio.SocketStream, request: bytes, opaque: int) -> None:
+    async def _ask(self, stream: Stream, request: bytes, opaque: int) -> None:
         with trio.fail_after(ANSWER_SECONDS_MAX):
             await stream.send_all(request)
             received = bytearray()
@@ -160,7 +164,7 @@ class _Refused(Exception):
     """The name server did not take the registration."""
 
 
-async def _wait_changed(changed: trio.Event, stream: trio.SocketStream) -> bool:
+async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:
     """Wait for ``changed``; returns False when the name server hung up instead."""
     connected = True
     async with trio.open_nursery() as nursery:

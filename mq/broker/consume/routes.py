@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
 import trio
 
+from mq.broker.base.name_server_stream import Stream, open_stream
 from mq.protocol.bodies import Route
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -52,8 +54,10 @@ class Routes:
         own: Callable[[str], Queues | None],
         wake: Callable[[], None],
         clock: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
         log: Log,
     ) -> None:
+        self._tls = tls
         self._namesrv = namesrv
         self._own = own
         self._wake = wake
@@ -94,7 +98,7 @@ class Routes:
                     break
                 try:
                     with trio.fail_after(ANSWER_SECONDS_MAX):
-                        stream = await trio.open_tcp_stream(*address)
+                        stream = await open_stream(address, self._tls)
                     async with stream:
                         await self._ask_all(stream, [topic for topic in topics if topic in self._waiting])
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError) as error:
@@ -105,7 +109,7 @@ class Routes:
             self._wake()
 
     async def _ask_all(  # noqa: ASYNC910 - asks for one topic at least
-        self, stream: trio.SocketStream, topics: Sequence[str]
+        self, stream: Stream, topics: Sequence[str]
     ) -> None:
         for opaque, topic in enumerate(topics, 1):
             request = encode_request(
@@ -128,7 +132,7 @@ class Routes:
             on_queues(queues)
 
 
-async def _receive(stream: trio.SocketStream, topic: str, opaque: int) -> Queues | None:
+async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
     """The answer to the one request under way. Raises ProtocolError, OSError, trio.BrokenResourceError."""
     received = bytearray()
     while True:

@@ -22,7 +22,7 @@ from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import ONEWAY_FLAG, Response, encode_request, encode_response
 from mq.protocol.intake import SMALL_BYTES, Intake
 from mq.store.errors import QueueFileDamaged
-from raftlog import Reactor, SegmentError, StreamSocket, Unsent
+from raftlog import Reactor, SegmentError, SniffingSocket, StreamSocket, TlsSocket, Unsent
 
 _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
@@ -31,6 +31,8 @@ _AT_A_STRETCH = 16
 """Requests that are served before the client's share of the turn is looked at."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
+_TLS_HANDSHAKE = b"\x16\x03"
+_NO_TLS = "the client speaks TLS, and this broker does not: see tls_mode"
 Log = structlog.stdlib.BoundLogger
 
 
@@ -86,7 +88,7 @@ class ClientConnection:
         self,
         *,
         reactor: Reactor,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket | SniffingSocket,
         requests: Requests,
         questions: ClientRequests[ClientConnection],
         on_closed: Callable[[ClientConnection], None],
@@ -203,11 +205,12 @@ class ClientConnection:
         self.heard = True
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # a large frame on its way is not copied once per chunk of it
+        chunk = bytes(data)
         try:
-            chunk = bytes(data)
             incoming, consumed = decode_chunk(chunk)
         except FrameError as error:
-            self._log.warning("bad_frame", client=self.peer, error=str(error))
+            reason = _NO_TLS if chunk.startswith(_TLS_HANDSHAKE) else str(error)
+            self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
         if self._access is not None and not self.trusted:

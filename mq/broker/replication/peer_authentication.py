@@ -12,6 +12,7 @@ What is said on the connection later carries no tags of its own, so it is only a
 from __future__ import annotations
 
 import hmac
+import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -68,7 +69,10 @@ class PeerAuthentication(Service):
         secrets: Callable[[], Sequence[bytes]],
         members: Callable[[], Collection[str]],
         random_bytes: Callable[[int], bytes],
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
+        self.tls = tls
+        """For connections to other replicas; None for those without TLS."""
         self._identity = identity
         self._node_id = node_id
         self._address = address

@@ -9,7 +9,7 @@ from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import Response, decode_header
-from raftlog import Dialing, Reactor, StreamSocket, configure_replication_socket, parse_address
+from raftlog import Dialing, Reactor, StreamSocket, TlsSocket, configure_replication_socket, parse_address
 from raftlog.net.authentication import AuthenticationFailed
 
 _SILENCE_SECONDS_MAX = 3.0
@@ -38,6 +38,7 @@ class PeerConnection:
         self.address = address
         self._reactor = reactor
         self._call = authentication.call(address)
+        self._tls = authentication.tls
         self._authenticated = False
         self._on_connected = on_connected
         self._on_answer = on_answer
@@ -74,7 +75,10 @@ class PeerConnection:
 
     def _connected(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, _SILENCE_SECONDS_MAX)
-        self._stream = StreamSocket(self._reactor, sock, self._on_data, self._closed)
+        tls = self._tls()
+        # The certificate of the other side is not looked at: it proves with the secret that it is a replica.
+        secured = sock if tls is None else TlsSocket(sock, tls, lambda reason: None, server_side=False)
+        self._stream = StreamSocket(self._reactor, secured, self._on_data, self._closed)
         self._stream.send(self._call.first())
 
     def _on_data(self, data: memoryview) -> int:

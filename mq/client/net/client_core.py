@@ -12,6 +12,7 @@ ended. That holds for a client that is cancelled as well: its connections end wh
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from mq.client.net.connection import (
     refuse_server_request,
     split_address,
 )
-from mq.client.net.credentials import Credentials
+from mq.client.net.credentials import Credentials, tls_from_environment
 from mq.client.net.liveness import SilenceWatch
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
@@ -95,6 +96,8 @@ class RemotingSettings:
     heartbeat_seconds: float = 30.0
     credentials: Credentials | None = field(default_factory=Credentials.from_environment)
     """What requests are signed with; by default what the environment says, see `Credentials.from_environment`."""
+    tls: ssl.SSLContext | None = field(default_factory=tls_from_environment, repr=False)
+    """For connections to brokers and name servers; by default what the environment says, see `tls_from_environment`."""
 
 
 class _Slot:
@@ -240,6 +243,7 @@ class ClientCore:
                     on_server_request=self._on_server_request,
                     on_forwarded=self._note_forwarded,
                     credentials=self.settings.credentials,
+                    tls=self.settings.tls,
                 )
                 slot.failure = None
             except ConnectFailed as error:

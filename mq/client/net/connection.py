@@ -11,6 +11,7 @@ the socket. A connection is never reopened; the pool makes a new one.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 
 import anyio
@@ -91,14 +92,22 @@ async def open_connection(
     on_server_request: OnServerRequest = refuse_server_request,
     on_forwarded: OnForwarded | None = None,
     credentials: Credentials | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Connection:
     """Connect to `host:port`. The caller must then run `Connection.run` in a task. Raises ConnectFailed."""
     try:
         host, port = split_address(address)
         with anyio.fail_after(connect_seconds):
-            stream = await anyio.connect_tcp(host, port)
+            stream: anyio.abc.ByteStream
+            if tls is None:
+                stream = await anyio.connect_tcp(host, port)
+            else:
+                # Brokers and name servers hang up without TLS's goodbye, as stock ones do.
+                stream = await anyio.connect_tcp(host, port, ssl_context=tls, tls_standard_compatible=False)
     except TimeoutError:
         raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
+    except (anyio.BrokenResourceError, anyio.EndOfStream) as error:
+        raise ConnectFailed(address, "the other side hung up during the TLS handshake: does it speak TLS?") from error
     except (OSError, ValueError) as error:
         raise ConnectFailed(address, str(error) or type(error).__name__) from error
     return Connection(

@@ -1,8 +1,9 @@
-"""The keys with which a client signs its requests, and where they come from."""
+"""The keys with which a client signs its requests, and its side of TLS: where they come from."""
 
 from __future__ import annotations
 
 import os
+import ssl
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -12,11 +13,15 @@ from typing import Self
 
 from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, SIGNATURE, Signer
 
-__all__ = ["Credentials", "CredentialsInvalid"]
+__all__ = ["Credentials", "CredentialsInvalid", "tls_from_environment"]
 
 ACCESS_KEY_VARIABLE = "RAFTMQ_ACCESS_KEY"
 SECRET_KEY_VARIABLE = "RAFTMQ_SECRET_KEY"  # noqa: S105 - the name of a variable
 FILE_VARIABLE = "RAFTMQ_CREDENTIALS"
+TLS_VARIABLE = "RAFTMQ_TLS"
+TLS_CA_VARIABLE = "RAFTMQ_TLS_CA"
+TLS_CERTIFICATE_VARIABLE = "RAFTMQ_TLS_CERTIFICATE"
+TLS_KEY_VARIABLE = "RAFTMQ_TLS_KEY"
 
 
 class CredentialsInvalid(ValueError):
@@ -79,3 +84,31 @@ class Credentials:
             return cls(keys[0], keys[1])
         path = given.get(FILE_VARIABLE)
         return None if path is None else cls.from_file(path)
+
+
+def tls_from_environment(environment: Mapping[str, str] | None = None) -> ssl.SSLContext | None:
+    """What `RAFTMQ_TLS` says: nothing or `off` for no TLS, `on` for TLS.
+
+    The certificates of servers must come from an authority of the system, or from one in the PEM file that
+    `RAFTMQ_TLS_CA` names, and fit the host names in their addresses. `RAFTMQ_TLS_CERTIFICATE` and `RAFTMQ_TLS_KEY` name
+    PEM files for servers that want a certificate of their clients.
+
+    Raises CredentialsInvalid: a value or a file cannot be used.
+    """
+    given = os.environ if environment is None else environment
+    wanted = given.get(TLS_VARIABLE, "off")
+    if wanted not in ("on", "off"):
+        raise CredentialsInvalid(f"{TLS_VARIABLE} is {wanted!r}, neither on nor off")
+    if wanted == "off":
+        return None
+    try:
+        context = ssl.create_default_context(cafile=given.get(TLS_CA_VARIABLE))
+        if certificate := given.get(TLS_CERTIFICATE_VARIABLE):
+            context.load_cert_chain(certificate, given.get(TLS_KEY_VARIABLE))
+    except (OSError, ValueError) as error:
+        names = ", ".join(given[name] for name in _TLS_FILES if name in given)
+        raise CredentialsInvalid(f"{names}: {getattr(error, 'strerror', None) or error}") from error
+    return context
+
+
+_TLS_FILES = (TLS_CA_VARIABLE, TLS_CERTIFICATE_VARIABLE, TLS_KEY_VARIABLE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -263,15 +264,20 @@ def _text(value: object) -> str:
 class RunningBroker:
     """A broker that takes messages, and clients of it."""
 
-    def __init__(self, settings: BrokerSettings, keys: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: BrokerSettings, keys: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.settings = settings
+        self._tls = tls
         self._keys = keys
-        self._streams: list[trio.SocketStream] = []
+        self.streams: list[trio.SocketStream] = []
 
     async def connect(self) -> Client:
         host, port = self.settings.listen_address
-        stream = await trio.open_tcp_stream(host, port)
-        self._streams.append(stream)
+        stream: Any = await trio.open_tcp_stream(host, port)
+        self.streams.append(stream)
+        if self._tls is not None:
+            stream = trio.SSLStream(stream, self._tls, server_hostname=host, https_compatible=True)
         return Client(stream)
 
     async def wait_leading(self) -> None:
@@ -287,7 +293,7 @@ class RunningBroker:
         await client.stream.aclose()
 
     async def close_clients(self) -> None:
-        for stream in self._streams:
+        for stream in self.streams:
             await trio.aclose_forcefully(stream)
 
 
@@ -314,9 +320,12 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, *, keys: Any = None, **given: Any) -> AsyncIterator[RunningBroker]:
-    """A broker that leads, stopped cleanly at the end. ``keys`` are those of an account of it."""
-    broker = RunningBroker(broker_settings(directory, **given), keys)
+async def running(directory: Path, *, keys: Any = None, tls: Any = None, **given: Any) -> AsyncIterator[RunningBroker]:
+    """A broker that leads, stopped cleanly at the end.
+
+    ``keys`` are those of an account of it, ``tls`` is the context of its clients.
+    """
+    broker = RunningBroker(broker_settings(directory, **given), keys, tls)
     with interpreter_as_before():
         async with trio.open_nursery() as nursery:
             await nursery.start(serve, broker.settings)

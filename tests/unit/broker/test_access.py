@@ -150,7 +150,7 @@ async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
 async def test_a_file_that_changes_is_read_anew_and_one_that_is_broken_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.server._REFRESH_ACCOUNTS_SECONDS", 0.01)
+    monkeypatch.setattr("mq.broker.server._REFRESH_FILES_SECONDS", 0.01)
     path = tmp_path / "plain_acl.yml"
     with capture_logs() as logs:
         async with guarded(tmp_path) as broker:

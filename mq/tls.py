@@ -1,0 +1,104 @@
+"""The certificate of a server: read when it starts, and again when its files change."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+Log = structlog.stdlib.BoundLogger
+
+TlsMode = Literal["disabled", "permissive", "enforcing"]
+"""No client may use TLS; each may, on the same port; each must."""
+
+
+class CertificateUnusable(Exception):
+    """The files do not have a certificate with its key; why is in the message."""
+
+
+class Certificate:
+    """The certificate of a server, and the context for new connections.
+
+    Args:
+        certificate, key: PEM files; the first one has the whole chain.
+        clients_ca: PEM file with the authorities whose clients are let in; None for clients without a certificate.
+
+    Raises CertificateUnusable.
+    """
+
+    def __init__(self, certificate: Path, key: Path, clients_ca: Path | None, log: Log) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._clients_ca = clients_ca
+        self._log = log
+        self._fault = ""
+        self._stamp = self._read_stamp()
+        self.context = self._read()
+
+    def refresh(self) -> None:
+        """Read the files anew if they have changed. If they cannot be used, the certificate stays as it is, and the log
+        says why, once. Connections that stand are left alone. Called by a timer.
+        """
+        try:
+            stamp = self._read_stamp()
+            if stamp == self._stamp:
+                return
+            self.context = self._read()
+            self._stamp = stamp
+        except CertificateUnusable as error:
+            if str(error) != self._fault:
+                self._fault = str(error)
+                self._log.error("certificate_unusable", error=str(error), reason="the one from before stays in use")
+            return
+        self._fault = ""
+        self._log.info("certificate_read", path=str(self._certificate))
+
+    def peer_context(self) -> ssl.SSLContext:
+        """For connections to other servers of the same kind, which prove in another way who they are."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.load_cert_chain(self._certificate, self._key)
+        return context
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise CertificateUnusable(f"{self._certificate} and {self._key}: {_reason(error)}") from error
+        if self._clients_ca is not None:
+            try:
+                context.load_verify_locations(self._clients_ca)
+            except (OSError, ValueError) as error:
+                raise CertificateUnusable(f"{self._clients_ca}: {_reason(error)}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
+        paths = [path for path in (self._certificate, self._key, self._clients_ca) if path is not None]
+        try:
+            found = [os.stat(path) for path in paths]
+        except OSError as error:
+            raise CertificateUnusable(f"{error.filename}: {error.strerror}") from error
+        return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not a certificate with its key").replace("_", " ").lower()
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def check_tls(mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
+    """Raises ValueError unless these settings go together."""
+    if mode != "disabled" and (certificate is None or key is None):
+        raise ValueError(f"tls_mode = {mode!r} needs tls_certificate and tls_key")

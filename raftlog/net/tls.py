@@ -1,0 +1,179 @@
+"""TLS for a `StreamSocket`: a socket that encrypts, and one that looks at the first byte whether it should."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+_RECORD_BYTES_MAX: Final = 16 * 1024
+"""Of plain text in one record."""
+_SEND_BYTES_MAX: Final = 64 * 1024
+"""Handed to the TLS library at once."""
+_HELD_MAX: Final = 16
+"""Pieces of data that are held until the handshake is through."""
+_HANDSHAKE: Final = b"\x16"
+"""The first byte that a client sends who wants TLS; no frame of ours begins with it, for it would have 352 MiB."""
+
+Buffer = bytes | memoryview
+
+
+class TlsSocket:
+    """A connected TCP socket over which TLS is spoken, with the methods of a socket that `StreamSocket` needs.
+
+    The handshake takes place as data is received and sent. While nothing can be done, methods raise BlockingIOError, as
+    those of a socket; when the peer breaks the rules of TLS, ssl.SSLError, after ``on_failed`` was told why.
+
+    Args:
+        sock: must not be used any more.
+        server_hostname: for a client, whose certificate it expects; only if the context checks host names.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        on_failed: Callable[[str], None],
+        *,
+        server_side: bool = True,
+        server_hostname: str | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self._tls = context.wrap_socket(
+            sock, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname
+        )
+        self._on_failed = on_failed
+        self._shaken = False
+        self._retried: Buffer | None = None
+        self._held: list[bytes] = []
+        self.fileno = self._tls.fileno
+        self.setsockopt = self._tls.setsockopt
+        self.setblocking = self._tls.setblocking
+        self.getpeername = self._tls.getpeername
+        self.getsockname = self._tls.getsockname
+
+    def recv_into(self, buffer: memoryview, nbytes: int) -> int:
+        """Receive plain text; 0 at the end of the connection.
+
+        Whole records are taken out, so that nothing stays in the memory of the TLS library that no event would tell of.
+        ``nbytes`` is `_RECORD_BYTES_MAX` at least.
+        """
+        assert nbytes >= _RECORD_BYTES_MAX, f"{nbytes} bytes are not enough for a record"
+        total = 0
+        try:
+            if not self._shaken:
+                self._shake_hands()
+                self._send_held()
+            while nbytes - total >= _RECORD_BYTES_MAX:
+                received = self._tls.recv_into(buffer[total:nbytes], nbytes - total)
+                if not received:
+                    return total
+                total += received
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except ssl.SSLError as error:
+            if not total:
+                self._failed(error)
+                raise
+        if not total:
+            raise BlockingIOError
+        return total
+
+    def send(self, data: Buffer) -> int:
+        """Encrypt and send; returns how many bytes of ``data`` are done with.
+
+        What a client sends before the handshake is through is held here: an event would tell at once that more can be
+        sent, and nothing could be.
+        """
+        try:
+            if not self._shaken:
+                self._shake_hands()
+                self._send_held()
+            # What the library has begun to send must be given to it again, even if there is more by now.
+            if self._retried is None:
+                data = memoryview(data)[:_SEND_BYTES_MAX]
+            sent = self._tls.send(data if self._retried is None else self._retried)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not self._shaken:
+                assert len(self._held) < _HELD_MAX, "much is sent before the other side has answered anything"
+                self._held.append(bytes(data))
+                return len(data)
+            if self._retried is None:
+                self._retried = bytes(data)
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            self._failed(error)
+            raise
+        self._retried = None
+        return sent
+
+    def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+        """Encrypt and send the first of several buffers; returns how many bytes are done with."""
+        first: list[Buffer] = []
+        nbytes = 0
+        for buffer in buffers:
+            first.append(buffer)
+            nbytes += len(buffer)
+            if nbytes >= _SEND_BYTES_MAX:
+                break
+        return self.send(b"".join(first) if len(first) > 1 else first[0])
+
+    def close(self) -> None:
+        """Close the connection; a goodbye is sent if there is room for it."""
+        if self._shaken:
+            with contextlib.suppress(OSError, ValueError):
+                self._tls.unwrap()
+        self._tls.close()
+
+    def _shake_hands(self) -> None:
+        self._tls.do_handshake()
+        self._shaken = True
+
+    def _send_held(self) -> None:
+        """The kernel has room for so little."""
+        for data in self._held:
+            self._tls.sendall(data)
+        self._held.clear()
+
+    def _failed(self, error: ssl.SSLError) -> None:
+        self._on_failed(error.reason or error.strerror or str(error))
+
+
+class SniffingSocket:
+    """A connected TCP socket whose peer may speak TLS or not: its first byte tells."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, on_failed: Callable[[str], None]) -> None:
+        self._sock: socket.socket | TlsSocket = sock
+        self._context = context
+        self._on_failed = on_failed
+        self.fileno = sock.fileno
+        self.setsockopt = sock.setsockopt
+        self.setblocking = sock.setblocking
+        self.getpeername = sock.getpeername
+        self.getsockname = sock.getsockname
+
+    def recv_into(self, buffer: memoryview, nbytes: int) -> int:
+        """See `TlsSocket`."""
+        sock = self._sock
+        if isinstance(sock, socket.socket):
+            first = sock.recv(1, socket.MSG_PEEK)
+            if first == _HANDSHAKE:
+                self._sock = TlsSocket(sock, self._context, self._on_failed)
+                self.fileno = self._sock.fileno
+            # From now on the methods are those of the socket that it is.
+            self.__dict__.update(recv_into=self._sock.recv_into, send=self._sock.send, sendmsg=self._sock.sendmsg)
+        return self._sock.recv_into(buffer, nbytes)
+
+    def send(self, data: Buffer) -> int:
+        """See `TlsSocket`. A server that speaks first would not know in which language."""
+        raise BlockingIOError
+
+    def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+        """See `send`."""
+        raise BlockingIOError
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
