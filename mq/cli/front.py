@@ -40,6 +40,7 @@ GROUPS = {
     "message": ("lookups", "Look single messages up."),
     "consumer-group": ("consumer_groups", "Create, change, list, look at, reset and delete consumer groups."),
     "group": ("group", "Look at the members of a broker group, and change them."),
+    "config": ("config", "Read settings files of RocketMQ."),
     "log": ("log_files", "Verify, print and trust the log of a stopped node."),
 }
 

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import structlog
 import trio
 import typer
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from mq.cli.config import read_conf
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.logs import LEVELS, configure_logging
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from mq.broker.settings import BrokerSettings
 
 T = TypeVar("T")
+
+_PROPERTIES_SUFFIXES = (".conf", ".properties")
 
 LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.", metavar="LEVEL")]
 WithParent = Annotated[
@@ -64,7 +68,12 @@ def namesrv(
 
 
 def broker(
-    config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags come before it.", metavar="FILE")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="Settings in TOML, or RocketMQ's broker.conf; flags come before it.", metavar="FILE"
+        ),
+    ] = None,
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster.")] = None,
     group: Annotated[str | None, typer.Option(help="Broker name: one Raft group.")] = None,
     node_id: Annotated[str | None, typer.Option(help="This replica: n0, n1, ...")] = None,
@@ -103,9 +112,17 @@ def broker(
         "durability": durability,
         **split_settings(setting or []),
     }
-    settings = checked(lambda: BrokerSettings.load(config, **flags), config)
+    warnings: list[str] = []
+    if config is not None and config.suffix in _PROPERTIES_SUFFIXES:
+        found, warnings = read_conf(config)
+        given = {name: value for name, value in flags.items() if value is not None}
+        settings = checked(lambda: BrokerSettings(**(found | given)), config)
+    else:
+        settings = checked(lambda: BrokerSettings.load(config, **flags), config)
     _check_replica_named(settings)
     configure_logging(checked_level(log_level))
+    for warning in warnings:
+        structlog.get_logger("broker").warning("setting_not_taken_over", file=str(config), reason=warning)
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
     except StartRefused as refused:

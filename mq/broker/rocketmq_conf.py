@@ -1,0 +1,267 @@
+"""RocketMQ's ``broker.conf``: its keys as settings of a broker, and what becomes of those that mean nothing here. Pure.
+
+The file is one of Java properties, KEY=VALUE a line. With DLedger's keys it describes a replica of a group, which is
+what a broker is here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+
+class ConfInvalid(Exception):
+    """The file cannot be used; the message says which line, and why."""
+
+
+class Converted(NamedTuple):
+    """Settings by our names, and a sentence for each key that was not taken over."""
+
+    settings: dict[str, Any]
+    warnings: list[str]
+
+
+class _Line(NamedTuple):
+    number: int
+    key: str
+    value: str
+
+
+class _Taken(NamedTuple):
+    """A key that is taken over."""
+
+    setting: str
+    convert: Callable[[str], Any]
+    about: str = ""
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _integer(value: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]+", value):
+        raise ValueError(f"{value!r} is not an integer")
+    return int(value)
+
+
+def _boolean(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value.lower() == "true"
+
+
+def _seconds(value: str) -> float:
+    return _integer(value) / 1000
+
+
+def _percent(value: str) -> float:
+    return _integer(value) / 100
+
+
+def _hours_of_day(value: str) -> int:
+    """RocketMQ takes several hours; the first one counts here."""
+    return _integer(value.split(";")[0])
+
+
+def _peers(value: str) -> str:
+    peers = []
+    for part in filter(None, (each.strip() for each in value.split(";"))):
+        name, dash, address = part.partition("-")
+        if not dash or ":" not in address:
+            raise ValueError(f"{part!r} is not ID-HOST:PORT")
+        peers.append(f"{name}@{address}")
+    return ",".join(peers)
+
+
+TAKEN: Final[Mapping[str, _Taken]] = {
+    "brokerClusterName": _Taken("cluster", _text),
+    "brokerName": _Taken("group", _text, "one Raft group; with DLedger, brokerName and dLegerGroup are one name"),
+    "namesrvAddr": _Taken("namesrv", _text),
+    "storePathRootDir": _Taken("data_dir", _text),
+    "mapedFileSizeCommitLog": _Taken("segment_bytes", _integer),
+    "mappedFileSizeCommitLog": _Taken("segment_bytes", _integer),
+    "maxMessageSize": _Taken("message_bytes_max", _integer),
+    "deleteWhen": _Taken("delete_when", _hours_of_day, "the first hour, if there are several"),
+    "fileReservedTime": _Taken("retention_hours", _integer),
+    "diskMaxUsedSpaceRatio": _Taken("disk_expire_ratio", _percent),
+    "autoCreateTopicEnable": _Taken("auto_create_topics", _boolean),
+    "autoCreateSubscriptionGroup": _Taken("auto_create_groups", _boolean),
+    "defaultTopicQueueNums": _Taken("default_topic_queues", _integer),
+    "enablePropertyFilter": _Taken("sql_filter", _boolean, "SQL92 filters are on unless this says false"),
+    "messageDelayLevel": _Taken("delay_levels", _text),
+    "timerMaxDelaySec": _Taken("timer_delay_max_seconds", _integer),
+    "rejectTransactionMessage": _Taken("transactions", lambda value: not _boolean(value)),
+    "transactionTimeOut": _Taken("transaction_timeout_seconds", _seconds),
+    "transactionCheckInterval": _Taken("transaction_check_seconds", _seconds),
+    "transactionCheckMax": _Taken("transaction_checks_max", _integer),
+    "storeReplyMessageEnable": _Taken("store_reply_message", _boolean),
+    "maxTransferCountOnMessageInMemory": _Taken("pull_messages_max", _integer),
+    "maxTransferBytesOnMessageInMemory": _Taken("pull_bytes_max", _integer),
+    "maxTransferCountOnMessageInDisk": _Taken("slow_pull_messages_max", _integer),
+    "maxTransferBytesOnMessageInDisk": _Taken("slow_pull_bytes_max", _integer),
+    "dLegerPeers": _Taken("peers", _peers, "the replicas and their replication addresses"),
+    "dLegerSelfId": _Taken("node_id", _text),
+    "preferredLeaderId": _Taken("priority", _text, "1 on the replica that it names, else 0"),
+}
+"""By RocketMQ's key. ``listenPort`` and ``brokerIP1`` make one address, and are handled by themselves."""
+
+_NO_ROLES: Final = "replicas of a group elect their leader"
+_ALWAYS: Final = "it is so in any case"
+_NO_POOLS: Final = "requests are served by one thread, without queues of their own"
+_NO_HA: Final = "Raft replicates the log"
+NOT_APPLICABLE: Final[Mapping[str, str]] = {
+    "brokerId": _NO_ROLES,
+    "brokerRole": _NO_ROLES,
+    "haMasterAddress": _NO_HA,
+    "haListenPort": _NO_HA,
+    "haSendHeartbeatInterval": _NO_HA,
+    "haTransferBatchSize": _NO_HA,
+    "haSlaveFallbehindMax": _NO_HA,
+    "brokerIP2": _NO_HA,
+    "enableDLegerCommitLog": _ALWAYS,
+    "enableDledgerCommitLog": _ALWAYS,
+    "dLegerGroup": "brokerName names the group",
+    "enableControllerMode": _NO_ROLES,
+    "controllerAddr": _NO_ROLES,
+    "slaveReadEnable": "followers serve consumers that are behind in any case",
+    "flushDiskType": "an acknowledged message is on disk on a majority; durability = 'quorum-memory' chooses less",
+    "storePathCommitLog": "the log is in storePathRootDir",
+    "storePathConsumeQueue": "the queues are in storePathRootDir",
+    "storePathIndex": "the index is in storePathRootDir",
+    "storeCheckpoint": "the checkpoint is in storePathRootDir",
+    "abortFile": "a start finds out by itself how the last run ended",
+    "mapedFileSizeConsumeQueue": "queue files have a size of their own",
+    "brokerPermission": "set the permissions of topics",
+    "traceTopicEnable": _ALWAYS,
+    "msgTraceTopicName": "the name of the topic for traces is fixed",
+    "traceOn": _ALWAYS,
+    "longPollingEnable": _ALWAYS,
+    "shortPollingTimeMills": "pulls wait for messages",
+    "accessMessageInMemoryMaxRatio": "slow_consumer_bytes says how far behind a consumer must be",
+    "messageIndexEnable": _ALWAYS,
+    "messageIndexSafe": _ALWAYS,
+    "transientStorePoolEnable": "messages are not kept outside the log",
+    "warmMapedFileEnable": "files are not mapped",
+    "rocketmqHome": "aclEnable looks for plain_acl.yml beside this file",
+    "autoCreateSystemTopic": _ALWAYS,
+    "clusterTopicEnable": _ALWAYS,
+    "brokerTopicEnable": _ALWAYS,
+    "rejectPullConsumerEnable": "pull consumers are served",
+    "notifyConsumerIdsChangedEnable": _ALWAYS,
+    "registerBrokerTimeoutMills": "register_seconds says how often brokers register",
+    "registerNameServerPeriod": "register_seconds says how often brokers register",
+    "forceRegister": _ALWAYS,
+    "compressedRegister": _ALWAYS,
+    "timerWheelEnable": _ALWAYS,
+    "litePullMessageEnable": _ALWAYS,
+    "enableScheduleMessageStats": _ALWAYS,
+    "useEpollNativeSelector": _ALWAYS,
+}
+"""Keys that mean nothing here, and why."""
+
+_FAMILIES: Final = (
+    (re.compile(r".*(ThreadPool|PoolQueue|WaitTimeMills|ThreadNums).*"), _NO_POOLS),
+    (re.compile(r"(server|client|netty)[A-Z].*|.*Selector.*"), "sockets are served by one event loop"),
+    (
+        re.compile(r"flush.*|commitInterval.*|commitCommitLog.*|.*FlushConsumeQueue.*"),
+        "each round of messages is synced",
+    ),
+    (
+        re.compile(r"(os|)PageCache.*|.*MappedFile.*|.*MapedFile.*|fastFailIfNoBufferInStorePool"),
+        "files are not mapped",
+    ),
+    (re.compile(r"dLeger.*|dledger.*|isEnableBatchPush|maxInflight.*"), _NO_HA),
+    (re.compile(r"ha[A-Z].*|.*[sS]lave.*|.*Controller.*|.*SyncStateSet.*|.*Epoch.*"), _NO_HA),
+    (re.compile(r"metrics.*"), "metrics are served over HTTP: see metrics_listen"),
+)
+
+_ADDRESS_KEYS: Final = ("listenPort", "brokerIP1", "aclEnable")
+
+
+def convert(text: str, directory: Path) -> Converted:
+    """Settings from the text of a ``broker.conf`` that lies in ``directory``. Raises ConfInvalid."""
+    lines = _parse(text)
+    settings: dict[str, Any] = {}
+    warnings: list[str] = []
+    for line in lines.values():
+        if (taken := TAKEN.get(line.key)) is not None:
+            settings[taken.setting] = _converted(line, taken.convert)
+        elif line.key not in _ADDRESS_KEYS:
+            warnings.append(f"line {line.number}: {line.key} does not apply: {_why_not(line)}")
+    _add_address(lines, settings)
+    if "aclEnable" in lines and _converted(lines["aclEnable"], _boolean):
+        settings["acl_file"] = str(directory / "plain_acl.yml")
+    if (preferred := settings.pop("priority", None)) is not None:
+        settings["priority"] = int(preferred == settings.get("node_id"))
+    if "disk_expire_ratio" in settings:
+        # Those beside it must be in order; RocketMQ has no such settings in this file.
+        ratio = settings["disk_expire_ratio"]
+        settings["disk_warn_ratio"] = min(0.75, ratio)
+        settings["disk_full_ratio"] = max(0.9, ratio)
+    return Converted(settings, warnings)
+
+
+def _parse(text: str) -> dict[str, _Line]:
+    lines: dict[str, _Line] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        stripped = raw.strip()
+        if not stripped or stripped[0] in "#!":
+            continue
+        key, equals, value = (part.strip() for part in stripped.partition("="))
+        if not equals:
+            raise ConfInvalid(f"line {number}: {stripped[:60]!r} is not KEY=VALUE")
+        if key in lines:
+            raise ConfInvalid(f"line {number}: {key} is given a second time, after line {lines[key].number}")
+        lines[key] = _Line(number, key, value)
+    return lines
+
+
+def _converted(line: _Line, convert_value: Callable[[str], Any]) -> Any:
+    try:
+        return convert_value(line.value)
+    except ValueError as error:
+        raise ConfInvalid(f"line {line.number}: {line.key}: {error}") from error
+
+
+def _why_not(line: _Line) -> str:
+    """Why a key means nothing here. Raises ConfInvalid for a misspelled one."""
+    if (reason := NOT_APPLICABLE.get(line.key)) is not None:
+        return reason
+    for pattern, reason in _FAMILIES:
+        if pattern.fullmatch(line.key):
+            return reason
+    close = difflib.get_close_matches(line.key, [*TAKEN, *NOT_APPLICABLE, *_ADDRESS_KEYS], n=1, cutoff=0.85)
+    if close:
+        raise ConfInvalid(f"line {line.number}: there is no key {line.key}; is {close[0]} meant?")
+    return "this version of raftmq does not know it"
+
+
+def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any]) -> None:
+    """``listenPort`` and ``brokerIP1``: RocketMQ listens on all addresses, and tells clients of one."""
+    if not lines.keys() & {"listenPort", "brokerIP1"}:
+        return
+    port = _converted(lines["listenPort"], _integer) if "listenPort" in lines else 10911
+    if "brokerIP1" in lines:
+        settings["listen"] = f"0.0.0.0:{port}"
+        settings["advertise"] = f"{lines['brokerIP1'].value}:{port}"
+    else:
+        settings["listen"] = f"127.0.0.1:{port}"
+
+
+def to_toml(converted: Converted) -> str:
+    """Our settings file with what was converted, and the warnings as comments."""
+    rows = [f"{name} = {_toml(value)}" for name, value in sorted(converted.settings.items())]
+    return "\n".join([*(f"# {warning}" for warning in converted.warnings), *rows, ""])
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

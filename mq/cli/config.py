@@ -1,0 +1,37 @@
+"""`raftmq config`: settings files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mq.broker.rocketmq_conf import ConfInvalid, Converted, convert, to_toml
+from mq.cli.errors import CommandFailed
+
+app = typer.Typer(help="Read settings files of RocketMQ.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Read settings files of RocketMQ."""
+
+
+@app.command("convert")
+def convert_file(
+    file: Annotated[Path, typer.Argument(metavar="BROKER.CONF", help="RocketMQ's properties file.")],
+) -> None:
+    """Print the settings of a broker.conf as TOML; what is not taken over is a comment."""
+    sys.stdout.write(to_toml(read_conf(file)))
+
+
+def read_conf(file: Path) -> Converted:
+    """What a broker.conf says. Raises CommandFailed."""
+    try:
+        return convert(file.read_text(), file.parent)
+    except ConfInvalid as error:
+        raise CommandFailed(f"{file}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{file}: {getattr(error, 'strerror', None) or error}") from error
