@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from mq.broker.admin.group_members import subscribes
 from mq.broker.consume.offsets import Offsets
@@ -22,7 +23,7 @@ from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.pop_checkpoints import PopQueue
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.replicate import no_room
+from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown, answer_outcome
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
 from mq.protocol.group_requests import (
@@ -227,14 +228,9 @@ class GroupOffsets(Service):
         changed = {queue_id: offset for queue_id, offset in wanted.items() if stored.get(queue_id) != offset}
         table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in wanted.items()}
 
-        def committed(known: bool) -> None:
-            if known:
-                self._tell_members(ext, table, as_list=call.request.language == "CPP")
-                text = offset_table_body(table)
-                reply = call.response(body=text)
-                call.answer(reply)
-            else:
-                call.connection.close("leadership was lost while offsets were being reset")
+        def reply(_: Stored) -> bytes:
+            self._tell_members(ext, table, as_list=call.request.language == "CPP")
+            return call.response(body=offset_table_body(table))
 
         online = self._clients.consumer_group(ext.group)
         # The members of a broadcast group have offsets of their own and commit none.
@@ -244,9 +240,8 @@ class GroupOffsets(Service):
             ext.group,
             ext.topic,
             wanted if ext.force else changed,
-            committed,
+            partial(answer_outcome, call, "offsets were being reset", reply),
             restart=restart,
-            on_refused=no_room(call),
         )
 
     def _check_group(self, name: str) -> None:
@@ -321,22 +316,15 @@ class GroupOffsets(Service):
             and self._metadata.has_room_for_offsets(ext.target, topic)
         ]
 
-        refuse = no_room(call)
-        unknown = False
-        refused: list[str] = []
+        outcomes: list[Outcome] = []
 
-        def reset(known: bool) -> None:
-            nonlocal unknown
-            unknown |= not known
-
-        def committed(known: bool) -> None:
-            if not known or unknown:
-                call.connection.close("leadership was lost while offsets were being cloned")
-            elif refused:
-                refuse(refused[0])
+        def cloned(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            if any(isinstance(each, LeadershipLost | Unknown) for each in outcomes):
+                outcome = Unknown()
             else:
-                reply = call.response()
-                call.answer(reply)
+                outcome = next((each for each in outcomes if isinstance(each, Refused)), outcome)
+            answer_outcome(call, "offsets were being cloned", lambda _: call.response(), outcome)
 
         def clone() -> Generator[None, None, None]:
             for topic in chosen:
@@ -346,11 +334,9 @@ class GroupOffsets(Service):
                 self._appender.check_room()  # there may be fifty thousand topics
                 offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
                 if topic in self._metadata.topics:
-                    self._offsets.reset(
-                        ext.target, topic, dict(offsets), reset, restart=False, on_refused=refused.append
-                    )
+                    self._offsets.reset(ext.target, topic, dict(offsets), outcomes.append, restart=False)
                 yield
-            self._offsets.replicate(committed, on_refused=refuse)
+            self._offsets.replicate(cloned)
 
         self._gradually.work(call, clone())
 
@@ -361,12 +347,6 @@ class GroupOffsets(Service):
         def answer() -> bytes:
             text = GroupForbidden(ext.group, ext.topic, (ext.group, ext.topic) not in self._metadata.forbidden).encode()
             return call.response(body=text)
-
-        def committed(known: bool) -> None:
-            if known:
-                call.answer(answer())
-            else:
-                call.connection.close("leadership was lost while a permission was being stored")
 
         if ext.readable is None:
             when_current(self._read, call, answer)
@@ -380,7 +360,8 @@ class GroupOffsets(Service):
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._appender.check_room()
-        self._appender.add_command(command, committed, on_refused=no_room(call))
+        on_outcome = partial(answer_outcome, call, "a permission was being stored", lambda _: answer())
+        self._appender.add_command(command, on_outcome)
         return None
 
 

@@ -168,7 +168,7 @@ class Heartbeats(Service):
         self._creating.add(group)
         if retry_topic(group) not in self._metadata.topics:
             self._appender.add_command(self._put_retry_topic(config))
-        self._appender.add_command(put_group, lambda known: self._creating.discard(group))
+        self._appender.add_command(put_group, lambda _: self._creating.discard(group))
 
     def _note_retry_topic(self, group: str) -> None:
         """Create the retry topic of a group that people have made; other groups come with theirs."""
@@ -178,7 +178,7 @@ class Heartbeats(Service):
         name = retry_topic(group)
         if name not in self._metadata.topics and self._metadata.has_room_for_topic(name):
             self._creating.add(group)
-            self._appender.add_command(self._put_retry_topic(config), lambda known: self._creating.discard(group))
+            self._appender.add_command(self._put_retry_topic(config), lambda _: self._creating.discard(group))
 
     def _put_retry_topic(self, config: GroupConfig) -> bytes:
         queues = config.retry_queues

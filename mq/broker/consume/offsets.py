@@ -11,6 +11,7 @@ What is asked for is answered by followers as well, once they have applied all t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from mq.broker.consume.queue_locks import QueueLockService
@@ -20,7 +21,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
-from mq.broker.write_path.replicate import no_room
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import (
     GetMaxOffset,
@@ -146,16 +147,15 @@ class Offsets(Service):
         group: str,
         topic: str,
         offsets: Mapping[int, int],
-        on_committed: Callable[[bool], None],
+        on_outcome: OnOutcome,
         *,
         restart: bool,
-        on_refused: Callable[[str], None] | None = None,
     ) -> None:
         """Replicate the offsets of a group in the queues of a topic, backwards too.
 
-        With ``restart`` consumers at work have to begin there. ``on_refused`` is called in place of ``on_committed`` if
-        the disk has no room; some of the queues may be reset then. Raises CommandRefused for what is no offset; nothing
-        has happened then.
+        With ``restart`` consumers at work have to begin there. If the disk has no room, some of the queues may be reset
+        all the same; if leadership is lost, the outcome is unknown, for there are several commands. Raises
+        CommandRefused for what is no offset; nothing has happened then.
         """
         keys = [(group, topic, queue_id) for queue_id in offsets]
         # Before anything is noted: a reset that is noted and never added would hold up all commits behind it.
@@ -167,30 +167,21 @@ class Offsets(Service):
         self._resetting.update(dict.fromkeys(keys, this))
         self._restarted.difference_update(keys)
 
-        def settle() -> None:
+        def settled(outcome: Outcome) -> None:
             # A later reset of the same queue may be on its way, and whoever has begun again meanwhile did so elsewhere.
             done = [key for key in keys if self._resetting.get(key) is this]
             for key in done:
                 del self._resetting[key]
             self._restarted.difference_update(done)
 
-        def committed(known: bool) -> None:
-            settle()
-            on_committed(known)
-
-        def refused(remark: str) -> None:
-            settle()
-            if on_refused is None:
-                on_committed(False)
-            else:
-                on_refused(remark)
+            on_outcome(Unknown() if isinstance(outcome, LeadershipLost) else outcome)
 
         for key in keys:
             self._gathered.pop(key, None)
             self._rereading.pop(key, None)
         for command in commands:
             self._appender.add_command(command)
-        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), committed, on_refused=refused)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), settled)
 
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Note a commit."""
@@ -204,48 +195,33 @@ class Offsets(Service):
         if offset > self._highest(key):
             self._gathered[key] = offset
 
-    def replicate(
-        self,
-        on_committed: Callable[[bool], None] | None = None,
-        on_returned: Callable[[], None] | None = None,
-        on_refused: Callable[[str], None] | None = None,
-    ) -> None:
-        """Put what was gathered into the log; ``on_committed`` is told when all of it is committed.
+    def replicate(self, on_outcome: OnOutcome | None = None) -> None:
+        """Put what was gathered into the log; ``on_outcome`` is told what became of all of it.
 
-        ``on_returned`` is called in its place when another replica leads before it had begun, ``on_refused`` when the
-        disk has no room: then what was gathered is void, and consumers repeat it.
+        What is not stored is void, and consumers repeat it.
         """
         if not self._appender.is_open:
-            if on_committed is not None:
-                on_committed(False)
+            if on_outcome is not None:
+                on_outcome(Unknown())
             return
         gathered, self._gathered = self._gathered, {}
         self._replicating.update(gathered)
 
-        def settle() -> None:
+        def settled(outcome: Outcome) -> None:
             for key, offset in gathered.items():
                 if self._replicating.get(key) == offset:
                     del self._replicating[key]
 
-        def committed(known: bool) -> None:
-            settle()
-            if on_committed is not None:
-                on_committed(known)
-
-        def refused(remark: str) -> None:
-            settle()
-            if on_refused is not None:
-                on_refused(remark)
-            elif on_committed is not None:
-                on_committed(False)
+            if on_outcome is not None:
+                on_outcome(outcome)
 
         rows = [(*key, offset) for key, offset in gathered.items()]
-        if not rows and on_committed is None:
+        if not rows and on_outcome is None:
             return
         while len(rows) > COMMAND_ROWS_MAX:
             self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
             rows = rows[COMMAND_ROWS_MAX:]
-        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), committed, on_returned, refused)
+        self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), settled)
 
     def replicate_gathered(self) -> None:
         """`replicate`, if there is anything; called by a timer."""
@@ -285,22 +261,18 @@ class Offsets(Service):
                 f"the offset of {ext.consumer_group} in queue {ext.queue_id} of {ext.topic} {what}",
             )
 
-        def committed(known: bool) -> None:
-            if known:
-                call.connection.send(call.response())
-            else:
-                call.connection.close("leadership was lost while an offset was being stored")
+        def reply(_: Stored) -> bytes:
+            return call.response()
 
-        refused = no_room(call)
+        on_outcome = partial(answer_outcome, call, "an offset was being stored", reply)
         if not ext.forward_only and ext.commit_offset < (known := self._highest(key)):
             self._check_may_move_back(call.connection, key, ext.commit_offset, known)
-            self._move_back(key, ext.commit_offset, committed, refused)
+            self._move_back(key, ext.commit_offset, on_outcome)
             return None
         if len(self._gathered) >= PENDING_MAX:
             self.replicate()  # who is answered is not ignored
         self.gather(*key, ext.commit_offset)
-        again = call.dispatch
-        self.replicate(committed, again, refused)
+        self.replicate(on_outcome)
         return None
 
     def _check_may_move_back(self, connection: ClientConnection, key: Key, offset: int, known: int) -> None:
@@ -333,11 +305,10 @@ class Offsets(Service):
         self,
         key: Key,
         offset: int,
-        on_committed: Callable[[bool], None],
-        on_refused: Callable[[str], None] | None = None,
+        on_outcome: OnOutcome,
     ) -> None:
         group, topic, queue_id = key
-        self.reset(group, topic, {queue_id: offset}, on_committed, restart=False, on_refused=on_refused)
+        self.reset(group, topic, {queue_id: offset}, on_outcome, restart=False)
 
     def handle_query(self, call: Call[QueryConsumerOffset]) -> bytes | None:
         """Request code 14.
@@ -358,9 +329,20 @@ class Offsets(Service):
             else:
                 call.connection.send(answer)
 
+        def settled(outcome: Outcome) -> None:
+            match outcome:
+                case Stored():
+                    known(True)
+                case Refused():
+                    self._read(known)  # there is no room for later ones
+                case LeadershipLost():
+                    call.dispatch()
+                case Unknown():
+                    pass
+
         is_on_its_way = key in self._gathered or key in self._replicating or key in self._resetting
         if is_on_its_way and self._appender.has_room:
-            self.replicate(known, call.dispatch, lambda _: self._read(known))  # there is no room for later ones
+            self.replicate(settled)
         else:
             self._read(known)
         return None

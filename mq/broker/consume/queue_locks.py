@@ -12,7 +12,7 @@ client. It would come twice, and the second time out of its order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import structlog
@@ -24,7 +24,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, LockQueues, UnlockQueues, encode_command
-from mq.broker.write_path.replicate import no_room
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.group_bodies import LockedQueues, QueueLocks
@@ -118,10 +118,6 @@ class QueueLockService(Service):
             for topic, queue_id in free:
                 self._granting.pop((group, topic, queue_id), None)
 
-        def refused(remark: str) -> None:
-            settle()
-            no_room(call)(remark)
-
         def confirmed(known: bool) -> None:
             settle()
             if known:
@@ -130,13 +126,20 @@ class QueueLockService(Service):
             else:
                 self._serve_elsewhere(call)
 
+        def on_outcome(outcome: Outcome) -> None:
+            if isinstance(outcome, Refused):
+                settle()
+                call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, outcome.remark))
+            else:
+                confirmed(isinstance(outcome, Stored))
+
         if not free:
             self._read(confirmed)
             return None
         for rows in _chunks(free):
             command = encode_command(LockQueues(group=group, client_id=client_id, queues=rows))
             if rows[-1] is free[-1]:
-                self._appender.add_command(command, confirmed, on_refused=refused)
+                self._appender.add_command(command, on_outcome)
             else:
                 self._appender.add_command(command)
         return None
@@ -156,13 +159,16 @@ class QueueLockService(Service):
             return reply
         self._appender.check_room()
 
-        def committed(known: bool) -> None:
-            if known:
-                call.answer(reply)
-            else:
-                self._serve_elsewhere(call)
+        def released(outcome: Outcome) -> None:
+            match outcome:
+                case Stored():
+                    call.answer(reply)
+                case Refused(remark):
+                    call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+                case LeadershipLost() | Unknown():
+                    self._serve_elsewhere(call)
 
-        self._release(group, client_id, held, committed, no_room(call))
+        self._release(group, client_id, held, released)
         return None
 
     def fences(
@@ -298,32 +304,24 @@ class QueueLockService(Service):
         group: str,
         client_id: str,
         rows: list[tuple[str, int]],
-        on_committed: Callable[[bool], None] | None = None,
-        on_refused: Callable[[str], None] | None = None,
+        on_outcome: OnOutcome | None = None,
     ) -> None:
         keys = [(group, topic, queue_id) for topic, queue_id in rows]
         self._releasing.update(keys)
 
-        def settle() -> None:
+        def settled(outcome: Outcome) -> None:
             self._releasing.difference_update(keys)
             for topic, queue_id in rows:
                 if self._metadata.lock_holder(group, topic, queue_id) is None:
                     self._renewed.get((group, topic), {}).pop(queue_id, None)
 
-        def committed(known: bool) -> None:
-            settle()
-            if on_committed is not None:
-                on_committed(known)
-
-        def refused(remark: str) -> None:
-            settle()
-            if on_refused is not None:
-                on_refused(remark)
+            if on_outcome is not None:
+                on_outcome(outcome)
 
         for chunk in _chunks(rows):
             command = encode_command(UnlockQueues(group=group, client_id=client_id, queues=chunk))
             if chunk[-1] is rows[-1]:
-                self._appender.add_command(command, committed, on_refused=refused)
+                self._appender.add_command(command, settled)
             else:
                 self._appender.add_command(command)
 

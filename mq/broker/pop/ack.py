@@ -18,6 +18,7 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, SPAN_MAX, AckMessages, DeferMessage, QueueOfGroup
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.names import fitted_topic, pop_retry_topic
@@ -256,20 +257,18 @@ class PopAcks:
             if known and stored is not None:
                 stored()
 
-        def committed(known: bool) -> None:
-            settled(known)
+        def on_outcome(outcome: Outcome) -> None:
+            settled(isinstance(outcome, Stored))
             for call, answer in waiters:
-                if known:
-                    call.answer(answer)
-                else:
-                    call.dispatch()  # to acknowledge twice is to acknowledge once
+                match outcome:
+                    case Stored():
+                        call.answer(answer)
+                    case Refused(remark):
+                        call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
+                    case LeadershipLost() | Unknown():
+                        call.dispatch()  # to acknowledge twice is to acknowledge once
 
-        def refused(remark: str) -> None:
-            settled(False)
-            for call, _ in waiters:
-                call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
-
-        self._appender.add_command(command, committed, on_refused=refused)
+        self._appender.add_command(command, on_outcome)
 
     def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[Place, int]:
         """The checkpoint of a message, and its bit there. Raises RequestRefused if it is not open."""

@@ -32,6 +32,7 @@ from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messa
 from mq.broker.pop.revive import PopRevival
 from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
+from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import PERM_READ, ResponseCode
@@ -458,33 +459,30 @@ class Pops(Service):
             if self._queues.settled(taken, known=known):
                 self._wake(wish.group, wish.topic, 1)
 
-        def committed(known: bool) -> None:
-            settled(known)
+        def on_outcome(outcome: Outcome) -> None:
+            settled(isinstance(outcome, Stored))
             if pop.call.connection.closed:
                 return
-            if not known:
+            if isinstance(outcome, LeadershipLost):
+                pop.call.dispatch()
+            elif isinstance(outcome, Refused):
+                pop.call.answer(pop.call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
+            elif isinstance(outcome, Unknown):
                 # Whoever may have got them after all: they come again when their time is over.
                 self._answer_nothing(pop)
             elif any(each.messages for each in taken):
                 for each in taken:
                     if each.messages:
                         self._note_got(wish.topic, wish.group, each.messages, each.nbytes)
-                code = ResponseCode.SUCCESS
-                send_messages(pop.call, code, wish, taken, self._metadata.pops)
+                send_messages(pop.call, ResponseCode.SUCCESS, wish, taken, self._metadata.pops)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
                 self._serve_again(pop)  # those messages were for others
             else:
                 self._answer_nothing(pop)
 
-        def refused(remark: str) -> None:
-            settled(False)
-            code = ResponseCode.SERVICE_NOT_AVAILABLE
-            pop.call.answer(pop.call.response(code, remark=remark))
-
         last = group[-1]
         assert isinstance(last, PendingCommand), type(last).__name__
-        last.on_committed, last.on_refused = committed, refused
-        last.on_returned = pop.call.dispatch
+        last.on_outcome = on_outcome
         self._appender.add_atomically(group)
 
     def _hold(self, pop: HeldPop) -> None:

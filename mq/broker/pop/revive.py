@@ -21,6 +21,7 @@ from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import AckMessages, QueueOfGroup, offsets_of
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
@@ -221,8 +222,9 @@ class PopRevival:
         return True
 
     def _settled(
-        self, leaving: AcksInFlight, place: Place, done: int, count: int, topics: set[str], known: bool
+        self, leaving: AcksInFlight, place: Place, done: int, count: int, topics: set[str], outcome: Outcome
     ) -> None:
+        known = isinstance(outcome, Stored)
         if leaving is not self._leaving():
             return  # of another leadership
         self._groups -= 1

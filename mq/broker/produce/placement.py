@@ -11,7 +11,8 @@ from mq.broker.produce.dedup import Dedup
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
-from mq.broker.write_path.pending import SendRequest, StoredAt
+from mq.broker.write_path.outcome import Stored
+from mq.broker.write_path.pending import SendRequest
 from mq.protocol import properties as props
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
@@ -71,5 +72,5 @@ class Placement:
             sequence=sequence,
         )
 
-    def _recall_fields(self, topic: str, properties: dict[str, str], at: StoredAt, unique_key: str) -> dict[str, str]:
+    def _recall_fields(self, topic: str, properties: dict[str, str], at: Stored, unique_key: str) -> dict[str, str]:
         return recall_fields(self._broker_name, topic, properties, at.queue_offset, unique_key)

@@ -20,7 +20,8 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.produce.send import Sends
 from mq.broker.replication.peer_calls import PeerCalls
-from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
+from mq.broker.write_path.outcome import Outcome, Stored
+from mq.broker.write_path.pending import InternalRecord
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
@@ -57,7 +58,7 @@ class _Reply:
         self.queue_id = 0
         self.waits = 1
         self.refusal: str | None = None
-        self.at: StoredAt | None = None
+        self.at: Stored | None = None
 
 
 class Replies(Service):
@@ -146,7 +147,7 @@ class Replies(Service):
                 born_timestamp_ms=ext.born_timestamp_ms,
                 born_host=call.connection.host,
                 reconsume_times=ext.reconsume_times,
-                on_stored=partial(self._stored, reply),
+                on_outcome=partial(self._stored, reply),
             )
             self._appender.add_record(record)
         self._push(reply, call.body)
@@ -231,9 +232,9 @@ class Replies(Service):
     def _not_found(self, reply: _Reply) -> None:
         self._settle(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
 
-    def _stored(self, reply: _Reply, at: StoredAt | NotStored) -> None:
-        if isinstance(at, StoredAt):
-            reply.at = at
+    def _stored(self, reply: _Reply, outcome: Outcome) -> None:
+        if isinstance(outcome, Stored):
+            reply.at = outcome
         self._advance(reply)
 
     def _settle(self, reply: _Reply, refusal: str | None) -> None:

@@ -7,6 +7,7 @@ one it goes to the group's dead letter topic, which nobody consumes unless told 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from struct import Struct
 
 from mq.broker.consume.queue_locks import QueueLockService
@@ -16,8 +17,9 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.write_path.internal_messages import answer_when_stored, encode_properties
-from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, SendRequest, StoredAt
+from mq.broker.write_path.internal_messages import encode_properties
+from mq.broker.write_path.outcome import Stored, answer_outcome
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.hashes import tag_code
@@ -102,7 +104,7 @@ class Retries(Service):
             queue_id = self._rng.randrange(queues)
             tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
 
-        def stored(_: StoredAt) -> bytes:
+        def stored(_: Stored) -> bytes:
             self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
             return call.response()
 
@@ -116,7 +118,7 @@ class Retries(Service):
             born_timestamp_ms=message.born_timestamp_ms,
             born_host=encode_host(*message.born_host),
             reconsume_times=min(message.reconsume_times + 1, INT32_MAX),
-            on_stored=answer_when_stored(self._appender, call, stored),
+            on_outcome=partial(answer_outcome, call, "a message was being stored", stored),
         )
         self._appender.add_atomically([*group, *commands, record])
         return None

@@ -7,7 +7,7 @@ follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -20,6 +20,7 @@ from mq.broker.produce.retry import Retries
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.metadata import auto_create
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
@@ -49,7 +50,7 @@ class Sends(Service):
         self._retries = retries
         self._rng = context.rng
         self._wall_clock_ms = context.wall_clock_ms
-        self._creating: dict[str, list[Callable[[bool, str | None], None]]] = {}
+        self._creating: dict[str, list[OnOutcome]] = {}
         self._tag_codes = TagCodes()
         self._suffix = props.encode(props.of_cluster(context.settings.cluster)).encode()
         self._batches = BatchSends(
@@ -210,26 +211,24 @@ class Sends(Service):
         size = len(call.body) + len(ext.properties)
         self._appender.pending_bytes += size
 
-        def created(known: bool, refusal: str | None) -> None:
+        def created(outcome: Outcome) -> None:
             self._appender.pending_bytes -= size
-            if known:
-                call.dispatch()
-            elif refusal is not None:
-                error = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, refusal)
-                call.refuse(error)
-            else:
-                call.connection.close("leadership was lost while a topic was being created")
+            match outcome:
+                case Stored() | LeadershipLost():
+                    call.dispatch()
+                case Refused(remark):
+                    call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+                case Unknown():
+                    call.connection.close("leadership was lost while a topic was being created")
 
         if (waiting := self._creating.get(topic)) is not None:
             waiting.append(created)
             return
         waiting = self._creating[topic] = [created]
 
-        def settled(known: bool, refusal: str | None = None) -> None:
+        def settled(outcome: Outcome) -> None:
             self._creating.pop(topic, None)
-            for callback in waiting:
-                callback(known, refusal)
+            for on_outcome in waiting:
+                on_outcome(outcome)
 
-        self._appender.add_command(
-            encode_command(command), settled, lambda: settled(True), lambda remark: settled(False, remark)
-        )
+        self._appender.add_command(encode_command(command), settled)

@@ -27,6 +27,7 @@ from mq.broker.schedule.message_copy import DELIVER_SECONDS, copy_to
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import AdvanceDelay, Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
+from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
@@ -321,9 +322,9 @@ class Delays(Service):
         self.expired += count
         self._log.warning("delayed_messages_expired", level=level.number, expired=self.expired)
 
-    def _settled(self, level: _Level, known: bool) -> None:
+    def _settled(self, level: _Level, outcome: Outcome) -> None:
         level.groups -= 1
-        if not known:
+        if not isinstance(outcome, Stored):
             level.failed = True
         elif self._levels and self._levels[level.number - 1] is level and self._appender.is_open:
             self._deliver(level, self._wall_clock_ms())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from mq.broker.context import BrokerContext
@@ -17,6 +18,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.schedule.message_copy import DELIVER_SECONDS
 from mq.broker.schedule.timers import Timer, Timers
+from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import TURN_MS_MAX, timer_slot
@@ -133,17 +135,10 @@ class Recalls(Service):
     def _recall(self, search: _Search, timer: Timer) -> None:
         call, handle, _ = search
 
-        def done(known: bool) -> None:
-            if known:
-                call.answer(call.response(ext={"msgId": handle.unique_key}))
-            else:
-                call.connection.close("leadership was lost while a message was being recalled")
+        def reply(_: Stored) -> bytes:
+            return call.response(ext={"msgId": handle.unique_key})
 
-        def refused(remark: str) -> None:
-            call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
-
-        # What came as its body is of no meaning, and is not kept.
-        self._timers.recall(timer, done, call.dispatch, refused)
+        self._timers.recall(timer, partial(answer_outcome, call, "a message was being recalled", reply))
 
     def _checked(self, request: RecallMessage) -> RecallHandle:
         topic = request.ext.topic

@@ -16,7 +16,7 @@ ends, or until no delivery is under way any more; then the applied marks say wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -30,6 +30,7 @@ from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import NEVER, TimerWheel
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
+from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.protocol import properties as props
 from mq.protocol.delay import TIMER_SLOTS, timer_slot
@@ -181,37 +182,23 @@ class Timers(Service):
         position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
         return self._read(position, size)
 
-    def recall(
-        self,
-        timer: Timer,
-        on_done: Callable[[bool], None],
-        on_returned: Callable[[], None],
-        on_refused: Callable[[str], None],
-    ) -> None:
-        """Mark an open message as done, so that it is never delivered. One of these is called then:
-
-        ``on_done`` with whether it is, False if nobody knows; ``on_returned`` when leadership was lost before anything
-        had happened; ``on_refused`` with what is in the way.
-        """
+    def recall(self, timer: Timer, on_outcome: OnOutcome) -> None:
+        """Mark an open message as done, so that it is never delivered; ``on_outcome`` is of the mark."""
         leadership, (queue_id, offset) = self._leadership, timer
         assert leadership is not None, "only the leader recalls"
         leadership.under_way.add(timer)
 
-        def settled(known: bool) -> None:
+        def settled(outcome: Outcome) -> None:
             leadership.under_way.discard(timer)
-            self.recalled += known
-            if known:
+            if isinstance(outcome, Stored):
+                self.recalled += 1
                 self._unreadable.settled(timer)
-            on_done(known)
-
-        def refused(remark: str) -> None:
-            leadership.under_way.discard(timer)
-            if self._leadership is not None:
+            elif isinstance(outcome, Refused) and self._leadership is not None:
                 self._leadership.wheel.look_again(queue_id, 0)  # its turn may have come meanwhile
-            on_refused(remark)
+            on_outcome(outcome)
 
         command = encode_command(CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=[offset]))
-        self._appender.add_command(command, settled, on_returned, refused)
+        self._appender.add_command(command, settled)
 
     # -- delivery ------------------------------------------------------------------------------------------------------
 
@@ -295,14 +282,14 @@ class Timers(Service):
             group.append(PendingCommand(encode_command(command)))
         last = group[-1]
         assert isinstance(last, PendingCommand), "a group of timers ends with what marks them"
-        last.on_committed = partial(self._settled, leadership, done, first_ms)
+        last.on_outcome = partial(self._settled, leadership, done, first_ms)
         self._appender.add_atomically(group)
         return True
 
-    def _settled(self, leadership: _Leadership, done: list[Timer], first_ms: int, known: bool) -> None:
+    def _settled(self, leadership: _Leadership, done: list[Timer], first_ms: int, outcome: Outcome) -> None:
         leadership.groups -= 1
         leadership.under_way.difference_update(done)
-        if not known:
+        if not isinstance(outcome, Stored):
             leadership.failed = True
         elif self._leadership is leadership and self._appender.is_open:
             now_ms = self._wall_clock_ms()
@@ -349,8 +336,8 @@ class Timers(Service):
         if not lost:
             return
 
-        def settled(known: bool) -> None:
-            if known:
+        def settled(outcome: Outcome) -> None:
+            if isinstance(outcome, Stored):
                 self._unreadable.gone(queue_id, offset)
                 self.expired += lost
                 self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)

@@ -31,6 +31,7 @@ from mq.broker.state.completion_marks import SkipEntries
 from mq.broker.transaction.check_immunity import CheckImmunity
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
+from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
@@ -202,10 +203,10 @@ class CheckBacks(Service):
         command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
         positions = self._positions
 
-        def settled(known: bool) -> None:
+        def settled(outcome: Outcome) -> None:
             if self._positions is positions:
                 self._busy.discard(number)
-                if known:
+                if isinstance(outcome, Stored):
                     positions[number] = max(reached, positions[number])
                     self._ask_about(asked, number)
                     self.run()
@@ -327,9 +328,9 @@ class CheckBacks(Service):
         lost = self._halves.marks.count_open(offset)
         command = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
 
-        def settled(known: bool) -> None:
+        def settled(outcome: Outcome) -> None:
             self._busy.discard(0)
-            if known:
+            if isinstance(outcome, Stored):
                 self.expired += lost
                 self._log.warning("half_messages_expired", expired=self.expired)
 

@@ -21,6 +21,7 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
 from mq.broker.write_path.internal_messages import encode_properties
+from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
@@ -263,23 +264,26 @@ class Transactions(Service):
             born_timestamp_ms=now_ms,
             born_host=self._host,
         )
-        self._append(ends, [ended], partial(self._settled, ends), partial(self._refused, ends))
+        self._append(ends, [ended], partial(self._settled, ends))
 
     def _append(
         self,
         ends: _Ends,
         records: list[InternalRecord],
-        settled: Callable[[bool], None],
-        refused: Callable[[str], None] | None = None,
+        settled: OnOutcome,
     ) -> None:
         command = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
-        done = PendingCommand(encode_command(command), settled, None, refused)
+        done = PendingCommand(encode_command(command), settled)
         discards = [PendingCommand(encode_command(each)) for each in self._halves.discards(ends.discarded)]
         self._appender.add_atomically([*ends.copies, *records, *discards, done])
 
-    def _settled(self, ends: _Ends, known: bool) -> None:
+    def _settled(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)
-        if not known:
+        if isinstance(outcome, Refused):
+            for call in (*ends.waiting, *ends.again):
+                call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
+            return
+        if not isinstance(outcome, Stored):
             # It may have happened or not; ended twice, it is ended once.
             self._serve_again(ends)
             return
@@ -290,14 +294,9 @@ class Transactions(Service):
             call.answer(call.success())
         self._serve_again(ends)
 
-    def _refused(self, ends: _Ends, remark: str) -> None:
+    def _given_up(self, ends: _Ends, on_settled: Callable[[], None], outcome: Outcome) -> None:
         self._forget_ends(ends)
-        for call in (*ends.waiting, *ends.again):
-            call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
-
-    def _given_up(self, ends: _Ends, on_settled: Callable[[], None], known: bool) -> None:
-        self._forget_ends(ends)
-        if known:
+        if isinstance(outcome, Stored):
             self.given_up += len(ends.offsets)
         self._serve_again(ends)
         on_settled()

@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import structlog
@@ -19,6 +19,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, copy_half
+from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored, answer_outcome
 from mq.broker.write_path.pending import PendingCommand
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -84,24 +85,17 @@ class ResumeCheck(Service):
         under_way = self._under_way
         under_way.add(offset)
 
-        def settled(known: bool) -> None:
-            under_way.discard(offset)
-            if known:
-                self.resumed += 1
-                self._log.info("half_message_resumed", message_id=message_id)
-                call.answer(call.response())
-            else:
-                call.connection.close("leadership was lost while a half message was being resumed")
+        def reply(_: Stored) -> bytes:
+            self.resumed += 1
+            self._log.info("half_message_resumed", message_id=message_id)
+            return call.response()
 
-        def returned() -> None:
-            call.dispatch()
-
-        def refused(remark: str) -> None:
+        def settled(outcome: Outcome) -> None:
             under_way.discard(offset)
-            call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+            answer_outcome(call, "a half message was being resumed", reply, outcome)
 
         half = copy_half(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties))
-        self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled, returned, refused)])
+        self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled)])
         return None
 
     def _find(self, message_id: str) -> tuple[int, RawRecord]:
@@ -129,11 +123,9 @@ class ResumeCheck(Service):
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
 
     @staticmethod
-    def _done(
-        offset: int, settled: Callable[[bool], None], returned: Callable[[], None], refused: Callable[[str], None]
-    ) -> PendingCommand:
+    def _done(offset: int, settled: OnOutcome) -> PendingCommand:
         command = CompleteEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offsets=[offset])
-        return PendingCommand(encode_command(command), settled, returned, refused)
+        return PendingCommand(encode_command(command), settled)
 
 
 def _unchecked(properties: bytes) -> bytes:

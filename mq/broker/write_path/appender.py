@@ -16,26 +16,22 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import (
     ALREADY_STORED,
     NO_PLACE,
     InternalRecord,
-    NotStored,
-    OnCommitted,
-    OnStored,
     Pending,
     PendingBatch,
     PendingCommand,
     PendingGroup,
     PendingSend,
     SendRequest,
-    StoredAt,
 )
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.codes import ResponseCode
@@ -79,7 +75,7 @@ class _Committing:
         self.index = index
         self.nbytes = nbytes
         self.replies: list[tuple[ClientConnection, list[bytes]]] = []
-        self.callbacks: list[OnCommitted] = []
+        self.callbacks: list[tuple[OnOutcome, Stored]] = []
         self.framed: list[Callable[[], None]] = []
         self.annotation = b""
         self.runs: list[BuiltRun] = []
@@ -152,7 +148,7 @@ class Appender:
                 if isinstance(batch := item[1], PendingBatch):
                     batch.call.dispatch()
                 else:
-                    _return_group(batch)
+                    _settle(batch, LeadershipLost())
             else:
                 item[1].dispatch()
 
@@ -179,24 +175,20 @@ class Appender:
             elif isinstance(batch := item[1], PendingBatch):
                 _refuse_call(batch.call, remark)
             else:
-                _refuse_group(batch, remark)
+                _settle(batch, Refused(remark))
 
     def add_command(
         self,
         command: bytes,
-        on_committed: OnCommitted | None = None,
-        on_returned: Callable[[], None] | None = None,
-        on_refused: Callable[[str], None] | None = None,
+        on_outcome: OnOutcome | None = None,
         on_framed: Callable[[], None] | None = None,
     ) -> None:
         """Replicate a metadata command.
 
-        ``on_committed`` gets True once it was applied, and False when it was not stored or nobody knows. When
-        leadership was lost before the command had begun, ``on_returned`` is called instead if there is one; when the
-        disk is full, ``on_refused`` with a remark for the client. ``on_framed`` is called before all of these, when an
-        entry with the command is in the log and whatever comes later comes behind that.
+        ``on_outcome`` is told what became of it, `Stored` once it was applied. ``on_framed`` is called before that, as
+        soon as an entry with the command is in the log: whatever comes later comes behind that.
         """
-        self.add_atomically([PendingCommand(command, on_committed, on_returned, on_refused, on_framed)])
+        self.add_atomically([PendingCommand(command, on_outcome, on_framed)])
 
     def add_record(self, record: InternalRecord) -> None:
         """Store a message that is not a client's plain send."""
@@ -261,8 +253,8 @@ class Appender:
             self.pending_bytes -= entry.nbytes
             for sender, replies in entry.replies:
                 sender.send(replies[0] if len(replies) == 1 else b"".join(replies))
-            for callback in entry.callbacks:
-                callback(True)
+            for on_outcome, stored in entry.callbacks:
+                on_outcome(stored)
         while self._round_ends and self._round_ends[0] <= index:
             self._round_ends.popleft()
 
@@ -286,8 +278,8 @@ class Appender:
             self.pending_bytes -= entry.nbytes
             for sender, _ in entry.replies:
                 sender.close("leadership was lost while a message was being stored")
-            for callback in entry.callbacks:
-                callback(False)
+            for on_outcome, _ in entry.callbacks:
+                on_outcome(Unknown())
         self._round_ends.clear()
 
     def _build(self, batch: list[Pending], committing: _Committing, pos: int) -> tuple[bytes, bytes]:
@@ -479,8 +471,8 @@ class Appender:
             body = made.body
             flag, sys_flag, reconsume_times = made.flag, made.sys_flag, made.reconsume_times
             born_ms, born_host, prepared_offset = made.born_timestamp_ms, made.born_host, made.prepared_offset
-            if made.on_stored is not None:
-                committing.callbacks.append(partial(_stored, made.on_stored, StoredAt(offset, pos)))
+            if made.on_outcome is not None:
+                committing.callbacks.append((made.on_outcome, Stored(offset, pos)))
         parts += (
             HEAD.pack(
                 size,
@@ -514,15 +506,15 @@ class Appender:
         opaque, serialization = call.request.opaque, call.serialization
         if made.more is None:
             return self._reply_template.render(opaque, made.queue_id, offset, pos, unique_key, serialization)
-        more = made.more(StoredAt(offset, pos), unique_key.decode())
+        more = made.more(Stored(offset, pos), unique_key.decode())
         return self._reply_template.render_batch(opaque, made.queue_id, offset, [pos], unique_key, serialization, more)
 
     def _build_command(
         self, command: PendingCommand, parts: list[bytes], committing: _Committing, pos: int, store_ms: int
     ) -> None:
         parts.append(self._command_record(command.body, pos, store_ms))
-        if command.on_committed is not None:
-            committing.callbacks.append(command.on_committed)
+        if command.on_outcome is not None:
+            committing.callbacks.append((command.on_outcome, Stored(0, pos)))
         if command.on_framed is not None:
             committing.framed.append(command.on_framed)
 
@@ -541,33 +533,16 @@ class Appender:
         )
 
 
-def _stored(on_stored: OnStored, at: StoredAt, known: bool) -> None:
-    on_stored(at if known else NotStored.UNKNOWN)
-
-
 def _refuse_call(call: Call[SendRequest], remark: str) -> None:
     call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
 
 
-def _return_group(group: PendingGroup) -> None:
-    for item in group:
-        if isinstance(item, PendingCommand) and item.on_returned is not None:
-            item.on_returned()
-        elif isinstance(item, PendingSend):
-            item.call.dispatch()
-        else:
-            _refuse_group([item])
-
-
-def _refuse_group(group: PendingGroup, remark: str = "") -> None:
-    """Tell that it is not stored; without a remark because this broker does not lead any more."""
+def _settle(group: PendingGroup, outcome: Refused | LeadershipLost) -> None:
     for item in group:
         if isinstance(item, PendingSend):
-            _refuse_call(item.call, remark)
-        elif isinstance(item, PendingCommand):
-            if remark and item.on_refused is not None:
-                item.on_refused(remark)
-            elif item.on_committed is not None:
-                item.on_committed(False)
-        elif item.on_stored is not None:
-            item.on_stored(NotStored.REFUSED)
+            if isinstance(outcome, Refused):
+                _refuse_call(item.call, outcome.remark)
+            else:
+                item.call.dispatch()
+        elif item.on_outcome is not None:
+            item.on_outcome(outcome)

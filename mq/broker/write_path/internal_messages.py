@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import NotStored, OnStored, PendingGroup, PendingSend, SendRequest, StoredAt
+from mq.broker.write_path.outcome import Stored
+from mq.broker.write_path.pending import PendingGroup, PendingSend, SendRequest
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -25,27 +25,6 @@ def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
             f"properties of {len(encoded)} bytes, allowed are {props.PROPERTIES_BYTES_MAX}",
         )
     return encoded
-
-
-def answer_when_stored(appender: Appender, call: Call[Any], render: Callable[[StoredAt], bytes]) -> OnStored:
-    """What answers ``call`` once its message is stored, with what ``render`` gives.
-
-    A request whose message is certainly not stored is served once more by whoever leads now. When nobody knows, the
-    connection is closed.
-    """
-
-    def on_stored(at: StoredAt | NotStored) -> None:
-        if at is NotStored.UNKNOWN:
-            call.connection.close("leadership was lost while a message was being stored")
-        elif at is not NotStored.REFUSED:
-            call.answer(render(at))
-        elif not appender.is_open:
-            call.dispatch()
-        else:
-            remark = "DISK_FULL: service not available now, the broker's disk is full"
-            call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
-
-    return on_stored
 
 
 class InternalMessages:
@@ -73,7 +52,7 @@ class InternalMessages:
         queue_id: int,
         before: PendingGroup | None = None,
         sequence: SequenceRange | None = None,
-        more: Callable[[StoredAt, str], dict[str, str]] | None = None,
+        more: Callable[[Stored, str], dict[str, str]] | None = None,
     ) -> None:
         """Store the message at ``tail``, in one entry with the commands in ``before``.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import NamedTuple
 
 from mq.broker.net.call import Call
+from mq.broker.write_path.outcome import OnOutcome, Stored
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
@@ -19,32 +19,12 @@ ALREADY_STORED = "alreadyStored"
 NO_PLACE = 2**64 - 1
 """Stands for a physical offset that is not known."""
 
-OnCommitted = Callable[[bool], None]
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
 PendingMessage = tuple[int, Call[SendRequest], NextOffset, bytes, int, bytes]
 """A message that was checked and waits for its round: bytes of its record, request, queue, properties, tag code, unique
 key. A plain tuple: there is one per message."""
-
-
-class StoredAt(NamedTuple):
-    """Where a message is: committed, on a majority of disks."""
-
-    queue_offset: int
-    physical_offset: int
-
-
-class NotStored(Enum):
-    """Why a message is not known to be stored."""
-
-    REFUSED = auto()
-    """It was not stored, and will not be."""
-    UNKNOWN = auto()
-    """Leadership was lost while it was under way."""
-
-
-OnStored = Callable[[StoredAt | NotStored], None]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -65,7 +45,7 @@ class InternalRecord:
     """Four bytes of an IPv4 address and four of the port."""
     reconsume_times: int = 0
     prepared_offset: int = 0
-    on_stored: OnStored | None = None
+    on_outcome: OnOutcome | None = None
     nbytes: int = field(init=False)
     """Of the record."""
 
@@ -88,7 +68,7 @@ class PendingSend:
     """As the answer names it."""
     sequence: SequenceRange | None = None
     """What its properties say, if anybody has read that already."""
-    more: Callable[[StoredAt, str], dict[str, str]] | None = None
+    more: Callable[[Stored, str], dict[str, str]] | None = None
     """Makes further fields of the answer from where it is and its unique key."""
 
 
@@ -97,11 +77,7 @@ class PendingCommand:
     """A change of replicated metadata that waits for its round."""
 
     body: bytes
-    on_committed: OnCommitted | None = None
-    on_returned: Callable[[], None] | None = None
-    """Called in its place when leadership was lost before the command had begun: certainly nothing happened."""
-    on_refused: Callable[[str], None] | None = None
-    """Called in its place, with a remark for the client, when the disk has no room for the command."""
+    on_outcome: OnOutcome | None = None
     on_framed: Callable[[], None] | None = None
     """Called when the command has its place in the log: what is framed from then on comes behind it."""
 

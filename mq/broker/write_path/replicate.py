@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.appender import Appender
-from mq.protocol.codes import ResponseCode
-
-
-def no_room(call: Call[Any]) -> Callable[[str], None]:
-    """What answers a request whose command the disk has no room for; `Appender.add_command` calls it."""
-
-    def refuse(remark: str) -> None:
-        call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
-
-    return refuse
+from mq.broker.write_path.outcome import Stored, answer_outcome
 
 
 def replicate(
@@ -37,18 +29,15 @@ def replicate(
     """
     appender.check_room()
 
-    def committed(known: bool) -> None:
-        if not known:
-            call.connection.close(f"leadership was lost while {what} was being stored")
-            return
-        code, remark = ResponseCode.SUCCESS, None
+    def reply(_: Stored) -> bytes:
         try:
             check()
         except RequestRefused as refused:
-            code, remark = refused.code, refused.remark
-        call.answer(call.response(code, remark=remark))
+            return call.response(refused.code, remark=refused.remark)
+        return call.response()
 
     *others, last = commands
     for command in others:
         appender.add_command(command)
-    appender.add_command(last, committed, call.dispatch, no_room(call), on_framed)
+    on_outcome = partial(answer_outcome, call, f"{what} was being stored", reply)
+    appender.add_command(last, on_outcome, on_framed)

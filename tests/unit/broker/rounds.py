@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from mq.broker.state.commands import decode_command
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.outcome import OnOutcome, Stored
 
 
 class Rounds:
@@ -14,7 +13,7 @@ class Rounds:
     def __init__(self, metadata: Metadata) -> None:
         self.is_open = True
         self._metadata = metadata
-        self._pending: list[tuple[bytes, Callable[[bool], None] | None]] = []
+        self._pending: list[tuple[bytes, OnOutcome | None]] = []
 
     @property
     def waiting(self) -> int:
@@ -26,17 +25,15 @@ class Rounds:
     def add_command(
         self,
         command: bytes,
-        on_committed: Callable[[bool], None] | None = None,
-        on_returned: Callable[[], None] | None = None,
-        on_refused: Callable[[str], None] | None = None,
+        on_outcome: OnOutcome | None = None,
     ) -> None:
-        self._pending.append((command, on_committed))
+        self._pending.append((command, on_outcome))
 
     def commit(self, count: int) -> None:
         batch, self._pending = self._pending[:count], self._pending[count:]
         assert len(batch) == count
         for command, _ in batch:
             self._metadata.apply(decode_command(command))
-        for _, on_committed in batch:
-            if on_committed is not None:
-                on_committed(True)
+        for _, on_outcome in batch:
+            if on_outcome is not None:
+                on_outcome(Stored(0, 0))

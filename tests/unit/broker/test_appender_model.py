@@ -11,15 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import (
     BatchElement,
     InternalRecord,
-    NotStored,
     PendingBatch,
     PendingCommand,
     PendingGroup,
     PendingSend,
-    StoredAt,
 )
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.protocol.chunks import decode_chunk
@@ -78,6 +77,11 @@ class Client:
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         self._settle("returned")
+
+
+def told(settle: Callable[[str], None]) -> OnOutcome:
+    fates = {Stored: "stored", Refused: "refused", LeadershipLost: "returned", Unknown: "unknown"}
+    return lambda outcome: settle(fates[type(outcome)])
 
 
 class AppenderMachine(RuleBasedStateMachine):
@@ -142,26 +146,17 @@ class AppenderMachine(RuleBasedStateMachine):
         self.appender.add_batch(PendingBatch(self.call(body, settle), self.tail, elements, b"K"))
 
     @precondition(lambda self: self.appender.is_open)
-    @rule(command=st.booleans(), returns=st.booleans())
-    def add_group(self, command: bool, returns: bool) -> None:
+    @rule(command=st.booleans())
+    def add_group(self, command: bool) -> None:
         _, body, settle = self.begin()
 
-        def stored(at: StoredAt | NotStored) -> None:
-            settle("stored" if isinstance(at, StoredAt) else at.name.lower())
-
         record = InternalRecord(
-            tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_stored=stored
+            tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_outcome=told(settle)
         )
         group: PendingGroup = [record]
         if command:
             _, body, settle_command = self.begin()
-            group.append(
-                PendingCommand(
-                    body,
-                    lambda known: settle_command("stored" if known else "unknown"),
-                    (lambda: settle_command("returned")) if returns else None,
-                )
-            )
+            group.append(PendingCommand(body, told(settle_command)))
         self.appender.add_atomically(group)
 
     @precondition(lambda self: self.appender.is_open)
@@ -174,7 +169,7 @@ class AppenderMachine(RuleBasedStateMachine):
         group: PendingGroup = [send]
         if before:
             _, command, settle_command = self.begin()
-            group.insert(0, PendingCommand(command, lambda known: settle_command("stored" if known else "unknown")))
+            group.insert(0, PendingCommand(command, told(settle_command)))
         self.appender.add_atomically(group)
 
     @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))

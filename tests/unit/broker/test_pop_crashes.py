@@ -27,6 +27,7 @@ from mq.broker.pop.pop import Pops
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.outcome import OnOutcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
@@ -124,10 +125,8 @@ class Appender:
 
     def check_room(self) -> None: ...
 
-    def add_command(
-        self, command: bytes, on_committed: Any = None, on_returned: Any = None, on_refused: Any = None
-    ) -> None:
-        self.add_atomically([PendingCommand(command, on_committed, on_returned, on_refused)])
+    def add_command(self, command: bytes, on_outcome: OnOutcome | None = None) -> None:
+        self.add_atomically([PendingCommand(command, on_outcome)])
 
     def add_atomically(self, group: PendingGroup) -> None:
         self.groups.append(group)
@@ -342,8 +341,8 @@ class CrashMachine(RuleBasedStateMachine):
         retried = self.apply(groups)
         for group in groups:
             for item in group:
-                if isinstance(item, PendingCommand) and item.on_committed is not None:
-                    item.on_committed(True)
+                if isinstance(item, PendingCommand) and item.on_outcome is not None:
+                    item.on_outcome(Stored(0, 0))
         for topic, entries in retried:
             self.pops.grown(topic, 0, entries)
         self.read_answers()
@@ -391,11 +390,8 @@ class CrashMachine(RuleBasedStateMachine):
         groups, self.appender.groups = self.appender.groups[taken:], self.appender.groups[:taken]
         for group in groups:
             for item in group:
-                if isinstance(item, PendingCommand):
-                    if item.on_refused is not None:
-                        item.on_refused("DISK_FULL")
-                    elif item.on_committed is not None:
-                        item.on_committed(False)
+                if isinstance(item, PendingCommand) and item.on_outcome is not None:
+                    item.on_outcome(Refused("DISK_FULL"))
         self.read_answers()
 
     # -- what must hold ----------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from mq.broker.state.completion_marks import QueueMarks
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import encode_properties
-from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
+from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored
+from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -124,10 +125,10 @@ class Message:
     def __init__(self, name: str, due_ms: int) -> None:
         self.name = name
         self.due_ms = due_ms
-        self.outcome: StoredAt | NotStored | None = None
+        self.outcome: Outcome | None = None
         self.recalls: list[Client] = []
 
-    def stored(self, at: StoredAt | NotStored) -> None:
+    def stored(self, at: Outcome) -> None:
         assert self.outcome is None, f"{self.name} has two outcomes"
         self.outcome = at
 
@@ -212,7 +213,7 @@ class TimerMachine(RuleBasedStateMachine):
                 properties=encode_properties(properties),
                 born_timestamp_ms=1,
                 born_host=HOST,
-                on_stored=message.stored,
+                on_outcome=message.stored,
             )
             self.appender.add_atomically([record])
 
@@ -233,10 +234,10 @@ class TimerMachine(RuleBasedStateMachine):
                 )
                 assert is_settled or not is_stored, f"{message.name} waits and is not found"
 
-        is_stored = isinstance(message.outcome, StoredAt)
+        is_stored = isinstance(message.outcome, Stored)
         client = Client(refused)
         connection: Any = client
-        offset = message.outcome.queue_offset if hint and isinstance(message.outcome, StoredAt) else None
+        offset = message.outcome.queue_offset if hint and isinstance(message.outcome, Stored) else None
         request = recall_request(message.name, message.due_ms, offset)
         try:
             self.recalls.handle(Call(connection, request, b"", 0))
@@ -348,9 +349,9 @@ class TimerMachine(RuleBasedStateMachine):
             assert message.outcome is not None, f"{message.name} has no outcome"
             assert all(client.outcome != "open" for client in message.recalls)
             count = self.visible[message.name]
-            if message.outcome is NotStored.REFUSED:
+            if isinstance(message.outcome, Refused | LeadershipLost):
                 assert count == 0, f"{message.name} was refused"
-            elif isinstance(message.outcome, StoredAt):
+            elif isinstance(message.outcome, Stored):
                 assert count == 1 or message.may_be_recalled, f"{message.name} is lost"
                 assert not (count and message.is_recalled)
         assert self.timers.pending == 0

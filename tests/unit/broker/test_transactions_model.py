@@ -24,7 +24,8 @@ from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.pending import InternalRecord, NotStored, StoredAt
+from mq.broker.write_path.outcome import Outcome, Stored
+from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
@@ -219,12 +220,12 @@ class TransactionsMachine(RuleBasedStateMachine):
                 properties=props.encode(kept).encode(),
                 born_timestamp_ms=self.wall_ms,
                 born_host=HOST,
-                on_stored=self.begun,
+                on_outcome=self.begun,
             )
             self.leader.appender.add_record(record)
 
-    def begun(self, at: StoredAt | NotStored) -> None:
-        if isinstance(at, StoredAt):
+    def begun(self, at: Outcome) -> None:
+        if isinstance(at, Stored):
             self.known.add(at.queue_offset)
 
     @rule(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MIN, ReadBackoff
-from mq.broker.write_path.pending import StoredAt
+from mq.broker.write_path.outcome import Stored
 from mq.protocol.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.records import RecordError
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_bounded() -> None:
 def damage(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch, number: int, tries: list[int]) -> None:
     """The disk gives the record of a waiting message no more; when it was tried is noted."""
     outcome = machine.messages[f"m{number}"].outcome
-    assert isinstance(outcome, StoredAt)
+    assert isinstance(outcome, Stored)
     read = machine.log.read
 
     def read_or_fail(position: int, size: int) -> bytes:
