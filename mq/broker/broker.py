@@ -32,13 +32,13 @@ from mq.protocol import bodies
 from mq.protocol.intake import Intake
 from mq.protocol.names import NameRefused
 from mq.protocol.records import RecordError
+from mq.store.annotation import split_annotation
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
 from mq.store.dispatch import scan_runs
 from mq.store.errors import AnnotationDamaged, RunRefused
 from mq.store.opening import Filling
 from mq.store.queue_store import QueueStore
-from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
-from mq.store.shipped import COMMANDS_FORMAT, split_commands
+from mq.store.sequenced import SequencedRecord, scan_sequenced
 from raftlog import (
     CommittedEntry,
     EntryKind,
@@ -369,18 +369,15 @@ class Broker:
         sequenced: list[SequencedRecord] = []
         if annotation:
             built = self.appender.runs_of(entry.index, annotation)
-            if annotation[0] == COMMANDS_FORMAT:
-                commands, annotation = split_commands(annotation, entry.body)
-            if annotation[0] == SEQUENCED_FORMAT:
-                sequenced, annotation = split_sequenced(annotation)
+            commands, sequenced, runs = split_annotation(annotation, entry.body)
             if built is None:
-                self._store.append_shipped(annotation)
+                self._store.append_shipped(runs)
             else:
                 self._store.append_built(built)
         else:
             sequenced = scan_sequenced(entry.body)
-            runs, commands = scan_runs(entry.body, entry.pos + HEADER_BYTES)
-            for run in runs:
+            scanned, commands = scan_runs(entry.body, entry.pos + HEADER_BYTES)
+            for run in scanned:
                 self._store.append_run(run)
         return [decode_command(command) for command in commands], sequenced
 

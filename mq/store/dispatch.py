@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
 from struct import Struct
 
 import msgspec
 
 from mq.protocol import names, records
 from mq.protocol.delay import TURNS_MS
-from mq.store.errors import AnnotationDamaged, RunRefused
+from mq.store.errors import RunRefused
 
 META_TOPIC = names.METADATA_TOPIC
 """Hidden system topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
@@ -37,11 +36,6 @@ QUEUE_OFFSET_MAX = 2**62
 
 _ENTRY_WORDS = QUEUE_ENTRY_BYTES // 4
 _SIZE_WORD = 2
-
-ANNOTATION_FORMAT = 1
-ANNOTATION_START = bytes((ANNOTATION_FORMAT,))
-RUN_HEAD = Struct(">BiqI")
-"""Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
 
 _META_TOPIC_BYTES = META_TOPIC.encode()
 _TURNS_MS = {topic.encode(): turn_ms for topic, turn_ms in TURNS_MS.items()}
@@ -114,51 +108,6 @@ class RunBuilder:
 def enters_queue(sys_flag: int) -> bool:
     """Whether a record with this sys_flag is visible to consumers: prepared and rolled-back ones are not."""
     return sys_flag & records.TRANSACTION_MASK not in (records.PREPARED, records.ROLLBACK)
-
-
-def encode_runs(runs: Iterable[QueueRun]) -> bytes:
-    """The annotation for a log entry that adds these runs. Never empty, also when there are no runs.
-
-    This speaks of consume queues only; see `mq.store.shipped` for entries with other things among their records.
-    """
-    parts: list[bytes] = [ANNOTATION_START]
-    for run in runs:
-        topic = run.topic.encode()
-        count = len(run.entries) // QUEUE_ENTRY_BYTES
-        assert count > 0, f"{run.topic}/{run.queue_id}: a run without entries"
-        assert len(run.entries) == count * QUEUE_ENTRY_BYTES, f"run of {len(run.entries)} bytes"
-        parts += (RUN_HEAD.pack(len(topic), run.queue_id, run.first_offset, count), topic, run.entries)
-    return b"".join(parts)
-
-
-def decode_runs(annotation: bytes) -> list[QueueRun]:
-    """Read what `encode_runs` wrote.
-
-    Raises AnnotationDamaged for anything else, the empty annotation included: that one means "scan the records".
-    """
-    size = len(annotation)
-    if not size or annotation[0] != ANNOTATION_FORMAT:
-        raise AnnotationDamaged(f"format is not {ANNOTATION_FORMAT}", 0, size)
-    runs: list[QueueRun] = []
-    position = 1
-    while position < size:
-        topic_start = position + RUN_HEAD.size
-        if topic_start > size:
-            raise AnnotationDamaged("cut in a run's head", position, size)
-        topic_bytes, queue_id, first_offset, count = RUN_HEAD.unpack_from(annotation, position)
-        entries_start = topic_start + topic_bytes
-        end = entries_start + count * QUEUE_ENTRY_BYTES
-        if end > size or count == 0 or queue_id < 0 or first_offset < 0:
-            raise AnnotationDamaged(
-                f"run of {count} entries, queue id {queue_id}, offset {first_offset}", position, size
-            )
-        try:
-            topic = annotation[topic_start:entries_start].decode()
-        except UnicodeDecodeError as error:
-            raise AnnotationDamaged("topic is not UTF-8", topic_start, size) from error
-        runs.append(QueueRun(topic, queue_id, first_offset, annotation[entries_start:end]))
-        position = end
-    return runs
 
 
 def check_entry(body: memoryview, position: int) -> None:

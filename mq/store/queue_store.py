@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from mq.store.annotation import ANNOTATION_FORMAT, RUN_HEAD, decode_runs
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
-from mq.store.dispatch import ANNOTATION_FORMAT, QUEUE_ENTRY_BYTES, RUN_HEAD, QueueRun, decode_runs
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
 from mq.store.errors import QueueFileDamaged, RunRefused
 from mq.store.queue_blocks import ENTRIES_PER_BLOCK
 from mq.store.queue_capture import QueueCapture, QueueRow

@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from mq.broker.net.call import Call
@@ -47,10 +48,10 @@ from mq.protocol.records import (
     encode_record,
 )
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
-from mq.store.dispatch import ANNOTATION_START, META_TOPIC, QUEUE_ENTRY, RUN_HEAD
+from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
 from mq.store.queue_store import BuiltRun
-from mq.store.sequenced import SequencedRecord, join_sequenced, sequenced_record
-from mq.store.shipped import Span, join_commands
+from mq.store.sequenced import SequencedRecord, sequenced_record
 from raftlog import Refusal
 
 _PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]
@@ -229,7 +230,7 @@ class Appender:
                 end += 1
             committing = _Committing(0, nbytes)
             batch = pending[start:end]
-            index = self._log.append(nbytes, lambda pos, b=batch, c=committing: self._build(b, c, pos))  # type: ignore[misc]
+            index = self._log.append(nbytes, partial(self._build, batch, committing))
             if index is Refusal.DISK_FULL:
                 self._refuse(pending[start:], _DISK_FULL.format(self._disk_used()))
                 break
@@ -369,12 +370,7 @@ class Appender:
             shipped += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
             runs.append((tail, first_offset, count, entries))
             tail.run = None
-        annotation = b"".join(shipped)
-        if sequenced:
-            annotation = join_sequenced(sequenced, annotation)
-        if commands:
-            annotation = join_commands(commands, annotation)
-        committing.annotation = annotation
+        annotation = committing.annotation = join_annotation(b"".join(shipped), sequenced, commands)
         return b"".join(parts), annotation
 
     def _build_batch(

@@ -25,8 +25,8 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import decode_records, encode_host
-from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun, encode_runs
-from mq.store.shipped import split_commands
+from mq.store.annotation import encode_runs, split_commands
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
 from raftlog import Refusal
 from tests.unit.broker.running import send_ext
 

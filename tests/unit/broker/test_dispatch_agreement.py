@@ -30,9 +30,9 @@ from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate, encode_request
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import encode_host, tag_code_of
-from mq.store.dispatch import decode_runs, scan_runs
-from mq.store.sequenced import SEQUENCED_FORMAT, SequencedRecord, scan_sequenced, split_sequenced
-from mq.store.shipped import COMMANDS_FORMAT, split_commands
+from mq.store.annotation import COMMANDS_FORMAT, SEQUENCED_FORMAT, decode_runs, split_commands, split_sequenced
+from mq.store.dispatch import scan_runs
+from mq.store.sequenced import SequencedRecord, scan_sequenced
 from raftlog import Refusal
 from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings, send_ext

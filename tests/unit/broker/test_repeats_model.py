@@ -38,8 +38,8 @@ from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import StoredMessage, decode_records, encode_host
 from mq.protocol.sequencing import sent_range, stored_range
-from mq.store.sequenced import SEQUENCED_FORMAT, scan_sequenced, split_sequenced
-from mq.store.shipped import COMMANDS_FORMAT, split_commands
+from mq.store.annotation import split_annotation
+from mq.store.sequenced import scan_sequenced
 from raftlog import Refusal
 from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings, send_ext
@@ -312,9 +312,7 @@ class RepeatsMachine(RuleBasedStateMachine):
     def follower_applies(self, body: bytes, annotation: bytes) -> None:
         rows = scan_sequenced(body)
         if annotation:
-            if annotation[0] == COMMANDS_FORMAT:
-                _, annotation = split_commands(annotation, body)
-            shipped = split_sequenced(annotation)[0] if annotation[0] == SEQUENCED_FORMAT else []
+            _, shipped, _ = split_annotation(annotation, body)
             assert shipped == rows
         for row in rows:
             self.follower.sequences.note(*row)

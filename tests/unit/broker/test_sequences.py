@@ -16,9 +16,9 @@ from mq.broker.state.table import SnapshotDamaged
 from mq.protocol import properties as props
 from mq.protocol.records import encode_host, encode_record
 from mq.protocol.sequencing import SEQUENCE_MAX, SequenceRange, range_properties, sent_range, stored_range
-from mq.store.dispatch import ANNOTATION_START
+from mq.store.annotation import ANNOTATION_START, join_sequenced, split_sequenced
 from mq.store.errors import AnnotationDamaged
-from mq.store.sequenced import SequencedRecord, join_sequenced, scan_sequenced, split_sequenced
+from mq.store.sequenced import SequencedRecord, scan_sequenced
 
 HOST = encode_host("10.0.0.1", 10911)
 DAY_MS = 24 * 3600 * 1000

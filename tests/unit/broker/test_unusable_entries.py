@@ -18,9 +18,9 @@ from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import RecordError, encode_record, iter_sizes
-from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, check_entry, encode_runs
-from mq.store.sequenced import SequencedRecord, join_sequenced
-from mq.store.shipped import join_commands
+from mq.store.annotation import encode_runs, join_commands, join_sequenced
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, check_entry
+from mq.store.sequenced import SequencedRecord
 from raftlog import EntryUnusable, RealDisk, SegmentLog
 from raftlog.segment import HEADER_BYTES, NORMAL
 from tests.unit.broker.running import broker_settings, interpreter_as_before, note_brokers, properties, running

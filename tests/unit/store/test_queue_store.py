@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.names import NameRefused
+from mq.store.annotation import encode_runs
 from mq.store.consume_queue import ConsumeQueue
-from mq.store.dispatch import QUEUE_ENTRY, QueueRun, encode_runs
+from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.errors import AnnotationDamaged, RunRefused
 from mq.store.queue_blocks import block_bytes
 from mq.store.queue_store import QueueStore, QueueStoreSettings

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.store.dispatch import ANNOTATION_START
+from mq.store.annotation import ANNOTATION_START, Span, join_commands, split_commands
 from mq.store.errors import AnnotationDamaged
-from mq.store.shipped import Span, join_commands, split_commands
 
 BODY = bytes(range(200))
 SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=5)

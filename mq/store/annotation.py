@@ -1,0 +1,188 @@
+"""The annotation of a log entry: what the leader ships with it, so that nobody has to look for it in the records.
+
+It has up to three sections, each only if there is something in it, but for the last:
+
+1. *commands* (`COMMANDS_FORMAT`): where the metadata commands are in the body of the entry;
+2. *sequenced records* (`SEQUENCED_FORMAT`): the rows of `mq.store.sequenced`;
+3. *runs* (`ANNOTATION_FORMAT`): what consume queues get, see `mq.store.dispatch`. Behind sequenced records the first
+   byte is left out.
+
+An annotation is a hint. Where it is damaged, or missing as after a restart, the records are scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+
+from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, RANGE_MAX
+from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
+from mq.store.errors import AnnotationDamaged
+from mq.store.sequenced import SequencedRecord
+
+ANNOTATION_FORMAT = 1
+ANNOTATION_START = bytes((ANNOTATION_FORMAT,))
+RUN_HEAD = Struct(">BiqI")
+"""Topic length, queue id, first queue offset, number of entries; the topic and the entries follow."""
+
+SEQUENCED_FORMAT = 2
+_SEQUENCED_HEAD = Struct(">BI")
+"""The format, and bytes of the rows."""
+_SEQUENCED_ROW = Struct(">Hqqq")
+"""Bytes of the producer id, which follows; first sequence number, physical offset, store time."""
+_HAS_LAST = 0x8000
+"""Added to the bytes of the producer id if the last sequence number follows that: it is not the first one."""
+_LAST_NUMBER = Struct(">q")
+
+COMMANDS_FORMAT = 3
+_COMMANDS_HEAD = Struct(">BI")
+"""The format, and the number of rows."""
+_COMMANDS_ROW = Struct(">II")
+
+_SEQUENCED_START = bytes((SEQUENCED_FORMAT,))
+_COMMANDS_START = bytes((COMMANDS_FORMAT,))
+
+Span = tuple[int, int]
+"""Where a command begins in the body of its entry, and how many bytes it has."""
+
+
+def join_annotation(runs: bytes, sequenced: Sequence[SequencedRecord], commands: Sequence[Span]) -> bytes:
+    """The annotation of an entry with these runs (as by `encode_runs`), sequenced records and commands."""
+    if sequenced:
+        runs = join_sequenced(sequenced, runs)
+    return join_commands(commands, runs) if commands else runs
+
+
+def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[bytes], list[SequencedRecord], bytes]:
+    """The commands in the body of an entry, its sequenced records, and its runs, which are not looked at.
+
+    Raises AnnotationDamaged, also for an empty annotation.
+    """
+    commands: list[bytes] = []
+    sequenced: list[SequencedRecord] = []
+    if annotation[:1] == _COMMANDS_START:
+        commands, annotation = split_commands(annotation, body)
+    if annotation[:1] == _SEQUENCED_START:
+        sequenced, annotation = split_sequenced(annotation)
+    if annotation[:1] != ANNOTATION_START:
+        raise AnnotationDamaged("no known format", 0, len(annotation))
+    return commands, sequenced, annotation
+
+
+def encode_runs(runs: Iterable[QueueRun]) -> bytes:
+    """The annotation for a log entry that adds these runs. Never empty, also when there are no runs.
+
+    This speaks of consume queues only; `join_annotation` adds what else is among the records.
+    """
+    parts: list[bytes] = [ANNOTATION_START]
+    for run in runs:
+        topic = run.topic.encode()
+        count = len(run.entries) // QUEUE_ENTRY_BYTES
+        assert count > 0, f"{run.topic}/{run.queue_id}: a run without entries"
+        assert len(run.entries) == count * QUEUE_ENTRY_BYTES, f"run of {len(run.entries)} bytes"
+        parts += (RUN_HEAD.pack(len(topic), run.queue_id, run.first_offset, count), topic, run.entries)
+    return b"".join(parts)
+
+
+def decode_runs(annotation: bytes) -> list[QueueRun]:
+    """Read what `encode_runs` wrote.
+
+    Raises AnnotationDamaged for anything else, the empty annotation included: that one means "scan the records".
+    """
+    size = len(annotation)
+    if not size or annotation[0] != ANNOTATION_FORMAT:
+        raise AnnotationDamaged(f"format is not {ANNOTATION_FORMAT}", 0, size)
+    runs: list[QueueRun] = []
+    position = 1
+    while position < size:
+        topic_start = position + RUN_HEAD.size
+        if topic_start > size:
+            raise AnnotationDamaged("cut in a run's head", position, size)
+        topic_bytes, queue_id, first_offset, count = RUN_HEAD.unpack_from(annotation, position)
+        entries_start = topic_start + topic_bytes
+        end = entries_start + count * QUEUE_ENTRY_BYTES
+        if end > size or count == 0 or queue_id < 0 or first_offset < 0:
+            raise AnnotationDamaged(
+                f"run of {count} entries, queue id {queue_id}, offset {first_offset}", position, size
+            )
+        try:
+            topic = annotation[topic_start:entries_start].decode()
+        except UnicodeDecodeError as error:
+            raise AnnotationDamaged("topic is not UTF-8", topic_start, size) from error
+        runs.append(QueueRun(topic, queue_id, first_offset, annotation[entries_start:end]))
+        position = end
+    return runs
+
+
+def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
+    """The annotation of an entry with these records, whose annotation without them is ``runs``."""
+    packed: list[bytes] = []
+    for producer, first, last, physical_offset, store_ms in rows:
+        name = producer.encode()
+        if first == last:
+            packed += (_SEQUENCED_ROW.pack(len(name), first, physical_offset, store_ms), name)
+        else:
+            packed += (
+                _SEQUENCED_ROW.pack(len(name) | _HAS_LAST, first, physical_offset, store_ms),
+                name,
+                _LAST_NUMBER.pack(last),
+            )
+    encoded = b"".join(packed)
+    assert runs[0] == ANNOTATION_FORMAT, f"an annotation of format {runs[0]} is joined to sequence numbers"
+    return b"".join((_SEQUENCED_HEAD.pack(SEQUENCED_FORMAT, len(encoded)), encoded, runs[1:]))
+
+
+def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
+    """What was given to `join_sequenced`. Raises AnnotationDamaged; the runs are not looked at."""
+    size = len(annotation)
+    if size < _SEQUENCED_HEAD.size or annotation[0] != SEQUENCED_FORMAT:
+        raise AnnotationDamaged(f"format is not {SEQUENCED_FORMAT}", 0, size)
+    _, nbytes = _SEQUENCED_HEAD.unpack_from(annotation)
+    at, end = _SEQUENCED_HEAD.size, _SEQUENCED_HEAD.size + nbytes
+    rows: list[SequencedRecord] = []
+    while at < end <= size:
+        name_start = at + _SEQUENCED_ROW.size
+        if name_start > end:
+            break
+        name_bytes, first, physical_offset, store_ms = _SEQUENCED_ROW.unpack_from(annotation, at)
+        at = name_start + (name_bytes & ~_HAS_LAST)
+        try:
+            producer = annotation[name_start:at].decode()
+        except UnicodeDecodeError as error:
+            raise AnnotationDamaged("a producer id is not UTF-8", name_start, size) from error
+        last = first
+        if name_bytes & _HAS_LAST:
+            if at + _LAST_NUMBER.size > end:
+                break
+            (last,) = _LAST_NUMBER.unpack_from(annotation, at)
+            at += _LAST_NUMBER.size
+        if first < 0 or not 0 <= last - first < RANGE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:
+            raise AnnotationDamaged(f"sequence numbers {first} to {last} of {producer[:100]!r}", name_start, size)
+        rows.append(SequencedRecord(producer, first, last, physical_offset, store_ms))
+    if at != end:
+        raise AnnotationDamaged(f"{nbytes} bytes of sequence numbers", at, size)
+    return rows, ANNOTATION_START + annotation[end:]
+
+
+def join_commands(spans: Sequence[Span], annotation: bytes) -> bytes:
+    """The annotation of an entry with commands there, whose annotation without them is ``annotation``."""
+    return b"".join(
+        [_COMMANDS_HEAD.pack(COMMANDS_FORMAT, len(spans)), *[_COMMANDS_ROW.pack(*span) for span in spans], annotation]
+    )
+
+
+def split_commands(annotation: bytes, body: bytes | memoryview) -> tuple[list[bytes], bytes]:
+    """The commands in the body of an entry, and the annotation without them. Raises AnnotationDamaged."""
+    size = len(annotation)
+    if size < _COMMANDS_HEAD.size or annotation[0] != COMMANDS_FORMAT:
+        raise AnnotationDamaged(f"format is not {COMMANDS_FORMAT}", 0, size)
+    _, count = _COMMANDS_HEAD.unpack_from(annotation)
+    end = _COMMANDS_HEAD.size + count * _COMMANDS_ROW.size
+    if not count or end >= size:
+        raise AnnotationDamaged(f"{count} commands", 0, size)
+    commands: list[bytes] = []
+    for start, nbytes in _COMMANDS_ROW.iter_unpack(annotation[_COMMANDS_HEAD.size : end]):
+        if start + nbytes > len(body):
+            raise AnnotationDamaged(f"a command of {nbytes} bytes at {start} of {len(body)}", 0, size)
+        commands.append(bytes(body[start : start + nbytes]))
+    return commands, annotation[end:]
