@@ -85,6 +85,7 @@ async def serve(
 
 async def _monitoring_listeners(settings: NamesrvSettings, log: Log) -> list[trio.SocketListener]:
     """Listen where metrics are served. Raises OSError if that is not possible where the settings say."""
+    await trio.lowlevel.checkpoint()
     address = settings.metrics_address
     if address is None:
         return []

@@ -185,6 +185,7 @@ class KeyQueries(Service):
                     await trio.sleep(self._index_seconds)
 
     async def _make_file(self, job: IndexJob, jobs: trio.abc.SendStream, results: trio.abc.ReceiveStream) -> None:
+        await trio.lowlevel.checkpoint()
         answer = b""
         with suppress(trio.BrokenResourceError):
             await jobs.send_all(msgspec.json.encode(job) + b"\n")

@@ -179,10 +179,8 @@ class Recalls(Service):
                 yield timer
             under_way.append(timer)
         days = max(due_ms - self._wall_clock_ms(), 0) // TURN_MS_MAX
-        # The day before counts as well: who stored it may have had a clock that was ahead of this one.
-        turns = [
-            QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(max(days - 1, 0), days + 2)
-        ]
+        # All earlier days count as well: this clock may have gone back since the message was stored.
+        turns = [QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(days + 2)]
         while True:
             # One that is being stored anew comes to the end of the queue, and is found there when that is done.
             under_way = list(filter(timers.is_under_way, under_way))

@@ -564,3 +564,11 @@ def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
         wheel.advance(now_ms)
     assert wheel.next_ms == now_ms - 1
     assert wheel.head() == (timer_slot(now_ms - MINUTE), 1)
+
+
+def test_a_message_is_found_without_a_hint_after_the_clock_went_back_by_days(machine: TimerMachine) -> None:
+    machine.send(1, 0, 1)
+    machine.settle()
+    machine.step_clock(1 - 2 * DAY)
+    client = machine.try_recall(0, hint=False)
+    assert client.outcome != "refused"

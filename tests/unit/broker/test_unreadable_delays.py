@@ -147,4 +147,4 @@ async def test_what_the_log_lost_is_passed_for_good(
         clock.now_ms += 1000
         await client.wait_for(lambda info: info["raftmq.delayedExpired"] == "1")
         await figures(client, 0, 0)
-        assert broker._metadata.delay_offsets[LEVEL] == 2
+        await client.wait_for(lambda info: broker._metadata.delay_offsets.get(LEVEL) == 2)
