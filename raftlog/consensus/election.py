@@ -26,7 +26,7 @@ class Election(Membership):
         if self._abstaining or not may_vote or self._term + 1 >= TERM_MAX:
             return False
         # Better a leader without room than none: it takes no proposals, but it answers reads.
-        reluctant = (self._disk_full or self._leaves) and self._silences < _SILENCES_OF_OTHERS
+        reluctant = (self._disk_full or self._leaves) and self._election.timeouts_left_to_others < _SILENCES_OF_OTHERS
         return self._alone or not (self._disk_slow or reluctant)
 
     @property
@@ -39,31 +39,26 @@ class Election(Membership):
     @property
     def _backoff(self) -> int:
         """Split votes are retried soon; where writing the vote takes long, each round waits longer than the last."""
-        return int(min(2**self._failed_rounds, _BACKOFF_MAX))
+        return int(min(2**self._election.failed_rounds, _BACKOFF_MAX))
 
-    def _on_silence(self) -> None:
-        """No leader was heard, or no majority answered, for as long as patience lasts."""
+    def _on_election_timeout(self) -> None:
+        """No leader was heard, or no majority answered, for an election timeout."""
         if not self._electable:
-            self._silences += 1
+            self._election.timeouts_left_to_others += 1
             self._wait_for_leader()
         else:
             if self._leader_id is not None:
                 silent = self._now - self._leader_heard_at
                 self._cause = Cause(CauseKind.LEADER_SILENT, self._leader_id, silent)
             else:
-                self._cause = Cause(CauseKind.NO_LEADER, None, self._now - self._quiet_since)
+                self._cause = Cause(CauseKind.NO_LEADER, None, self._now - self._election.waiting_since)
             if self._role is Role.CANDIDATE:
-                self._failed_rounds += 1
-            self._ask_around()
+                self._election.failed_rounds += 1
+            self._pre_campaign()
 
-    def _ask_around(self) -> None:
+    def _pre_campaign(self) -> None:
         """Start or repeat a pre-vote: would a majority elect this node? Nothing changes before it says so."""
-        self._role = Role.PRE_CANDIDATE
-        self._leader_id = None
-        self._votes = {self.node_id: True}
-        self._dirty = True
-        self._wait_to_retry()
-        self._campaigns += 1
+        self._become_pre_candidate()
         if self._count_votes() is VoteResult.WON:
             self._cause = Cause(CauseKind.PRE_VOTE_WON)
             self._campaign(force=False)
@@ -74,32 +69,44 @@ class Election(Membership):
     def _campaign(self, *, force: bool) -> None:
         """Stand for election in the next term, with the own vote."""
         assert self._electable, f"{self.node_id} must not lead, yet it campaigns in term {self._term + 1}"
-        self._enter_term(self._term + 1, self.node_id)
-        self._role = Role.CANDIDATE
-        self._leader_id = None
-        # The own vote counts before it is durable: the requests for the others wait until it is, and a single voter
-        # commits nothing before the write behind this one is done. If it crashes earlier, it may lead in the same
-        # term once more, with other entries than those that nobody saw.
-        self._votes = {self.node_id: True}
-        self._dirty = True
-        self._wait_to_retry(self._backoff)
+        self._become_candidate()
         if self._count_votes() is VoteResult.WON:
             self._become_leader()
             return
         for peer in self._electors:
             self._post(VoteReq(self.node_id, peer, self._term, self._log.last, force))
 
+    def _become_pre_candidate(self) -> None:
+        self._become(Role.PRE_CANDIDATE)
+        self._leader_id = None
+        self._election.votes = {self.node_id: True}
+        self._wait_to_retry()
+        self._election.pre_vote_rounds += 1
+
+    def _become_candidate(self) -> None:
+        """Enter the next term, with the own vote.
+
+        That counts before it is durable: the requests for the others wait until it is, and a single voter commits
+        nothing before the write behind this one is done. If it crashes earlier, it may lead in the same term once
+        more, with other entries than those that nobody saw.
+        """
+        self._enter_term(self._term + 1, self.node_id)
+        self._become(Role.CANDIDATE)
+        self._leader_id = None
+        self._election.votes = {self.node_id: True}
+        self._wait_to_retry(self._backoff)
+
     @property
     def _electors(self) -> list[NodeId]:
         return [peer for peer in self._peers if self._conf.is_voter(peer)]
 
     def _count_votes(self) -> VoteResult:
-        return joint_vote_result(self._conf.voters, self._conf.outgoing, self._votes)
+        return joint_vote_result(self._conf.voters, self._conf.outgoing, self._election.votes)
 
     def _on_pre_vote_resp(self, message: PreVoteResp) -> None:
         if self._role is not Role.PRE_CANDIDATE or message.term != self._term + message.granted:
             return
-        self._votes[message.src] = message.granted
+        self._election.votes[message.src] = message.granted
         if self._count_votes() is VoteResult.WON:
             self._cause = Cause(CauseKind.PRE_VOTE_WON)
             self._campaign(force=False)
@@ -107,7 +114,7 @@ class Election(Membership):
     def _on_vote_resp(self, message: VoteResp) -> None:
         if self._role is not Role.CANDIDATE:
             return
-        self._votes[message.src] = message.granted
+        self._election.votes[message.src] = message.granted
         if self._count_votes() is VoteResult.WON:
             self._become_leader()
 
@@ -124,7 +131,7 @@ class Election(Membership):
 
         A leader that asks for votes itself leads no more.
         """
-        if self._role is Role.LEADER or self._now < self._deaf_until:
+        if self._role is Role.LEADER or self._now < self._election.no_votes_before:
             return True
         if self._now - self._leader_heard_at >= self.config.election_timeout_seconds_min:
             return False
@@ -145,9 +152,8 @@ class Election(Membership):
         elif not message.last.is_at_least(own):
             denial = Denial.STALE_LOG
         elif self._yields_to(message.src, message.last):
-            self._role = Role.FOLLOWER
+            self._become(Role.FOLLOWER)
             self._cause = Cause(CauseKind.OTHER_CANDIDATE, message.src)
-            self._dirty = True
             self._wait_to_retry()
         term = self._term if denial else message.next_term
         self._post(PreVoteResp(self.node_id, message.src, term, denial is None, own, denial))

@@ -20,8 +20,8 @@ class Following(CoreState):
             )
             self._cause = Cause(CauseKind.LEADER_FOUND, leader_id)
             self._become_follower(self._term, leader_id)
-        self._failed_rounds = self._campaigns = self._silences = 0
-        self._leader_heard_at = self._quiet_since = self._now
+        self._election.failed_rounds = self._election.pre_vote_rounds = self._election.timeouts_left_to_others = 0
+        self._leader_heard_at = self._election.waiting_since = self._now
 
     def _on_append_req(self, message: AppendReq) -> None:
         self._follow(message.src)
@@ -110,9 +110,9 @@ class Following(CoreState):
 
     def _on_heartbeat(self, message: Heartbeat) -> None:
         self._follow(message.src)
-        if message.preferred != self._preferred:
+        if message.preferred != self._election.preferred_priority:
             # How long its silence is borne depends on it.
-            self._preferred = message.preferred
+            self._election.preferred_priority = message.preferred
             self._wait_for_leader()
         # Only what was compared with this leader's log can be known to be committed by it.
         index = min(message.commit, self._verified)

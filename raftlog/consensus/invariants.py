@@ -34,10 +34,10 @@ def check_core(core: CoreState) -> None:
     if core._role is Role.LEADER:
         _check_leader(core)
     else:
-        assert not core._rounds.waiting, f"{core.node_id} is {core._role.value}, reads wait for it to lead"
-        assert not core._rounds.under_way, f"{core.node_id} is {core._role.value}, rounds of reads are under way"
+        assert not core._reads.rounds.waiting, f"{core.node_id} is {core._role.value}, reads wait for it to lead"
+        assert not core._reads.rounds.under_way, f"{core.node_id} is {core._role.value}, rounds of reads are under way"
         assert commit <= core._verified, f"{commit} is committed, only {core._verified} was verified"
-        assert core._transfer_to is None, f"{core.node_id} hands over to {core._transfer_to} and does not lead"
+        assert core._transfer.to is None, f"{core.node_id} hands over to {core._transfer.to} and does not lead"
     _check_confs(core)
 
 
@@ -73,10 +73,10 @@ def _check_leader(core: CoreState) -> None:
     )
     nbytes = sum(span.nbytes for span in core._uncommitted)
     assert nbytes == core._uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {core._uncommitted_bytes}"
-    core._rounds.check_invariants()
+    core._reads.rounds.check_invariants()
     own = [index for index, _ in core._confs if index > max(core._commit, core._term_start)]
     assert len(own) <= 1, f"{core.node_id} began changes at {own}, none of them is committed"
-    target = core._transfer_to
+    target = core._transfer.to
     assert target is None or target in core._conf.voters, f"{target} is to take over and is no voter"
     for progress in core._peers.values():
         progress.check_invariants()

@@ -27,11 +27,10 @@ class Leading(LeadershipTransfer, Reading):
 
     def _become_leader(self) -> None:
         """Open the term with an entry of its own, without which nothing older could be committed (thesis 3.6.2)."""
-        assert self._role is Role.CANDIDATE, f"a {self._role.value} was elected in term {self._term}"
-        self._role = Role.LEADER
+        self._become(Role.LEADER)
         self._cause = Cause(CauseKind.ELECTED)
         self._leader_id = self.node_id
-        self._failed_rounds = 0
+        self._election.failed_rounds = 0
         first = self._log.last_index + 1
         for progress in self._peers.values():
             progress.reset(first, self._now)
@@ -39,16 +38,16 @@ class Leading(LeadershipTransfer, Reading):
         self._uncommitted = deque(self._tail.after(self._commit))
         self._uncommitted_bytes = sum(span.nbytes for span in self._uncommitted)
         self._term_start = first
-        self._yield_after = self._now + self.config.election_timeout_seconds_max
-        self._outranked_beats = 0
-        self._preferred = None
+        self._transfer.not_before = self._now + self.config.election_timeout_seconds_max
+        self._transfer.outranked_beats = 0
+        self._election.preferred_priority = None
         if self._conf.is_joint:
             # Committed or not, what begins this term is to be committed before the change is ended.
             self._conf_open = first
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
         self._heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
         self._announce_at = float("inf")
-        self._lease_given_up = False
+        self._reads.lease_given_up = False
 
     def _append_own(self, span: Span) -> None:
         self._append(span)
@@ -123,7 +122,7 @@ class Leading(LeadershipTransfer, Reading):
             self._offers.append(progress.peer)
             self._dirty = True
 
-    def _meet_at_base(self, progress: Progress) -> None:
+    def _restart_at_base(self, progress: Progress) -> None:
         """What the peer was to get next was deleted; whether it has got the entry before the rest, it must tell."""
         first = self._log.base.index + 1
         if progress.state is PeerState.RESET:
@@ -209,7 +208,7 @@ class Leading(LeadershipTransfer, Reading):
         progress.heard(message.seq)
         progress.disk_ok = message.disk_ok
         progress.applied = message.applied
-        if self._rounds.under_way:
+        if self._reads.rounds.under_way:
             progress.read_round = max(progress.read_round, message.read_round)
             self._confirm_reads()
         progress.priority = message.priority
@@ -229,7 +228,7 @@ class Leading(LeadershipTransfer, Reading):
         progress.match = index
         if progress.next <= index:
             progress.next = index + 1
-        if self._transfer_to is not None:
+        if self._transfer.to is not None:
             self._dirty = True
         self._advance_commit()
 
@@ -258,14 +257,14 @@ class Leading(LeadershipTransfer, Reading):
             self._become_follower(self._term, None)
             return
         self._heartbeat_at = self._now + self.config.heartbeat_seconds
-        if self._transfer_to is not None:
-            self._transfer_told = False
+        if self._transfer.to is not None:
+            self._transfer.told = False
             self._offer_leadership(patient=False)
-        if self._disk_full and self._now >= self._yield_after:
+        if self._disk_full and self._now >= self._transfer.not_before:
             self.transfer(None, self._now)
         self._yield_to_preferred()
-        self._preferred = self._preferred_next
-        if self._rounds.under_way:
+        self._election.preferred_priority = self._preferred_next
+        if self._reads.rounds.under_way:
             # A smaller group may need fewer answers than there were voters to ask.
             self._confirm_reads()
         for progress in self._peers.values():

@@ -54,17 +54,17 @@ class LeadershipTransfer(CoreState):
         self._now = now
         if self._role is not Role.LEADER:
             return Refusal.NOT_LEADER
-        if to == self.node_id or (self._transfer_to is not None and to in (None, self._transfer_to)):
+        if to == self.node_id or (self._transfer.to is not None and to in (None, self._transfer.to)):
             return None
-        if self._transfer_to is not None:
+        if self._transfer.to is not None:
             return Refusal.TRANSFERRING
         if to is not None and to not in self._conf.voters:
             return Refusal.UNKNOWN_NODE
         able = [peer for peer in self._successors() if to in (None, peer.peer)]
         if not able:
             return Refusal.NOT_CAUGHT_UP
-        self._transfer_to = able[0].peer
-        self._transfer_until = now + self.config.election_timeout_seconds_min
+        self._transfer.to = able[0].peer
+        self._transfer.until = now + self.config.election_timeout_seconds_min
         self._dirty = True
         return None
 
@@ -73,24 +73,24 @@ class LeadershipTransfer(CoreState):
 
         While ``patient``, all proposals are waited for to be committed, so that nobody is left in doubt about one.
         """
-        assert self._transfer_to is not None, "nobody is to take over"
-        progress = self._peers[self._transfer_to]
+        assert self._transfer.to is not None, "nobody is to take over"
+        progress = self._peers[self._transfer.to]
         last = self._log.last_index
-        if self._transfer_told or progress.match < last or (patient and self._commit < last):
+        if self._transfer.told or progress.match < last or (patient and self._commit < last):
             return
-        self._transfer_told = True
+        self._transfer.told = True
         self._tell_to_lead(progress)
 
     def _tell_to_lead(self, progress: Progress) -> None:
         assert progress.peer in self._conf.voters, f"{progress.peer} has no vote and was to take over"
         # It may be elected at any later time, whoever hears this leader then.
-        self._lease_given_up = True
+        self._reads.lease_given_up = True
         self._post(TimeoutNow(self.node_id, progress.peer, self._term))
 
     def _fail_transfer(self) -> None:
         """The target did not take over in time."""
-        self._end_transfer()
-        self._yield_after = self._now + _QUIET_TIMEOUTS * self.config.election_timeout_seconds_max
+        self._transfer.end()
+        self._transfer.not_before = self._now + _QUIET_TIMEOUTS * self.config.election_timeout_seconds_max
         self._dirty = True
 
     # -- other reasons -----------------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ class LeadershipTransfer(CoreState):
 
     def _yield_to_preferred(self) -> None:
         """Give way to a voter of higher priority that has been fit to lead for some heartbeats."""
-        if self._now < self._yield_after or self._transfer_to is not None or self._commit < self._term_start:
+        if self._now < self._transfer.not_before or self._transfer.to is not None or self._commit < self._term_start:
             return
         preferred = next(iter(self._successors()), None)
         if preferred is None or preferred.priority is None or preferred.priority <= self.config.priority:
-            self._outranked_beats = 0
+            self._transfer.outranked_beats = 0
             return
-        self._outranked_beats += 1
-        if self._outranked_beats >= _OUTRANKED_BEATS:
+        self._transfer.outranked_beats += 1
+        if self._transfer.outranked_beats >= _OUTRANKED_BEATS:
             self.transfer(preferred.peer, self._now)
 
     @property

@@ -44,7 +44,7 @@ class Membership(Leading):
         conf = changed(self._conf, change)
         if len(conf.members) > MEMBERS_MAX or len(encode_conf(conf)) > CONF_PROPOSED_BYTES_MAX:
             return Refusal.INVALID_CHANGE
-        self._outranked_beats = 0
+        self._transfer.outranked_beats = 0
         return self._append_conf(conf)
 
     def _why_not(self, change: ConfChange) -> Refusal | None:
@@ -70,7 +70,7 @@ class Membership(Leading):
     @property
     def transferring(self) -> bool:
         """Whether this leader takes no proposals because it is about to stop leading."""
-        return self._role is Role.LEADER and (self._transfer_to is not None or self._leaves)
+        return self._role is Role.LEADER and (self._transfer.to is not None or self._leaves)
 
     def _append_conf(self, conf: ConfState) -> int:
         index = self._log.last_index + 1

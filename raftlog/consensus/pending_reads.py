@@ -22,7 +22,7 @@ class Read(NamedTuple):
     commit: int
 
 
-class Rounds:
+class ReadRounds:
     """A leader's reads: those that no heartbeat has been sent for yet, and those of each round under way."""
 
     __slots__ = ("newest", "under_way", "waiting")
@@ -67,7 +67,7 @@ class Rounds:
                 assert commit >= read.commit, f"read {read.ctx} came in at {read.commit}, round {number} is at {commit}"
 
 
-class Asked:
+class ForwardedReads:
     """A follower's reads: those to ask about with the next message, and those of each question under way.
 
     Questions are numbered from ``number`` on. That is drawn at random in each run of a process, so that an answer to a

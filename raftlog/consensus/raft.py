@@ -223,7 +223,7 @@ class RaftCore(Election, Following):
         self._now = now
         if self._role is not Role.LEADER:
             return Refusal.NOT_LEADER
-        if self._transfer_to is not None or self._leaves:
+        if self._transfer.to is not None or self._leaves:
             return Refusal.TRANSFERRING
         if self._uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
             return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
@@ -265,11 +265,11 @@ class RaftCore(Election, Following):
         if now < self.next_deadline():
             return
         if self._role is not Role.LEADER:
-            self._on_silence()
+            self._on_election_timeout()
             return
         if now >= self._announce_at:
             self._announce_to_all()
-        if now >= self._transfer_until:
+        if now >= self._transfer.until:
             self._fail_transfer()
         if now >= self._heartbeat_at:
             self._beat()
@@ -283,7 +283,7 @@ class RaftCore(Election, Following):
         """
         assert seconds > 0, f"a stall of {seconds} s"
         self._now = now
-        self._quiet_since = min(self._quiet_since + seconds, now)
+        self._election.waiting_since = min(self._election.waiting_since + seconds, now)
         self._leader_heard_at = min(self._leader_heard_at + seconds, now)
         for progress in self._peers.values():
             progress.overslept(seconds, now)
@@ -291,8 +291,8 @@ class RaftCore(Election, Following):
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
         if self._role is Role.LEADER:
-            return min(self._heartbeat_at, self._announce_at, self._transfer_until)
-        return self._quiet_since + self._patience
+            return min(self._heartbeat_at, self._announce_at, self._transfer.until)
+        return self._election.waiting_since + self._election.timeout
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
         """The process of ``peer`` has ended, as far as can be told. If it led, nobody needs to wait for its silence,
@@ -302,17 +302,17 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER:
             if (progress := self._peers.get(peer)) is not None:
                 self._probe(progress, progress.match + 1, awaiting=True)
-                if peer == self._transfer_to:
+                if peer == self._transfer.to:
                     self._fail_transfer()
         elif peer == self._leader_id and not self.config.lease_reads:
             self._cause = Cause(CauseKind.LEADER_ENDED, peer)
             self._become_follower(self._term, None)
             self._leader_heard_at = float("-inf")
-            if self._outranked:
+            if self._is_outranked:
                 # Somebody who is preferred has probably noticed too.
-                self._patience = PRIORITY_SECONDS
+                self._election.timeout = PRIORITY_SECONDS
             elif self._electable:
-                self._ask_around()
+                self._pre_campaign()
 
     def persist(self, now: float) -> None:
         """Have `Effects.storage` come, be it empty: the caller has something of its own to write with it."""
@@ -343,7 +343,7 @@ class RaftCore(Election, Following):
         if full == self._disk_full:
             return
         self._disk_full = full
-        self._silences = 0
+        self._election.timeouts_left_to_others = 0
         if self._role is Role.LEADER:
             if full:
                 self.transfer(None, now)
@@ -377,7 +377,7 @@ class RaftCore(Election, Following):
         if self._role is Role.LEADER:
             for progress in self._peers.values():
                 if progress.next <= index:
-                    self._meet_at_base(progress)
+                    self._restart_at_base(progress)
 
     def retain_from(self) -> int:
         """The lowest index that a peer still needs, as far as a leader knows; what went silent is not waited for.
@@ -398,17 +398,17 @@ class RaftCore(Election, Following):
         effects = Effects()
         if self._settle_due:
             self._settle()
-        if self._transfer_to is not None:
+        if self._transfer.to is not None:
             self._offer_leadership(patient=True)
         if self._role is Role.LEADER:
             self._replicate()
-            if self._rounds.waiting:
+            if self._reads.rounds.waiting:
                 self._begin_round()
         elif self._answer_due:
             self._answer_appends()
         if self._abstaining:
             self._seek_release()
-        if self._asked:
+        if self._reads.asked:
             self._ask_leader()
         effects.storage = self._issue_storage()
         if self._outbox or self._released:
@@ -427,9 +427,9 @@ class RaftCore(Election, Following):
         if self._conf is not self._told_conf:
             effects.conf = self._told_conf = self._conf
         effects.failed_from, self._failed_from = self._failed_from, None
-        if self._answered_reads:
-            effects.reads = self._answered_reads
-            self._answered_reads = []
+        if self._reads.answered:
+            effects.reads = self._reads.answered
+            self._reads.answered = []
         self._dirty = False
         return effects
 
@@ -451,7 +451,7 @@ class RaftCore(Election, Following):
                 leader_id = message.src
             case _:
                 pass
-        if self._role is Role.LEADER and message.src == self._transfer_to:
+        if self._role is Role.LEADER and message.src == self._transfer.to:
             kind = CauseKind.HANDED_OVER
         else:
             kind = CauseKind.NEWER_TERM if leader_id is None else CauseKind.LEADER_FOUND

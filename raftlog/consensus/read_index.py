@@ -23,28 +23,28 @@ class Reading(CoreState):
         elif self._leader_id is None:
             self._answer_read(None, ctx, None)
         else:
-            if self._asked_of != (self._term, self._leader_id):
+            if self._reads.asked_of != (self._term, self._leader_id):
                 self._abandon_questions()
-                self._asked_of = (self._term, self._leader_id)
-            self._asked.waiting.append(ctx)
+                self._reads.asked_of = (self._term, self._leader_id)
+            self._reads.asked.waiting.append(ctx)
             self._dirty = True
 
     def _ask_leader(self) -> None:
         """Ask about everything that waits, in one message; give up what the leader has not answered for long."""
-        if self._asked_of != (self._term, self._leader_id):
+        if self._reads.asked_of != (self._term, self._leader_id):
             self._abandon_questions()
             return
-        for ctx in self._asked.overdue(self._now - self.config.election_timeout_seconds_max):
+        for ctx in self._reads.asked.overdue(self._now - self.config.election_timeout_seconds_max):
             self._answer_read(None, ctx, None)
-        if self._asked.waiting and self._leader_id is not None:
-            self._post(ReadIndexReq(self.node_id, self._leader_id, self._term, self._asked.ask(self._now)))
+        if self._reads.asked.waiting and self._leader_id is not None:
+            self._post(ReadIndexReq(self.node_id, self._leader_id, self._term, self._reads.asked.ask(self._now)))
 
     def _abandon_questions(self) -> None:
-        for ctx in self._asked.abandon():
+        for ctx in self._reads.asked.abandon():
             self._answer_read(None, ctx, None)
 
     def _on_read_index_resp(self, message: ReadIndexResp) -> None:
-        for ctx in self._asked.answered(message.ctx):
+        for ctx in self._reads.asked.answered(message.ctx):
             self._answer_read(None, ctx, message.index)
             if ctx == OWN_READ and message.index is not None:
                 self._abstain_until = message.last
@@ -63,7 +63,9 @@ class Reading(CoreState):
         if self._abstain_until is not None:
             if self._verified_durable >= self._abstain_until:
                 self._abstaining = False
-        elif self._leader_id is not None and self._now >= self._abstain_ask_at and not self._asked.holds(OWN_READ):
+        elif self._leader_id is None or self._now < self._abstain_ask_at:
+            pass
+        elif not self._reads.asked.holds(OWN_READ):
             self._abstain_ask_at = self._now + self.config.heartbeat_seconds
             self._read(OWN_READ)
 
@@ -79,13 +81,13 @@ class Reading(CoreState):
         if self._holds_lease:
             self._answer_read(asker, ctx, self._commit)
         else:
-            self._rounds.wait(asker, ctx, self._commit)
+            self._reads.rounds.wait(asker, ctx, self._commit)
             self._dirty = True
 
     @property
     def _holds_lease(self) -> bool:
         """Whether nobody else can have been elected yet, if clocks run about equally fast (thesis 6.4.1)."""
-        if not self.config.lease_reads or self._commit < self._term_start or self._lease_given_up:
+        if not self.config.lease_reads or self._commit < self._term_start or self._reads.lease_given_up:
             return False
         return self._now - self._heard_since < _LEASE_SHARE * self.config.election_timeout_seconds_min
 
@@ -95,7 +97,7 @@ class Reading(CoreState):
         """
         if self._commit < self._term_start:
             return
-        rounds = self._rounds
+        rounds = self._reads.rounds
         rounds.begin(self._commit)
         for progress in self._peers.values():
             if self._conf.is_voter(progress.peer):
@@ -104,10 +106,10 @@ class Reading(CoreState):
 
     def _send_heartbeat(self, progress: Progress) -> None:
         seq = progress.stamp(self._now)
-        read_round, preferred = self._rounds.newest, self._preferred
+        read_round, preferred = self._reads.rounds.newest, self._election.preferred_priority
         self._post(Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, read_round, preferred))
 
     def _confirm_reads(self) -> None:
-        rounds = self._rounds
+        rounds = self._reads.rounds
         for read, index in rounds.confirmed(self._agreed(rounds.newest, lambda progress: progress.read_round)):
             self._answer_read(read.asker, read.ctx, index)

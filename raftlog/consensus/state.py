@@ -11,10 +11,12 @@ from raftlog.consensus.causes import Cause
 from raftlog.consensus.effects import Fetch, StorageOp
 from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
-from raftlog.consensus.pending_reads import Asked, Rounds
+from raftlog.consensus.pending_reads import ForwardedReads
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import Number, agreed
+from raftlog.consensus.roles import TRANSITIONS
 from raftlog.consensus.span_cache import Tail
+from raftlog.consensus.state_parts import ElectionState, ReadState, TransferState
 from raftlog.consensus.types import (
     ConfState,
     CoreConfig,
@@ -84,17 +86,10 @@ class CoreState:
         self._leader_heard_at = float("-inf")
 
         # With leases a voter that restarts must act as if it had heard a leader until a moment ago.
-        self._deaf_until = now + config.election_timeout_seconds_min if config.lease_reads else now
-
-        # Elections: silence since ``_quiet_since`` for ``_patience`` seconds starts one.
-        self._quiet_since = now
-        self._patience = 0.0
-        self._votes: dict[NodeId, bool] = {}
-        self._failed_rounds = 0
+        no_votes_before = now + config.election_timeout_seconds_min if config.lease_reads else now
+        self._election = ElectionState(waiting_since=now, no_votes_before=no_votes_before)
         self._disk_slow = False
         self._disk_full = False
-        # How often in a row patience ran out while this node left the campaigning to others.
-        self._silences = 0
 
         # Abstaining: what must be durable here in this term before this node votes again, and when to ask (again) how
         # much that is.
@@ -111,24 +106,8 @@ class CoreState:
         self._heartbeat_at = now
         self._announce_at = float("inf")
 
-        # Reads: a leader's; a follower's, with the term and the leader it asked; and their answers. Who was told to
-        # take over may be elected at any later time: then the lease is worth nothing for the rest of the term.
-        self._rounds = Rounds()
-        self._asked = Asked(rng.getrandbits(62))
-        self._asked_of: tuple[int, NodeId | None] = (0, None)
-        self._answered_reads: list[tuple[int, int | None]] = []
-        self._lease_given_up = False
-        # A leader that hands over: to whom, until when it waits for that, and whether the target has been told.
-        self._transfer_to: NodeId | None = None
-        self._transfer_until = float("inf")
-        self._transfer_told = False
-
-        # Priorities: the highest among those that can take over, as the leader told; rounds of pre-votes since then. Of
-        # a leader: in how many heartbeats it saw somebody whom it should give way to, and when it may do so.
-        self._preferred: int | None = None
-        self._campaigns = 0
-        self._outranked_beats = 0
-        self._yield_after = 0.0
+        self._reads = ReadState(ForwardedReads(rng.getrandbits(62)))
+        self._transfer = TransferState()
 
         # Output. ``_shell_last`` is where the log ends outside, with the entries that a leader proposed itself.
         self._dirty = self._hard_state_changed
@@ -158,7 +137,7 @@ class CoreState:
         else:
             # A leader that there is would be heard of at once, and asking around disturbs nobody.
             self._wait_to_retry()
-            self._patience += self._deaf_until - now
+            self._election.timeout += self._election.no_votes_before - now
 
     # -- membership --------------------------------------------------------------------------------------------
 
@@ -275,6 +254,12 @@ class CoreState:
 
     # -- roles and terms ---------------------------------------------------------------------------------------
 
+    def _become(self, role: Role) -> None:
+        """The only place where the role changes."""
+        assert (self._role, role) in TRANSITIONS, f"a {self._role.value} was to become a {role.value}"
+        self._role = role
+        self._dirty = True
+
     def _become_follower(self, term: int, leader_id: NodeId | None) -> None:
         """Follow ``leader_id``, or wait for a leader of ``term`` to show up."""
         if self._role is Role.LEADER:
@@ -283,13 +268,12 @@ class CoreState:
         if term > self._term:
             self._enter_term(term, None)
         assert term == self._term, f"term {term} after term {self._term}"
-        self._role = Role.FOLLOWER
+        self._become(Role.FOLLOWER)
         self._leader_id = leader_id
-        self._dirty = True
         self._wait_for_leader()
 
     def _give_up_reads(self) -> None:
-        for read in self._rounds.abandon():
+        for read in self._reads.rounds.abandon():
             self._answer_read(read.asker, read.ctx, None)
 
     def _give_up_proposals(self) -> None:
@@ -298,7 +282,7 @@ class CoreState:
             self._failed_from = first
         self._uncommitted.clear()
         self._uncommitted_bytes = 0
-        self._end_transfer()
+        self._transfer.end()
         self._verified = self._commit
         # They may name entries that the next leader cuts off before this step's messages are sent.
         self._outbox = [m for m in self._outbox if type(m) is not AppendReq]
@@ -326,12 +310,12 @@ class CoreState:
         Where somebody else is preferred, that one's time-out certainly ends first.
         """
         low, high = self.config.election_timeout_seconds_min, self.config.election_timeout_seconds_max
-        self._quiet_since = self._now
-        self._campaigns = 0
+        self._election.waiting_since = self._now
+        self._election.pre_vote_rounds = 0
         if self._surely_alone and not self._abstaining:
-            self._patience = 0.0
+            self._election.timeout = 0.0
         else:
-            self._patience = self._rng.uniform(low, high) + (high - low) * self._outranked
+            self._election.timeout = self._rng.uniform(low, high) + (high - low) * self._is_outranked
 
     @property
     def _surely_alone(self) -> bool:
@@ -344,22 +328,17 @@ class CoreState:
         return True
 
     @property
-    def _outranked(self) -> bool:
-        return self._preferred is not None and self.config.priority < self._preferred
-
-    def _end_transfer(self) -> None:
-        self._transfer_to = None
-        self._transfer_until = float("inf")
-        self._transfer_told = False
-        self._outranked_beats = 0
+    def _is_outranked(self) -> bool:
+        preferred = self._election.preferred_priority
+        return preferred is not None and self.config.priority < preferred
 
     def _wait_to_retry(self, factor: int = 1) -> None:
         """Wait a short while before the next round of an election."""
-        config = self.config
-        self._quiet_since = self._now
-        self._patience = factor * self._rng.uniform(config.vote_retry_seconds_min, config.vote_retry_seconds_max)
-        if self._outranked:
-            self._patience += PRIORITY_SECONDS * 0.5**self._campaigns
+        config, election = self.config, self._election
+        election.waiting_since = self._now
+        election.timeout = factor * self._rng.uniform(config.vote_retry_seconds_min, config.vote_retry_seconds_max)
+        if self._is_outranked:
+            election.timeout += PRIORITY_SECONDS * 0.5**election.pre_vote_rounds
 
     # -- output ------------------------------------------------------------------------------------------------
 
@@ -372,7 +351,7 @@ class CoreState:
         if asker is not None:
             self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))
         elif ctx != OWN_READ:
-            self._answered_reads.append((ctx, index))
+            self._reads.answered.append((ctx, index))
             self._dirty = True
 
     def _answer_appends(self) -> None:

@@ -47,9 +47,9 @@ def check_message(core: CoreState, message: Message) -> None:
             _check_leader(core, message)
         case HeartbeatResp() if core._role is Role.LEADER and message.term == own:
             _check_position(core, message, message.durable)
-            if message.read_round > core._rounds.newest:
+            if message.read_round > (newest := core._reads.rounds.newest):
                 raise MessageRefused(
-                    f"{message.src} answers round {message.read_round} of reads, the newest is {core._rounds.newest}"
+                    f"{message.src} answers round {message.read_round} of reads, the newest is {newest}"
                 )
         case _:
             pass

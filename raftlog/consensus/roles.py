@@ -1,0 +1,36 @@
+"""Which role may follow which, and when. `CoreState._become` is the only place where a role changes, and asserts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from raftlog.consensus.types import Role
+
+TRANSITIONS: Final[Mapping[tuple[Role, Role], str]] = {
+    (Role.FOLLOWER, Role.FOLLOWER): "a leader shows up, goes silent, or a newer term begins",
+    (Role.FOLLOWER, Role.PRE_CANDIDATE): "election timeout, or the leader's process ended",
+    (Role.FOLLOWER, Role.CANDIDATE): "the leader asks it to take over (TimeoutNow), or it is the only voter",
+    (Role.PRE_CANDIDATE, Role.PRE_CANDIDATE): "no majority has answered the pre-vote in time",
+    (Role.PRE_CANDIDATE, Role.CANDIDATE): "a majority would elect it, or the leader asks it to take over",
+    (Role.PRE_CANDIDATE, Role.FOLLOWER): "a leader, a newer term, a better candidate, its vote, or a slow or full disk",
+    (Role.CANDIDATE, Role.LEADER): "a majority has voted for it",
+    (Role.CANDIDATE, Role.CANDIDATE): "the leader asks it to take over (TimeoutNow)",
+    (Role.CANDIDATE, Role.PRE_CANDIDATE): "no majority has voted in time",
+    (Role.CANDIDATE, Role.FOLLOWER): "a leader, a newer term, a better candidate, or a slow or full disk",
+    (Role.LEADER, Role.FOLLOWER): "a newer term, no majority heard, a slow disk, or no vote any more",
+}
+"""From one role to the next: what makes it happen. A pair that is not here is a bug."""
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, without the transitions from a role to itself."""
+    lines = ["stateDiagram-v2", f"    [*] --> {_name(Role.FOLLOWER)}: start"]
+    for (role, following), cause in TRANSITIONS.items():
+        if role is not following:
+            lines.append(f"    {_name(role)} --> {_name(following)}: {cause}")
+    return "\n".join(lines) + "\n"
+
+
+def _name(role: Role) -> str:
+    return role.value.replace("-", "_")

@@ -1,0 +1,199 @@
+"""Every message to every role, of a lower, the same and a higher term: which role follows, and none that must not.
+
+What follows is written in roles.txt, beside this file; ``REWRITE=1`` in the environment writes it anew. The diagram of
+roles in ARCHITECTURE.md is made from the table of the code in the same way.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raftlog.consensus.messages import (
+    AppendReq,
+    AppendResp,
+    Heartbeat,
+    HeartbeatResp,
+    Message,
+    PreVoteReq,
+    PreVoteResp,
+    ReadIndexReq,
+    ReadIndexResp,
+    TimeoutNow,
+    VoteReq,
+    VoteResp,
+)
+from raftlog.consensus.raft import RaftCore
+from raftlog.consensus.roles import TRANSITIONS, diagram
+from raftlog.consensus.types import NONE, LogId, Role
+from raftlog.consensus.validation import MessageRefused
+from tests.paper.group import A, B, C, Group
+
+ROOT = Path(__file__).parent.parent.parent
+TABLE = Path(__file__).with_name("roles.txt")
+CONSENSUS = ROOT / "raftlog" / "consensus"
+LONG_LOG = LogId(50, 4)
+TERMS = {"lower": -1, "same": 0, "higher": 1}
+
+
+class Watched(RaftCore):
+    """A core that notes which role followed which."""
+
+    seen: set[tuple[Role, Role]]
+
+    def _become(self, role: Role) -> None:
+        before = self._role
+        super()._become(role)
+        self.__dict__.setdefault("seen", set()).add((before, role))
+
+
+def _follower(group: Group) -> None:
+    group.elect(B)
+
+
+def _waiting(group: Group) -> None:
+    """A follower that knows no leader."""
+
+
+def _pre_candidate(group: Group) -> None:
+    group.time_out(A)
+
+
+def _candidate(group: Group) -> None:
+    group.time_out(A)
+    group.hand_over(PreVoteResp(B, A, group[A].term + 1, True, NONE))
+
+
+def _leader(group: Group) -> None:
+    group.elect(A)
+
+
+STARTS: dict[str, tuple[Role, Callable[[Group], None]]] = {
+    "follower": (Role.FOLLOWER, _follower),
+    "without leader": (Role.FOLLOWER, _waiting),
+    "pre-candidate": (Role.PRE_CANDIDATE, _pre_candidate),
+    "candidate": (Role.CANDIDATE, _candidate),
+    "leader": (Role.LEADER, _leader),
+}
+
+MESSAGES: dict[str, Callable[[int], Message]] = {
+    "PreVoteReq, longer log": lambda term: PreVoteReq(B, A, term, term + 1, LONG_LOG),
+    "PreVoteReq, shorter log": lambda term: PreVoteReq(B, A, term, term + 1, NONE),
+    "PreVoteResp, granted": lambda term: PreVoteResp(B, A, term, True, NONE),
+    "PreVoteResp, denied": lambda term: PreVoteResp(B, A, term, False, NONE),
+    "VoteReq, longer log": lambda term: VoteReq(B, A, term, LONG_LOG),
+    "VoteReq, shorter log": lambda term: VoteReq(B, A, term, NONE),
+    "VoteReq, asked by the leader": lambda term: VoteReq(C, A, term, LONG_LOG, force=True),
+    "VoteResp, granted": lambda term: VoteResp(B, A, term, True),
+    "VoteResp, denied": lambda term: VoteResp(B, A, term, False),
+    "AppendReq": lambda term: AppendReq(B, A, term, NONE, (), 0, 9),
+    "AppendResp, accepted": lambda term: AppendResp(B, A, term, 1, True, 0, 0, NONE),
+    "AppendResp, rejected": lambda term: AppendResp(B, A, term, 1, False, 0, 0, NONE),
+    "Heartbeat": lambda term: Heartbeat(B, A, term, 9, 0),
+    "HeartbeatResp": lambda term: HeartbeatResp(B, A, term, 1, 0, 0),
+    "TimeoutNow": lambda term: TimeoutNow(B, A, term),
+    "ReadIndexReq": lambda term: ReadIndexReq(B, A, term, 1),
+    "ReadIndexResp": lambda term: ReadIndexResp(B, A, term, 1, None, 0),
+}
+
+
+def started(start: str) -> Group:
+    role, prepare = STARTS[start]
+    group = Group(3, logs={node: [4, 4] for node in (A, B, C)}, term=4, core_class=Watched)
+    prepare(group)
+    group.drop()
+    assert group[A].role is role
+    return group
+
+
+def outcomes() -> Iterator[tuple[str, str, str, str]]:
+    """Message, term, role before and what it is afterwards."""
+    for start in STARTS:
+        group = started(start)
+        for name, message in MESSAGES.items():
+            for relation, by in TERMS.items():
+                core = copy.deepcopy(group[A])
+                try:
+                    core.receive(message(core.term + by), group.now)
+                except MessageRefused:
+                    after = "refused"
+                except AssertionError as impossible:
+                    pytest.fail(f"{name} of a {relation} term at a {start}: {impossible}")
+                else:
+                    core.take_effects()
+                    core.check_invariants()
+                    after = core.role.value
+                yield name, relation, start, after
+
+
+def test_every_message_to_every_role() -> None:
+    found = {(name, relation, start): after for name, relation, start, after in outcomes()}
+    header = ["message", "term", *STARTS]
+    rows = [
+        [name, relation, *(found[name, relation, start] for start in STARTS)] for name in MESSAGES for relation in TERMS
+    ]
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    check_written(TABLE, TABLE.read_text() if TABLE.exists() else "", "\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def test_a_message_of_a_lower_term_changes_no_role() -> None:
+    for name, relation, start, after in outcomes():
+        if relation == "lower":
+            assert after in (STARTS[start][0].value, "refused") or name.startswith("PreVote"), (name, start, after)
+
+
+def test_each_transition_of_the_table_happens_and_no_other() -> None:
+    seen: set[tuple[Role, Role]] = set()
+    for start in STARTS:
+        for message in (*MESSAGES.values(), None):
+            for by in TERMS.values():
+                group = started(start)
+                core = group[A]
+                assert isinstance(core, Watched)
+                if message is None:
+                    group.now = core.next_deadline()
+                    core.tick(group.now)
+                else:
+                    try:
+                        core.receive(message(core.term + by), group.now)
+                    except MessageRefused:
+                        continue
+                seen |= core.seen if hasattr(core, "seen") else set()
+    assert seen == set(TRANSITIONS)
+
+
+def test_a_core_refuses_to_become_what_the_table_does_not_have() -> None:
+    core = started("follower")[A]
+    with pytest.raises(AssertionError, match="a follower was to become a leader"):
+        core._become(Role.LEADER)
+
+
+def test_the_role_is_set_in_one_place() -> None:
+    places = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(CONSENSUS.glob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"\b_role = ", line) and "_told_role" not in line
+    ]
+    assert places == ["state.py: self._role = Role.FOLLOWER", "state.py: self._role = role"]
+
+
+def test_the_diagram_in_the_documentation_is_that_of_the_table() -> None:
+    page = ROOT / "ARCHITECTURE.md"
+    text = page.read_text()
+    found = re.search(r"```mermaid\n(stateDiagram-v2\n.*?)```", text, re.DOTALL)
+    assert found is not None, "ARCHITECTURE.md has no diagram of roles"
+    check_written(page, text, text[: found.start(1)] + diagram() + text[found.end(1) :])
+
+
+def check_written(path: Path, before: str, after: str) -> None:
+    if os.environ.get("REWRITE") == "1":
+        path.write_text(after)
+    else:
+        assert after == before, f"{path.name}: look at the difference; if it is right, run again with REWRITE=1"
