@@ -3,8 +3,9 @@
 A producer sends a message of 100 bytes every 5 ms to a group of three real brokers, whatever happens. Unavailability
 is the longest time between two acknowledgements around the event; 5 ms of it is the producer's own pace. Events:
 the leader is killed (SIGKILL; the kernel closes its connections), the leader is cut off (its packets disappear without
-a word, those to clients included), leadership is transferred by the operator's command, and a rolling restart
-(SIGTERM, start again, wait until it is in step; node after node). Brokers run in network namespaces of one machine;
+a word, those to clients included), a follower is killed and stays away, leadership is transferred by the operator's
+command, and a rolling restart (SIGTERM, start again, wait until it is in step; node after node). After each fault the
+time until all replicas are level again is measured, from the moment of healing. Brokers run in network namespaces of one machine;
 fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
 
 ``python -m benchmarks.failover`` (``make bench-failover``); options: see ``--help``. Needs root, iproute2, nftables.
@@ -45,6 +46,8 @@ TOPIC = "failover"
 BODY = bytes(100)
 PACE_SECONDS = 0.005
 SETTLE_SECONDS = 1.0
+AWAY_SECONDS = 5.0
+"""How long a follower stays away."""
 RECOVERY_SECONDS_MAX = 60.0
 
 
@@ -65,6 +68,7 @@ class Plan(argparse.Namespace):
 class Sends:
     """What became of the messages: when each was acknowledged, and by whom last."""
 
+    sent: int = 0
     acknowledged_at: list[float] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     host: str = ""
@@ -97,6 +101,8 @@ class Bench:
     cluster: Cluster
     networks: Networks
     sends: Sends
+    recoveries: list[float] = field(default_factory=list)
+    """Seconds from each healing until all replicas were level."""
 
     @property
     def leader(self) -> str:
@@ -127,13 +133,33 @@ class Bench:
 
         gap = await self.around(kill, moves=True)
         await self.cluster.start(leader)
+        await self._recover()
         return gap
+
+    async def follower_gone(self) -> float:
+        """A follower's process ends at once, stays away for a while, and comes back."""
+        follower = next(node for node in self.cluster.nodes if node != self.leader)
+
+        async def leave() -> None:
+            await self.cluster.end(follower, signal.SIGKILL)
+            await trio.sleep(AWAY_SECONDS)
+
+        gap = await self.around(leave, moves=False)
+        await self.cluster.start(follower)
+        await self._recover()
+        return gap
+
+    async def _recover(self) -> None:
+        healed = trio.current_time()
+        await wait_settled(self.cluster)
+        self.recoveries.append(trio.current_time() - healed)
 
     async def cut_off(self) -> float:
         """The leader's network goes silent and comes back."""
         leader = self.leader
         gap = await self.around(partial(self.networks.cut_off, leader), moves=True)
         await self.networks.heal()
+        await self._recover()
         return gap
 
     async def transferred(self) -> float:
@@ -177,6 +203,7 @@ async def open_bench(directory: Path) -> AsyncIterator[Bench]:
 async def _send(producer: Producer, sends: Sends) -> None:
     due = trio.current_time()
     while True:
+        sends.sent += 1
         try:
             producer.send_nowait(Message(TOPIC, BODY), sends.settled)
         except ProducerBusy:
@@ -191,8 +218,9 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
     async with open_bench(directory) as bench:
         restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.nodes]
         events: list[tuple[str, float | None, float, list[Try]]] = [
-            ("leader killed", 0.5, 2.0, [bench.killed] * plan.tries),
+            ("leader killed", 0.5, 5.0, [bench.killed] * plan.tries),
             ("leader cut off", 2.5, 5.0, [bench.cut_off] * plan.tries),
+            ("follower gone", None, 5.0, [bench.follower_gone] * plan.tries),
             ("transfer", 0.1, 0.1, [bench.transferred] * plan.tries),
             ("restart of one node after the other", None, 4.0, restarts * plan.rounds),
         ]
@@ -200,11 +228,14 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
             if plan.only and not any(word in name for word in plan.only):
                 continue
             found = Events(name, p50_goal, max_goal, load_average())
-            failed_before = sum(bench.sends.failures.values())
+            failed_before, sent_before = sum(bench.sends.failures.values()), bench.sends.sent
+            bench.recoveries.clear()
             for attempt in tries:
                 found.gaps.append(await attempt())
                 print(f"{name}: {found.gaps[-1]:.3f} s", flush=True)
             found.failed_sends = sum(bench.sends.failures.values()) - failed_before
+            found.sends = bench.sends.sent - sent_before
+            found.recoveries = list(bench.recoveries)
             measured.append(found)
         await wait_settled(bench.cluster)
     return measured

@@ -16,7 +16,11 @@ class Events:
     max_goal: float | None
     load_average: float
     gaps: list[float] = field(default_factory=list)
+    sends: int = 0
+    """All that were sent from the first try to the end of the last one."""
     failed_sends: int = 0
+    recoveries: list[float] = field(default_factory=list)
+    """Seconds from each healing until all replicas were level; empty where nothing was broken."""
 
     @property
     def p50(self) -> float:
@@ -46,13 +50,14 @@ def markdown(measured: Sequence[Events], *, command: str, machine: str, date: st
         "Our producer, with default settings, sends a message of 100 bytes every 5 ms. Unavailability is the longest",
         "time between two acknowledgements around an event, as the producer sees it: detection, election, the name",
         "server's new route and the client's way to it included. A failed send is one that the producer reported as",
-        "failed or of unknown outcome after its timeout of 10 s.",
+        "failed or of unknown outcome after its timeout of 10 s. A replica is level when it is at most 20 log entries",
+        "behind its leader; the time until all are is counted from the moment of healing.",
         "",
         "A server that was cut off refuses nothing, so its clients find out by asking: once it was silent for 1 s, the",
         "name servers, four times a second, whether another one leads.",
         "",
-        "| event | tries | p50 | max | goal p50 / max | met | failed sends | load |",
-        "|---|---:|---:|---:|---:|---|---:|---:|",
+        "| event | tries | p50 | max | goal p50 / max | met | sends | failed | level again, max | load |",
+        "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|",
         *(_row(each) for each in measured),
         "",
         "Each try, in seconds, in order:",
@@ -67,7 +72,8 @@ def _row(each: Events) -> str:
     goal = f"{_seconds(each.p50_goal)} / {_seconds(each.max_goal)}"
     return (
         f"| {each.name} | {len(each.gaps)} | {_seconds(each.p50)} | {_seconds(each.maximum)} | {goal} "
-        f"| {'yes' if each.is_met else 'no'} | {each.failed_sends} | {each.load_average:.1f} |"
+        f"| {'yes' if each.is_met else 'no'} | {each.sends:,} | {each.failed_sends} "
+        f"| {_seconds(max(each.recoveries, default=None))} | {each.load_average:.1f} |"
     )
 
 

@@ -116,9 +116,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
         recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
         names = node_names(deployed.count + deployed.spares)
         nodes, spares = names[: deployed.count], names[deployed.count :]
-        network = await stack.enter_async_context(
-            open_network(plan.backend, len(names), directory, switched=deployed.switch)
-        )
+        network = await stack.enter_async_context(open_network(plan.backend, len(names), switched=deployed.switch))
         disks = await stack.enter_async_context(open_disks(directory, names)) if deployed.disks else {}
         shims = await stack.enter_async_context(open_shims(directory, names)) if deployed.shims else {}
         servers = f"{len(NAME_SERVERS)} name servers and {len(nodes)} brokers ({plan.backend})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 from jepsen.deployments import docker, netns
 from jepsen.deployments.local import open_loopback
@@ -25,26 +24,23 @@ def why_not(backend: str) -> str | None:
     return reasons[backend]() if backend in reasons else None
 
 
-def open_network(
-    backend: str, count: int, directory: Path, *, switched: bool = False
-) -> AbstractAsyncContextManager[Network]:
+def open_network(backend: str, count: int, *, switched: bool = False) -> AbstractAsyncContextManager[Network]:
     """The network of a back end, for brokers n0, n1, ... Raises what the back end does.
 
     Args:
-        directory: of the run.
-        switched: links of "netns" can be made slow, or lose packets.
+        switched: links of "netns" and "docker" can be made slow, or lose packets.
     """
     opened: dict[str, Callable[[int], AbstractAsyncContextManager[Network]]] = {
         "netns": partial(_namespaces, switched=switched),
         "local": open_loopback,
-        "docker": partial(_containers, directory=directory),
+        "docker": partial(_containers, switched=switched),
     }
     return opened[backend](count)
 
 
 @asynccontextmanager
-async def _containers(count: int, *, directory: Path) -> AsyncIterator[Network]:
-    async with docker.open_containers(count, directory) as containers:
+async def _containers(count: int, *, switched: bool) -> AsyncIterator[Network]:
+    async with docker.open_containers(count, switched=switched) as containers:
         yield containers
 
 

@@ -22,7 +22,7 @@ import trio
 
 from jepsen.deployments.disks import Disk
 from jepsen.deployments.leftovers import PREFIX, RUN_VARIABLE, is_held
-from jepsen.deployments.network import NAME_SERVERS, Address, Network
+from jepsen.deployments.network import NAME_SERVERS, Address, Launch, Network
 from jepsen.deployments.shim import Shim
 from jepsen.wire import ask_figures
 
@@ -93,16 +93,17 @@ class Cluster:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    async def start(self, name: str, limits: Sequence[str] = ()) -> None:
+    async def start(self, name: str, *, descriptors_max: int | None = None) -> None:
         """Start a server, the first time or again; does not wait until it serves.
 
-        ``limits``: a command that starts it with less than it would have, as ``prlimit``.
+        ``descriptors_max``: how many files it may have open; None: as many as others.
         """
+        program = self.network.program(name, self._launch(name, descriptors_max))
         if name in NAME_SERVERS:
             arguments = ["namesrv", "--listen", _text(self.network.listens(name)), "--data-dir"]
-            await self._spawn(name, limits, [*arguments, str(self.directory / name)])
+            await self._spawn(name, [*program, *arguments, str(self.data_dir(name))])
         else:
-            await self._spawn(name, limits, self._arguments(name))
+            await self._spawn(name, [*program, *self._arguments(name)])
         self._pids[name] = await self.network.server_pid(name, self._processes[name])
 
     async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
@@ -110,7 +111,7 @@ class Cluster:
 
         Returns its exit code and the end of what it said; None if it still ran after so long, and was stopped.
         """
-        command = [*self.network.program(node), *self._arguments(node), *options]
+        command = [*self.network.program(node, self._launch(node)), *self._arguments(node), *options]
         with trio.move_on_after(seconds):
             done = await trio.run_process(
                 command,
@@ -119,7 +120,6 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=self.source,
-                env=self._environment(node),
             )
             return done.returncode, done.stdout.decode(errors="replace").strip()[-SAID_CHARS_MAX:]
         return None
@@ -136,7 +136,7 @@ class Cluster:
         settings = {
             "advertise": _text(network.clients_reach(node)),
             "admin_from": network.administrators(),
-            "secret_file": str(self.directory / "group.secret"),
+            "secret_file": str(self._secret),
             **self.settings,
         }
         for name, value in settings.items():
@@ -237,27 +237,38 @@ class Cluster:
             self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
         await self.stop(name)
 
-    async def _spawn(self, name: str, limits: Sequence[str], arguments: Sequence[str]) -> None:
+    async def _spawn(self, name: str, command: Sequence[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
         with self.log_file(name).open("ab") as log:
             self._processes[name] = await self._nursery.start(
                 partial(
                     trio.run_process,
-                    [*limits, *self.network.program(name), *arguments, "--until-stdin-closes"],
+                    [*command, "--until-stdin-closes"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     check=False,
                     start_new_session=True,
                     cwd=self.source,
-                    env=self._environment(name),
                 )
             )
         self._wanted.add(name)
 
-    def _environment(self, name: str) -> dict[str, str]:
-        shim = self.shims[name].environment if name in self.shims else {}
-        return {**os.environ, "PYTHONPATH": str(self.source), RUN_VARIABLE: str(self.directory), **shim}
+    def _launch(self, name: str, descriptors_max: int | None = None) -> Launch:
+        shim = self.shims.get(name)
+        data_dir = self.data_dir(name)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        return Launch(
+            data_dir,
+            files=[self._secret, *(shim.files if shim is not None else ())],
+            environment={RUN_VARIABLE: str(self.directory), **(shim.environment if shim is not None else {})},
+            source=None if self.source == ROOT else self.source,
+            descriptors_max=descriptors_max,
+        )
+
+    @property
+    def _secret(self) -> Path:
+        return self.directory / "group.secret"
 
     # -- what they say -----------------------------------------------------------------------------------------------
 

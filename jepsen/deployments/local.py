@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges, Launch
 from jepsen.deployments.proxy import Link, serve
 from mq.cli.dev_cluster import HOST, Ports
 
@@ -54,9 +54,9 @@ class Loopback:
         """The proxy between the two; a broker reaches itself without one."""
         return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
 
-    def program(self, name: str) -> list[str]:
+    def program(self, name: str, launch: Launch) -> list[str]:
         """All run side by side."""
-        return [*RAFTMQ]
+        return [*launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: trio.Process) -> int:
         """What was started is the server."""

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from jepsen.deployments.leftovers import NAMESPACES
-from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges
+from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges, Launch
 from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Shape
 
 PREFIX = "rmqf"
@@ -152,11 +152,11 @@ class Networks:
     def command(self, name: str) -> list[str]:
         """What goes before a command so that it runs in the server's namespace, under its own process id."""
         # Not `ip netns exec`: each would have mounts of its own, and keep disks mounted that are detached here.
-        return ["nsenter", f"--net=/run/netns/{_namespace(name)}"]
+        return ["nsenter", f"--net=/run/netns/{namespace(name)}"]
 
-    def program(self, name: str) -> list[str]:
+    def program(self, name: str, launch: Launch) -> list[str]:
         """The server of this checkout, in its namespace."""
-        return [*self.command(name), *RAFTMQ]
+        return [*self.command(name), *launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: trio.Process) -> int:
         """What was started is the server."""
@@ -217,24 +217,38 @@ def _host(number: int) -> str:
     return f"{NETWORK}.{number + 1}"
 
 
-def _namespace(name: str) -> str:
+def namespace(name: str) -> str:
+    """The name of a server's namespace, also of its container."""
     return f"{PREFIX}-{name}"
 
 
+async def _make_namespace(name: str) -> None:
+    await _run("ip", "netns", "add", namespace(name))
+
+
 @asynccontextmanager
-async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[Networks]:
+async def open_networks(
+    count: int,
+    *,
+    switched: bool = False,
+    make: Callable[[str], Awaitable[None]] = _make_namespace,
+    remove: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+) -> AsyncIterator[Networks]:
     """Make namespaces and what joins them, and remove all at the end.
 
     Args:
         switched: packets pass a switch of ours and not a bridge of the kernel, so that links can be of poor quality.
+        make: makes the namespace of a server, by the server's name.
+        remove: removes what ``make`` made, or an interrupted run, besides namespaces.
 
     Raises NetworksInUse, NetworksFailed, subprocess.CalledProcessError.
     """
     with held("networks"):
+        await remove()
         await _remove()
         try:
             for name in _servers(count):
-                await _run("ip", "netns", "add", _namespace(name))
+                await make(name)
             if switched:
                 async with _open_switch(count) as switch:
                     await _address(count, OUTSIDE_CARD)
@@ -245,6 +259,7 @@ async def open_networks(count: int, *, switched: bool = False) -> AsyncIterator[
                 yield Networks(count)
         finally:
             with trio.CancelScope(shield=True):  # a dozen short commands
+                await remove()
                 await _remove()
 
 
@@ -254,14 +269,14 @@ async def _make_bridge(count: int) -> None:
         await _run("iptables", "-I", "FORWARD", *_LET_PASS)
     for name in _servers(count):
         outer = f"{PREFIX}-v-{name}"
-        await _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", _namespace(name))
+        await _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", namespace(name))
         await _run("ip", "link", "set", outer, "master", BRIDGE, "up")
 
 
 @asynccontextmanager
 async def _open_switch(count: int) -> AsyncIterator[trio.Process]:
     """Ends when its input does, also if this process is killed, and its cards with it."""
-    command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(_namespace, _servers(count))]
+    command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(namespace, _servers(count))]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
             partial(
@@ -280,7 +295,7 @@ async def _address(count: int, outside: str) -> None:
     await _run("ip", "addr", "add", f"{OUTSIDE}/24", "dev", outside)
     await _run("ip", "link", "set", outside, "up")
     for number, name in enumerate(_servers(count)):
-        inside = ("ip", "-n", _namespace(name))
+        inside = ("ip", "-n", namespace(name))
         await _run(*inside, "addr", "add", f"{_host(number)}/24", "dev", "eth0")
         await _run(*inside, "link", "set", "eth0", "up")
         await _run(*inside, "link", "set", "lo", "up")

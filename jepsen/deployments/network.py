@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import trio
@@ -21,6 +23,31 @@ Address = tuple[str, int]
 
 RAFTMQ = (sys.executable, "-m", "mq.cli")
 """The command `raftmq` of the checkout in which it is run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a server finds where it starts, besides its arguments."""
+
+    data_dir: Path
+    """Exists."""
+    files: Sequence[Path] = ()
+    """Others that it reads."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    source: Path | None = None
+    """The checkout that it is run from; None: that of the deployment."""
+    descriptors_max: int | None = None
+    """How many files it may have open; None: as many as others."""
+
+    @property
+    def prefix(self) -> list[str]:
+        """A command that starts the command behind it so, on this machine."""
+        number = self.descriptors_max
+        limit = [] if number is None else ["prlimit", f"--nofile={number}:{number}"]
+        environment = dict(self.environment)
+        if self.source is not None:
+            environment["PYTHONPATH"] = str(self.source)
+        return [*limit, "env", *(f"{variable}={value}" for variable, value in environment.items())]
 
 
 class Network(Protocol):
@@ -51,7 +78,7 @@ class Network(Protocol):
         """Where ``node`` reaches the replication port of ``other``."""
         ...
 
-    def program(self, name: str) -> list[str]:
+    def program(self, name: str, launch: Launch) -> list[str]:
         """The command `raftmq` where the server runs; its arguments come behind."""
         ...
 

@@ -46,6 +46,11 @@ class Shim:
         self._page.close()
 
     @property
+    def files(self) -> tuple[Path, Path]:
+        """What a process with that `environment` reads."""
+        return self._library, self.path
+
+    @property
     def environment(self) -> dict[str, str]:
         """What makes a process load the library."""
         return {"LD_PRELOAD": str(self._library), _VARIABLE: str(self.path)}

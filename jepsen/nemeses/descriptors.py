@@ -27,7 +27,7 @@ async def descriptors(injection: Injection, step: Step, leader: str) -> None:
     (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, (node,))
     await cluster.stop(node)
-    await cluster.start(node, ["prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}"])
+    await cluster.start(node, descriptors_max=DESCRIPTORS)
     await cluster.wait_caught_up(node, SERVES_SECONDS_MAX)
     address = cluster.network.clients_reach(node)
     async with AsyncExitStack() as calls:

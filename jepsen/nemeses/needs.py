@@ -11,7 +11,6 @@ from pathlib import Path
 from jepsen.deployments import disks, shim
 from jepsen.nemeses import resources
 from jepsen.profiles import ONLY_TOGETHER
-from jepsen.schedule import CALM
 
 OWN_DISKS = frozenset({"power-loss"})
 SHIMS = frozenset({"clock", "slow-disk", "disk-error"})
@@ -27,8 +26,6 @@ SHORT_LOG = {
     "catch_up_bytes_per_second": str(2 * 1024 * 1024),
 }
 """So that the oldest files go all the time, and whoever was away for seconds must fetch whole files."""
-DOCKER = frozenset({"kill", "pause", "restart", "transfer", "name-server", "partition", "damage", "clients", CALM})
-"""Kinds that the back end "docker" has: for the others, files or processes would be changed inside of containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +56,8 @@ def needs(kinds: Collection[str]) -> Deployed:
 
 def why_not(kind: str, backend: str) -> str | None:
     """Why a kind of fault cannot be had here with this back end; None when it can."""
-    if backend == "docker" and kind not in DOCKER:
-        return "the back end docker does not have it, netns does"
-    if kind in SWITCH and backend != "netns":
-        return f"the back end {backend} does not have it, netns does"
+    if kind in SWITCH and backend == "local":
+        return "the back end local does not have it, netns and docker do"
     if kind == "disk-full" and os.geteuid() != 0:
         return "only root may mount a small file system"
     if kind in OWN_DISKS:

@@ -111,8 +111,12 @@ def format_secrets(secrets: Sequence[bytes]) -> bytes:
 def create_secret(path: str) -> bool:
     """Write a file with a new secret, mode 0600, unless there is one; returns whether it was written.
 
-    It is on the disk then. Raises OSError; then there is none, or that of somebody else.
+    It is on the disk then. Where there is one, nothing is written: it may be mounted from elsewhere, read-only.
+
+    Raises OSError; then there is none, or that of somebody else.
     """
+    if os.path.lexists(path):
+        return False
     aside = _written_aside(path, [new_secret()])
     try:
         os.link(aside, path)  # in one step, and never over another file

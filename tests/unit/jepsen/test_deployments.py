@@ -101,7 +101,7 @@ async def test_each_broker_reaches_each_name_server_through_a_link_of_its_own() 
         await stream.aclose()
 
 
-@pytest.mark.parametrize("network", [Networks(5), Containers(5, Path())], ids=["netns", "docker"])
+@pytest.mark.parametrize("network", [Networks(5), Containers(5)], ids=["netns", "docker"])
 def test_no_two_servers_have_one_address(network: Networks | Containers) -> None:
     names = [*(f"n{number}" for number in range(5)), *NAME_SERVERS]
     assert len({network.clients_reach(name)[0] for name in names}) == len(names)

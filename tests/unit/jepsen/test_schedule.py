@@ -132,7 +132,7 @@ def test_kinds_say_what_they_need() -> None:
         count=3, spares=0, disks=True, shims=True, switch=True, settings={}
     )
     assert needs(["members"]).spares == 1
-    assert "netns does" in str(why_not("packets", "local"))
+    assert "netns and docker do" in str(why_not("packets", "local"))
 
 
 def test_proxies_do_not_stand_before_members_that_were_added() -> None:

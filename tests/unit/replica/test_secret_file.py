@@ -41,6 +41,14 @@ def test_a_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Pat
     assert [each.name for each in path.parent.iterdir()] == ["secret"]
 
 
+def test_a_secret_that_is_there_is_not_touched_even_where_nothing_can_be_written(tmp_path: Path) -> None:
+    # Containers get it mounted read-only, into a directory where no other file can be made beside it.
+    path = tmp_path / "secret"
+    create_secret(str(path))
+    (tmp_path / f"secret.{os.getpid()}.tmp").mkdir()  # in the way of any file that would be written
+    assert not create_secret(str(path))
+
+
 def test_a_file_is_replaced_in_one_step_and_noticed(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     create_secret(str(path))
