@@ -5,8 +5,8 @@ is the longest time between two acknowledgements around the event; 5 ms of it is
 the leader is killed (SIGKILL; the kernel closes its connections), the leader is cut off (its packets disappear without
 a word, those to clients included), a follower is killed and stays away, leadership is transferred by the operator's
 command, and a rolling restart (SIGTERM, start again, wait until it is in step; node after node). After each fault the
-time until all replicas are level again is measured, from the moment of healing. Brokers run in network namespaces of one
-machine; fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
+time until all replicas are level again is measured, from the moment of healing. Brokers run in network namespaces of
+one machine; fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
 
 ``python -m benchmarks.failover`` (``make bench-failover``); options: see ``--help``. Needs root, iproute2, nftables.
 """

@@ -21,10 +21,10 @@ import typer
 from chaos.planted.__main__ import PACKAGES, PatchRefused, is_of_clients, plant
 from chaos.planted.__main__ import names as planted_names
 from jepsen.deployments import BACKENDS, default_backend, why_not
-from jepsen.deployments.cluster import ROOT, ClusterFailed
+from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
 from jepsen.judge import REPORT, NotARun, judge, states_met
-from jepsen.matrix import not_run, read_rows, row_of, still_to_run, table, worst, write_report
+from jepsen.matrix import Row, not_run, read_rows, report_of, row_of, still_to_run, table, without, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.nemeses.needs import why_not_together
 from jepsen.openchaos import OPENCHAOS, kinds_of
@@ -181,7 +181,7 @@ def matrix(
         bool, typer.Option("--resume", help="Only the runs that the report does not have as valid.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Where the report is written; default: docs/reports, nowhere for smoke.")
+        Path | None, typer.Option(help="Where the report is written; default: in docs/reports, nowhere for smoke.")
     ] = None,
 ) -> None:
     """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
@@ -190,12 +190,12 @@ def matrix(
         _known("profile", profile, PROFILES), list(WORKLOADS), [(each.name, each.kinds) for each in SCENARIOS.values()]
     )
     number, parts = _part(part)
-    goes_to = report or (ROOT / "docs" / "reports" / "jepsen.md" if profile != SMOKE else None)
+    goes_to = report or (report_of(profile, chosen) if profile != SMOKE else None)
     rows = read_rows(goes_to, profile) if goes_to is not None and (parts > 1 or resume) else []
     count = len(every)
     if resume:
         every, rows = still_to_run(every, rows)
-    before = len(rows)
+    done: list[Row] = []
     missing: dict[str, None] = {}
     for at, cell in enumerate(part_of(every, number, parts)):
         typer.echo(f"\n{cell.workload} under {cell.faults}")
@@ -217,20 +217,22 @@ def matrix(
             verdict, directory, interrupted = _run(plan, store)
         except (CannotRun, NotARun) as reason:
             typer.echo(f"not run: {reason}")
-            rows.append(not_run(cell, str(reason)))
+            done.append(not_run(cell, str(reason)))
+            rows = [*without(rows, cell), done[-1]]
             missing[str(reason)] = None
             continue
         typer.echo(f"{in_words(verdict.valid)}; the page is {directory / REPORT}")
-        rows.append(row_of(cell, verdict, states_met(directory)))
+        done.append(row_of(cell, verdict, states_met(directory)))
+        rows = [*without(rows, cell), done[-1]]
         if interrupted:
             break
         if goes_to is not None:
             write_report(goes_to, profile, rows, list(missing), planned=count)
-    typer.echo("\n" + table(rows[before:]))
+    typer.echo("\n" + table(done))
     if goes_to is not None:
         write_report(goes_to, profile, rows, list(missing), planned=count)
         typer.echo(f"the report is {goes_to}")
-    code = worst(rows[before:])
+    code = worst(done)
     raise typer.Exit(EXIT_CANNOT_RUN if code == EXIT_VALID and missing else code)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from jepsen.profiles import PROFILES, Cell
+from jepsen.profiles import NIGHTLY, PROFILES, Cell
 from jepsen.promises import promise_lines
 from jepsen.rare import RARE
 from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 
+REPORTS = Path(__file__).parent.parent / "docs" / "reports"
 NOT_RUN = "not run"
 _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
@@ -40,6 +41,12 @@ class Row(msgspec.Struct, frozen=True):
 class _Stored(msgspec.Struct, frozen=True):
     profile: str
     rows: list[Row]
+
+
+def report_of(profile: str, backend: str) -> Path:
+    """Where the report on all runs of a profile is written unless somebody says otherwise."""
+    stem = "jepsen" if profile == NIGHTLY else f"jepsen-{profile}-{backend}"
+    return REPORTS / f"{stem}.md"
 
 
 def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
@@ -114,6 +121,12 @@ def still_to_run(planned: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cel
     wanted = {(cell.workload, cell.faults, cell.seconds): cell for cell in planned}
     kept = [row for key, row in valid.items() if key in wanted]
     return [cell for key, cell in wanted.items() if key not in valid], kept
+
+
+def without(rows: Sequence[Row], cell: Cell) -> list[Row]:
+    """All rows but those of an earlier run of this kind."""
+    key = (cell.workload, cell.faults, cell.seconds)
+    return [row for row in rows if (row.workload, row.faults, row.seconds) != key]
 
 
 def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
