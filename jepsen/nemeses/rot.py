@@ -9,7 +9,17 @@ from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, repaired, wait_for_closed_f
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step
 from jepsen.wire import ask_once, pull_fields
-from mq.protocol.codes import RequestCode
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.records import RecordError, StoredMessage, decode_records
+
+
+def serves(message: StoredMessage, body: bytes) -> bool:
+    """Whether the body of a pull's answer holds this message, with its own body and properties, and nothing else."""
+    try:
+        served = decode_records(body)
+    except RecordError:
+        return False
+    return [(each.body, each.properties) for each in served] == [(message.body, message.properties)]
 
 
 async def rot(injection: Injection, step: Step, leader: str) -> None:
@@ -33,7 +43,9 @@ async def rot(injection: Injection, step: Step, leader: str) -> None:
             where = f"{message.topic}/{message.queue_id}@{message.queue_offset}"
             injection.confirm(number, f"a bit of a property of {where} differs in {damaged.path.name}")
         fields = pull_fields(message.topic, message.queue_id, message.queue_offset, count_max=1)
-        await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
+        answer = await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
+        if answer is not None and answer[0].code == ResponseCode.SUCCESS and not serves(message, answer[1]):
+            injection.misbehaved(node, f"handed out {message.topic}/{message.queue_id}@{message.queue_offset} damaged")
         await repaired(injection, node, [damaged])
     await trio.sleep(step.seconds)
     injection.end(number)

@@ -18,6 +18,7 @@ from jepsen.damage import (
     forget_sidecars,
     helix,
 )
+from jepsen.nemeses.rot import serves
 from mq.protocol import properties
 from mq.protocol.records import decode_record, encode_record
 
@@ -183,6 +184,16 @@ def test_flipped_property_is_that_of_a_message_of_a_client(tmp_path: Path) -> No
     assert damaged.changed_bytes == 1
     now = decode_record(memoryview(path.read_bytes()), offset=len(b"entry header") + len(internal))
     assert now.properties["jepsen"] == "2.0.0"
+
+
+def test_reader_that_is_handed_a_changed_property_notices() -> None:
+    sent = record("Log", {"jepsen": "3.0.0"})
+    message = decode_record(memoryview(sent))
+    assert serves(message, sent)
+    assert not serves(message, record("Log", {"jepsen": "2.0.0"}))
+    assert not serves(message, sent + sent)
+    assert not serves(message, b"")
+    assert not serves(message, sent[:-1])
 
 
 def test_file_without_a_message_of_a_client_is_left_alone(tmp_path: Path) -> None:
