@@ -9,6 +9,7 @@ import msgspec
 
 from jepsen.checkers import CHECKERS
 from jepsen.history import History, HistoryDamaged, decode_events, gather
+from jepsen.rare import met_in_history
 from jepsen.report import page
 from jepsen.run import HISTORY
 from jepsen.verdict import Verdict, of_unfinished
@@ -35,7 +36,11 @@ def read_history(directory: Path) -> History:
 
 def states_met(directory: Path) -> Counter[str]:
     """How often a stored run met each rare state. Raises NotARun, OSError."""
-    return sum((Counter(event.v) for event in read_history(directory).of_run("met")), Counter())
+    history = read_history(directory)
+    counts = met_in_history(history)
+    for event in history.of_run("met"):
+        counts.update(event.v)
+    return counts
 
 
 def judge(directory: Path) -> Verdict:

@@ -1,10 +1,16 @@
-"""What a long run must have met at least once, as brokers' logs tell it; never met is told in the report. Pure."""
+"""States that long runs must reach at least once, found in brokers' logs and in histories. Pure.
+
+The report says "never" of a state that no run reached.
+"""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
+
+from jepsen.history import History, Operation
 
 RARE: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a leader resigned because it heard no majority": ("role_changed", {"cause": "majority_silent"}),
@@ -19,7 +25,18 @@ RARE: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a checkpoint could not be written": ("checkpoint_failed", {}),
     "a replica that is no member was refused": ("peer_refused", {}),
 }
-"""By what it is: the event of a broker's log, and the fields by which it is told from others."""
+"""By state: the event of a broker's log, and the fields that it has then."""
+
+CHECKED_BACK = "a half message was open when the leader changed, and was checked back afterwards"
+ENDED = "a half message was open when the leader changed, and its producer ended it afterwards"
+RECALLED = "a delayed message was stored under one leader and recalled under another"
+ACKNOWLEDGED = "a popped message was acknowledged to another leader than the one that served it"
+HANDLED = "a member of an ordered group handled a message while the leader changed"
+IN_DOUBT = "the leader changed during a send, and the client does not know whether it is stored"
+REMOVED = "a reader asked a follower for messages that retention had removed"
+
+IN_HISTORIES = (CHECKED_BACK, ENDED, RECALLED, ACKNOWLEDGED, HANDLED, IN_DOUBT, REMOVED)
+STATES = (*RARE, *IN_HISTORIES)
 
 
 def met(lines: Iterable[str]) -> Counter[str]:
@@ -36,3 +53,62 @@ def met(lines: Iterable[str]) -> Counter[str]:
             if event.get("event") == name and all(event.get(key) == value for key, value in fields.items()):
                 counts[state] += 1
     return counts
+
+
+class _Leaders:
+    """Who led when, as the run observed it."""
+
+    def __init__(self, history: History) -> None:
+        self._times: list[int] = []
+        self._nodes: list[str | None] = [None]
+        for event in history.of_run("role"):
+            if event.v[0] == "leader" and event.n != self._nodes[-1]:
+                self._times.append(event.t)
+                self._nodes.append(event.n)
+
+    def at(self, time: int) -> str | None:
+        """The leader at this time, None before there was one."""
+        return self._nodes[bisect_right(self._times, time)]
+
+    def changed(self, began: int, ended: int) -> bool:
+        """Whether another leader was observed after ``began`` and not after ``ended``; the first one is no change."""
+        return self.at(began) not in (None, self.at(ended))
+
+
+def met_in_history(history: History) -> Counter[str]:
+    """How often clients met each state of `IN_HISTORIES`; those that they never met count 0."""
+    leaders = _Leaders(history)
+    counts = Counter(dict.fromkeys(IN_HISTORIES, 0))
+    stored: dict[tuple[str, str], int] = {}
+    for operation in sorted(history.operations, key=lambda each: each.ended or history.ended):
+        ended = history.ended if operation.ended is None else operation.ended
+        for state, key in _begun_before(operation):
+            counts[state] += key in stored and leaders.changed(stored[key], ended)
+        if operation.outcome == "ok" and operation.name in ("half", "schedule"):
+            stored[operation.name, operation.value] = ended
+        elif operation.outcome == "ok" and operation.name == "pop":
+            stored |= {("pop", value): ended for _, _, value in operation.result or ()}
+        elif operation.name == "handle":
+            counts[HANDLED] += leaders.changed(operation.began, ended)
+        elif operation.name == "send" and operation.outcome == "info" and operation.ended is not None:
+            counts[IN_DOUBT] += leaders.changed(operation.began, ended)
+        elif operation.name == "removed":
+            counts[REMOVED] += operation.node is not None and operation.node != leaders.at(ended)
+    return counts
+
+
+def _begun_before(operation: Operation) -> list[tuple[str, tuple[str, str]]]:
+    """The states that this operation completes, if the operation of the key was answered under another leader."""
+    if operation.outcome != "ok":
+        return []
+    match operation.name:
+        case "check":
+            return [(CHECKED_BACK, ("half", (operation.result or operation.value)[0]))]
+        case "end-transaction":
+            return [(ENDED, ("half", operation.value[0]))]
+        case "recall":
+            return [(RECALLED, ("schedule", operation.value))]
+        case "ack":
+            return [(ACKNOWLEDGED, ("pop", operation.value))]
+        case _:
+            return []
