@@ -9,7 +9,7 @@ import msgspec
 
 from jepsen.profiles import NIGHTLY, PROFILES, Cell
 from jepsen.promises import promise_lines
-from jepsen.rare import RARE, STATES
+from jepsen.rare import IN_LOGS, STATES
 from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALID, Verdict, in_words
 
 REPORTS = Path(__file__).parent.parent / "docs" / "reports"
@@ -79,7 +79,7 @@ def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
 
 def _times_met(rows: Sequence[Row], state: str) -> str:
     """How often the runs met a state; a state of histories is in each row that was judged since it is looked for."""
-    if state not in RARE and not any(state in row.met for row in rows):
+    if state not in IN_LOGS and not any(state in row.met for row in rows):
         return "not looked for"
     return str(sum(row.met.get(state, 0) for row in rows) or "never")
 

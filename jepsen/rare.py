@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from jepsen.history import History, Operation
 
-RARE: Mapping[str, tuple[str, Mapping[str, object]]] = {
+IN_LOGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a leader resigned because it heard no majority": ("role_changed", {"cause": "majority_silent"}),
     "a leader was silent, and another one elected": ("role_changed", {"cause": "leader_silent"}),
     "a candidate gave way to another one": ("role_changed", {"cause": "other_candidate"}),
@@ -36,7 +36,7 @@ IN_DOUBT = "the leader changed during a send, and the client does not know wheth
 REMOVED = "a reader asked a follower for messages that retention had removed"
 
 IN_HISTORIES = (CHECKED_BACK, ENDED, RECALLED, ACKNOWLEDGED, HANDLED, IN_DOUBT, REMOVED)
-STATES = (*RARE, *IN_HISTORIES)
+STATES = (*IN_LOGS, *IN_HISTORIES)
 
 
 def met(lines: Iterable[str]) -> Counter[str]:
@@ -49,7 +49,7 @@ def met(lines: Iterable[str]) -> Counter[str]:
             event = json.loads(line)
         except ValueError:
             continue  # its broker was killed while it wrote
-        for state, (name, fields) in RARE.items():
+        for state, (name, fields) in IN_LOGS.items():
             if event.get("event") == name and all(event.get(key) == value for key, value in fields.items()):
                 counts[state] += 1
     return counts
@@ -71,7 +71,7 @@ class _Leaders:
         return self._nodes[bisect_right(self._times, time)]
 
     def changed(self, began: int, ended: int) -> bool:
-        """Whether another leader was observed after ``began`` and not after ``ended``; the first one is no change."""
+        """Whether different replicas led at the two times; the first election is no change."""
         return self.at(began) not in (None, self.at(ended))
 
 
@@ -80,20 +80,24 @@ def met_in_history(history: History) -> Counter[str]:
     leaders = _Leaders(history)
     counts = Counter(dict.fromkeys(IN_HISTORIES, 0))
     stored: dict[tuple[str, str], int] = {}
-    for operation in sorted(history.operations, key=lambda each: each.ended or history.ended):
-        ended = history.ended if operation.ended is None else operation.ended
+    # An operation without an end counts for nothing: it would span every later change of leaders.
+    by_end = sorted((each.ended, each.index, each) for each in history.operations if each.ended is not None)
+    for ended, _, operation in by_end:
         for state, key in _begun_before(operation):
             counts[state] += key in stored and leaders.changed(stored[key], ended)
-        if operation.outcome == "ok" and operation.name in ("half", "schedule"):
-            stored[operation.name, operation.value] = ended
-        elif operation.outcome == "ok" and operation.name == "pop":
-            stored |= {("pop", value): ended for _, _, value in operation.result or ()}
-        elif operation.name == "handle":
-            counts[HANDLED] += leaders.changed(operation.began, ended)
-        elif operation.name == "send" and operation.outcome == "info" and operation.ended is not None:
-            counts[IN_DOUBT] += leaders.changed(operation.began, ended)
-        elif operation.name == "removed":
-            counts[REMOVED] += operation.node is not None and operation.node != leaders.at(ended)
+        match operation.name, operation.outcome:
+            case (("half" | "schedule"), "ok"):
+                stored[operation.name, operation.value] = ended
+            case "pop", "ok":
+                stored |= {("pop", value): ended for _, _, value in operation.result or ()}
+            case "handle", _:
+                counts[HANDLED] += leaders.changed(operation.began, ended)
+            case "send", "info":
+                counts[IN_DOUBT] += leaders.changed(operation.began, ended)
+            case "removed", _:
+                counts[REMOVED] += operation.node is not None and operation.node != leaders.at(ended)
+            case _:
+                pass
     return counts
 
 
@@ -103,7 +107,7 @@ def _begun_before(operation: Operation) -> list[tuple[str, tuple[str, str]]]:
         return []
     match operation.name:
         case "check":
-            return [(CHECKED_BACK, ("half", (operation.result or operation.value)[0]))]
+            return [(CHECKED_BACK, ("half", operation.value[0]))]
         case "end-transaction":
             return [(ENDED, ("half", operation.value[0]))]
         case "recall":

@@ -21,6 +21,7 @@ from jepsen.profiles import (
     cells,
     part_of,
 )
+from jepsen.rare import HANDLED
 from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS, draw
 from jepsen.workloads import WORKLOADS
@@ -72,6 +73,9 @@ def test_pieces_add_up() -> None:
     assert sorted(repr(cell) for piece in pieces for cell in piece) == sorted(map(repr, planned))
 
 
+HANDED_OVER = "leadership was handed over"
+
+
 def row(verdict: str, **fields: object) -> Row:
     return Row(**{"workload": "log", "faults": "kill", "seconds": 10.0, "verdict": verdict, **fields})  # type: ignore[arg-type]
 
@@ -103,6 +107,17 @@ def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
     assert "2 of 9 runs" in text
     assert len(read_rows(report, NIGHTLY)) == 2
     assert read_rows(report, CI) == [], "rows of another profile are not mixed in"
+
+
+def test_report_tells_rare_states_that_were_never_met_from_those_that_were_not_looked_for(tmp_path: Path) -> None:
+    report = tmp_path / "jepsen.md"
+    older = row("valid", met={HANDED_OVER: 2})
+    write_report(report, NIGHTLY, [older], [], planned=9)
+    assert f"| {HANDED_OVER} | 2 |" in report.read_text()
+    assert f"| {HANDLED} | not looked for |" in report.read_text()
+    write_report(report, NIGHTLY, [older, row("valid", met={HANDED_OVER: 1, HANDLED: 0})], [], planned=9)
+    assert f"| {HANDED_OVER} | 3 |" in report.read_text()
+    assert f"| {HANDLED} | never |" in report.read_text()
 
 
 def test_resumed_profile_has_what_was_not_valid_and_forgets_what_is_not_planned() -> None:
