@@ -121,6 +121,7 @@ KINDS: dict[str, tuple[Variant, ...]] = {
     "slow-disk": (
         Variant("leader", 3.0, 6.0, majority=True),
         Variant("follower", 3.0, 6.0, majority=True),
+        Variant("leader and a follower", 3.0, 6.0, majority=True),
         Variant("all", 3.0, 6.0, majority=True),
     ),
     "starve": (

@@ -34,12 +34,19 @@ class BulkWorkload(LogWorkload):
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
         """A bulk read of all queues, or an operation of the log."""
         if rng.random() < 0.3:
-            await self._read_in_bulk(wire, node, rng)
+            is_current = rng.random() < 0.5
+            await self._read_in_bulk(wire, node, rng, BACK_MAX, is_current=is_current, wait_ms=rng.choice(WAITS_MS))
         else:
             await super().operate(worker, wire, node, number, rng)
 
-    async def _read_in_bulk(self, wire: Wire, node: str, rng: random.Random) -> None:
-        is_current = rng.random() < 0.5
+    async def _read_newest_apart(self, wire: Wire, node: str, queue_id: int) -> None:
+        """Read in bulk what the replica shows behind the ends that it knows, as a reader does who has read all."""
+        await self._read_in_bulk(wire, node, self.rng, 0, is_current=False, wait_ms=0)
+
+    async def _read_in_bulk(
+        self, wire: Wire, node: str, rng: random.Random, back_max: int, *, is_current: bool, wait_ms: int
+    ) -> None:
+        """Ask for the ends of all queues, then read from at most ``back_max`` messages before them."""
         workers = [Worker(self.recorder) for _ in range(QUEUES)]
         fields: dict[str, Any] = {"topic": self.topic, "current": "true" if is_current else "false"}
         name = "end" if is_current else "known-end"
@@ -56,7 +63,7 @@ class BulkWorkload(LogWorkload):
         for queue_id, worker in enumerate(workers):
             worker.ok(name, k=self._name(queue_id), n=node, o=ends[queue_id])
         workers[0].ok("identity", v=identity, n=node)
-        starts = {queue_id: max(0, ends[queue_id] - rng.randrange(BACK_MAX)) for queue_id in range(QUEUES)}
+        starts = {queue_id: max(0, ends[queue_id] - rng.randint(0, back_max)) for queue_id in range(QUEUES)}
         ranges = [
             ReadRange(queue_id, start, ends[queue_id] + 1 + rng.randrange(BEYOND_MAX))
             for queue_id, start in starts.items()
@@ -67,7 +74,7 @@ class BulkWorkload(LogWorkload):
             "bytesMax": BYTES_MAX,
             "clientId": "jepsen",
             "allowLeader": "true",
-            "waitMs": rng.choice(WAITS_MS),
+            "waitMs": wait_ms,
         }
         with ExitStack() as unknown:
             for wanted, worker in zip(ranges, workers, strict=True):

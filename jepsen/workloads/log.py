@@ -42,10 +42,14 @@ class LogWorkload(Workload):
     summary = "raw appends, reads and questions for the end of queues, at any replica"
 
     async def produce(self) -> None:
-        """All workers, each doing one thing after the other, and for each replica one that asks it for ends."""
+        """All workers, each doing one thing after the other; for each replica, one that asks for ends, one that reads.
+
+        Those two never wait for an append. So they see what a replica shows while appends take long.
+        """
         async with trio.open_nursery() as nursery:
             for node in self.cluster.nodes:
                 nursery.start_soon(watch, self.cluster, node, self._ask_end_apart, self.stopping)
+                nursery.start_soon(watch, self.cluster, node, self._read_newest_apart, self.stopping)
             for number in range(self.workers):
                 nursery.start_soon(self._work, number, random.Random(self.rng.random()))
 
@@ -64,6 +68,10 @@ class LogWorkload(Workload):
 
     async def _ask_end_apart(self, wire: Wire, node: str, queue_id: int) -> None:
         await self._ask_end(Worker(self.recorder), wire, node, queue_id)
+
+    async def _read_newest_apart(self, wire: Wire, node: str, queue_id: int) -> None:
+        """Read the newest acknowledged message and all that the replica shows behind it."""
+        await self._read(Worker(self.recorder), wire, node, queue_id, 0)
 
     async def _session(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
         """Some operations over one connection. Raises what ends it."""

@@ -36,7 +36,7 @@ class Replica:
 def recorded(path: Path, body: bytes) -> History:
     with Recorder(path / "history", itertools.count().__next__) as recorder:
         workload = BulkWorkload(cast("Any", None), recorder, random.Random(1))
-        trio.run(workload._read_in_bulk, cast("Wire", Replica(body)), "n1", random.Random(1))
+        trio.run(workload._read_newest_apart, cast("Wire", Replica(body)), "n1", 0)
     with (path / "history").open("rb") as lines:
         return gather(decode_events(lines))
 
