@@ -10,10 +10,11 @@ from typing import Self, TypeVar
 import anyio
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
-from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
+from mq.client.errors import BrokerError, ClientClosed, NoRoute, TopicNotFound
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
+from mq.client.net.leader_calls import leader_in
 from mq.client.net.replies import read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
@@ -288,12 +289,7 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def _leaders_of(self, topic: str) -> dict[str, str]:
         """Leader address by broker name, of the groups that have a topic. Raises TopicNotFound, NoRoute."""
         route = await self.route(topic)
-        leaders: dict[str, str] = {}
-        for name in sorted(route.brokers):
-            if (address := route.leader_address(name)) is None:
-                raise NoRoute(topic, f"broker group {name} has no leader")
-            leaders[name] = address
-        return leaders
+        return {name: leader_in(route, name) for name in sorted(route.brokers)}
 
     # Consumer groups.
 
@@ -365,13 +361,7 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
         """The offset at the beginning or the end of `queue`, or of its first message stored at a time or later."""
         remoting = self._opened()
-        await remoting.route(queue.topic)
-        try:
-            return await queue_offset(remoting, queue, position)
-        except ClientError:
-            # The cached route may name a former leader; once, with a fresh one.
-            await remoting.route(queue.topic, refresh=True)
-            return await queue_offset(remoting, queue, position)
+        return await queue_offset(remoting, queue, position, seconds=remoting.settings.request_seconds)
 
     async def consumers(self, group: str, topic: str) -> list[str]:
         """The client ids of the members of `group`, as the leader of a broker group of `topic` knows them."""
@@ -392,8 +382,7 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def group_offset(self, group: str, queue: MessageQueue) -> int | None:
         """The stored offset of `group` in `queue`, or None if there is none."""
         remoting = self._opened()
-        await self.route(queue.topic)
-        return await stored_offset(remoting, group, queue)
+        return await stored_offset(remoting, group, queue, seconds=remoting.settings.request_seconds)
 
 
 def _ms(time: dt.datetime) -> int:

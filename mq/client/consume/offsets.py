@@ -9,16 +9,18 @@ from typing import Literal
 
 import anyio
 
-from mq.client.errors import BrokerError, ClientError, ConnectionLost, NoRoute
+from mq.client.errors import BrokerError, ClientError, ConnectionLost
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Answer
+from mq.client.net.leader_calls import Repeat, call_leader, known_leader
 from mq.client.net.replies import int_field
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 from mq.protocol.names import retry_topic
 
-__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "leader_of", "queue_offset", "stored_offset"]
+__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "queue_offset", "stored_offset"]
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
 """Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
@@ -33,19 +35,29 @@ def check_position(position: ConsumeFrom) -> None:
         raise ValueError(f"{position!r} is neither 'first' nor 'last' nor a datetime")
 
 
-def leader_of(remoting: ClientCore, queue: MessageQueue) -> str:
-    """The address of the queue's leader by the known route. Raises NoRoute."""
-    route = remoting.known_route(queue.topic)
-    address = route.leader_address(queue.broker_name) if route is not None else None
-    if address is None:
-        raise NoRoute(queue.topic, f"broker group {queue.broker_name} has no leader")
-    return address
+async def _call(
+    remoting: ClientCore, queue: MessageQueue, code: int, ext: dict[str, str], seconds: float | None
+) -> Response:
+    """What the leader of a queue says; asked again for `seconds`, or once if that is None. Raises ClientError."""
+    response, _ = await call_leader(
+        remoting,
+        queue.topic,
+        queue.broker_name,
+        code,
+        ext,
+        seconds=remoting.settings.request_seconds if seconds is None else seconds,
+        repeat=Repeat.NEVER if seconds is None else Repeat.ALWAYS,
+    )
+    return response
 
 
-async def queue_offset(remoting: ClientCore, queue: MessageQueue, position: ConsumeFrom) -> int:
+async def queue_offset(
+    remoting: ClientCore, queue: MessageQueue, position: ConsumeFrom, *, seconds: float | None = None
+) -> int:
     """The offset of the first message kept, of the next one to come, or of the first one stored at a time or later.
 
-    Raises ValueError for what is no position, NoRoute, BrokerError and what requests raise.
+    The leader is asked again for `seconds`, or once if that is None. Raises ValueError for what is no position, and
+    what `call_leader` raises.
     """
     check_position(position)
     ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
@@ -54,23 +66,29 @@ async def queue_offset(remoting: ClientCore, queue: MessageQueue, position: Cons
         ext["timestamp"] = str(int(position.timestamp() * 1000))
     else:
         code = RequestCode.GET_MIN_OFFSET if position == "first" else RequestCode.GET_MAX_OFFSET
-    response, _ = await remoting.call(leader_of(remoting, queue), code, ext)
+    response = await _call(remoting, queue, code, ext, seconds)
     # Stock brokers answer -1 for the first offset of a queue that never had a message.
     return max(0, int_field(response, "offset"))
 
 
 async def stored_offset(
-    remoting: ClientCore, group: str, queue: MessageQueue, *, zero_if_young: bool = False
+    remoting: ClientCore,
+    group: str,
+    queue: MessageQueue,
+    *,
+    zero_if_young: bool = False,
+    seconds: float | None = None,
 ) -> int | None:
-    """The stored offset of a group, None if there is none. Raises NoRoute, BrokerError and what requests raise.
+    """The stored offset of a group, None if there is none. Raises what `call_leader` raises.
 
+    The leader is asked again for `seconds`, or once if that is None.
     With `zero_if_young` brokers say 0 instead of None for a queue that they hold in memory from its first message on.
     """
     ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
     if not zero_if_young:
         ext["setZeroIfNotFound"] = "false"
     try:
-        response, _ = await remoting.call(leader_of(remoting, queue), RequestCode.QUERY_CONSUMER_OFFSET, ext)
+        response = await _call(remoting, queue, RequestCode.QUERY_CONSUMER_OFFSET, ext, seconds)
     except BrokerError as error:
         if error.code == ResponseCode.QUERY_NOT_FOUND:
             return None
@@ -83,11 +101,21 @@ class GroupOffsets:
 
     `by_hand`: they are stored when somebody asks for it, not with pulls, and `consume_from` is taken at its word. Else
     a group begins at 0 in a young queue whatever it says: consumers come to new queues seconds after the first message.
+    `begin`, `store` and `stored` ask a leader again for `seconds`, or once if that is None.
     """
 
-    def __init__(self, remoting: ClientCore, group: str, consume_from: ConsumeFrom, *, by_hand: bool = False) -> None:
+    def __init__(
+        self,
+        remoting: ClientCore,
+        group: str,
+        consume_from: ConsumeFrom,
+        *,
+        by_hand: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         self.commits_with_pulls = not by_hand
         self._by_hand = by_hand
+        self._seconds = seconds
         self._remoting = remoting
         self._group = group
         self._consume_from = consume_from
@@ -99,11 +127,14 @@ class GroupOffsets:
         Only a broker's clear word that nothing is stored (QUERY_NOT_FOUND) leads to `consume_from`; any other failure
         is raised, because jumping to the end on a hiccup would lose messages. Raises ClientError.
         """
-        offset = await stored_offset(self._remoting, self._group, queue, zero_if_young=not self._by_hand)
+        offset = await stored_offset(
+            self._remoting, self._group, queue, zero_if_young=not self._by_hand, seconds=self._seconds
+        )
         if offset is None:
             # What was given back was seen before, so it is never too old for the group.
             is_retry = queue.topic == retry_topic(self._group)
-            return await queue_offset(self._remoting, queue, "first" if is_retry else self._consume_from)
+            position = "first" if is_retry else self._consume_from
+            return await queue_offset(self._remoting, queue, position, seconds=self._seconds)
         self._stored[queue] = offset
         return offset
 
@@ -120,7 +151,7 @@ class GroupOffsets:
             if self._stored.get(queue) == offset:
                 continue
             try:
-                connection = self._remoting.connected(leader_of(self._remoting, queue))
+                connection = self._remoting.connected(known_leader(self._remoting, queue.topic, queue.broker_name))
                 if connection is None:
                     postponed.add(queue.topic)
                     continue
@@ -149,9 +180,14 @@ class GroupOffsets:
 
         async def store(queue: MessageQueue, offset: int) -> None:
             try:
-                address = leader_of(self._remoting, queue)
-                await self._remoting.call(
-                    address, RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset), timeout=seconds
+                await call_leader(
+                    self._remoting,
+                    queue.topic,
+                    queue.broker_name,
+                    RequestCode.UPDATE_CONSUMER_OFFSET,
+                    self._fields(queue, offset),
+                    seconds=seconds,
+                    repeat=Repeat.NEVER,
                 )
             except ClientError as error:
                 log.warning("offset_commit_failed", queue=queue, offset=offset, reason=str(error))
@@ -164,12 +200,12 @@ class GroupOffsets:
 
     async def store(self, queue: MessageQueue, offset: int) -> None:
         """Store one offset. Raises ClientError."""
-        address = leader_of(self._remoting, queue)
-        await self._remoting.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, self._fields(queue, offset))
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        await _call(self._remoting, queue, code, self._fields(queue, offset), self._seconds)
 
     async def stored(self, queue: MessageQueue) -> int | None:
         """The stored offset, None if there is none. Raises ClientError."""
-        return await stored_offset(self._remoting, self._group, queue)
+        return await stored_offset(self._remoting, self._group, queue, seconds=self._seconds)
 
     def _fields(self, queue: MessageQueue, offset: int) -> dict[str, str]:
         fields = {

@@ -21,12 +21,13 @@ import msgspec
 
 from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
 from mq.client.consume.subscription import subscription_of
-from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, UnreadableAnswer
+from mq.client.errors import BrokerError, ClientClosed, ClientError, UnreadableAnswer
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import Connection
 from mq.client.net.identity import new_client_id
+from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.routes import TopicRoute
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import HeartbeatData
@@ -286,34 +287,22 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         """A request about popped messages, again while there is time: to say it twice is to say it once."""
         remoting = self._remoting
         assert remoting is not None, "something is said of messages before there are any"
-        deadline = anyio.current_time() + self.timeout
-        refresh = False
-        while True:
-            left = max(deadline - anyio.current_time(), 0.001)
-            try:
-                address = await self._leader(remoting, broker_name, refresh=refresh)
-                await remoting.call(address, code, ext, body, timeout=min(left, remoting.settings.request_seconds))
-                return
-            except BrokerError as error:
-                if error.code == ResponseCode.NO_MESSAGE:
-                    log.info("popped_message_gone", topic=self.topic, group=self.group, reason=error.remark)
-                    return
-                if error.code not in _NOT_NOW or anyio.current_time() + RETRY_SECONDS >= deadline:
-                    raise
-            except ClientClosed:
+        try:
+            await call_leader(
+                remoting,
+                self.topic,
+                broker_name,
+                code,
+                ext,
+                body,
+                seconds=self.timeout,
+                repeat=Repeat.ALWAYS,
+                busy_codes=_NOT_NOW,
+            )
+        except BrokerError as error:
+            if error.code != ResponseCode.NO_MESSAGE:
                 raise
-            except ClientError:
-                if anyio.current_time() + RETRY_SECONDS >= deadline:
-                    raise
-            refresh = True
-            await anyio.sleep(RETRY_SECONDS)
-
-    async def _leader(self, remoting: ClientCore, broker_name: str, *, refresh: bool) -> str:
-        route = await remoting.route(self.topic, refresh=refresh)
-        address = route.leader_address(broker_name)
-        if address is None:
-            raise NoRoute(self.topic, f"broker group {broker_name} has no leader")
-        return address
+            log.info("popped_message_gone", topic=self.topic, group=self.group, reason=error.remark)
 
     # Pops.
 
@@ -326,7 +315,7 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
             await self._inbox.room()
             asked_at = anyio.current_time()
             try:
-                address = await self._leader(remoting, broker_name, refresh=refresh)
+                address = await leader_address(remoting, self.topic, broker_name, refresh=refresh)
                 connection = await remoting.connection(address)
                 self._held[broker_name] = connection
                 response, body = await connection.request(

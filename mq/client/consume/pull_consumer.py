@@ -9,10 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import anyio
 import anyio.abc
@@ -23,9 +22,8 @@ from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position,
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound
+from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
-from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.identity import new_client_id, new_unique_keys
@@ -34,7 +32,6 @@ from mq.client.produce.reply import REPLY_SECONDS, reply_to
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import HeartbeatData
-from mq.protocol.codes import ResponseCode
 from mq.protocol.names import check_group, check_topic
 from mq.protocol.trace import ContextCode
 
@@ -42,10 +39,6 @@ __all__ = ["PullConsumer"]
 
 RETRY_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
-
-_NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
-
-T = TypeVar("T")
 
 
 class PullConsumer(anyio.AsyncContextManagerMixin):
@@ -62,7 +55,8 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
     "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` is as that of a
     `Producer`; what `poll` returns counts as handled.
 
-    `timeout` bounds `assign`, `seek`, `commit` and `committed`, in seconds: within it they outlive a change of leaders.
+    `timeout` bounds each question to a leader in `assign`, `seek`, `commit` and `committed`, in seconds: within it they
+    outlive a change of leaders.
     """
 
     def __init__(
@@ -111,7 +105,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             rng=self._rng,
         ) as remoting:
             # What `poll` has handed out may be unfinished, so no offset goes anywhere without `commit`.
-            self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True)
+            self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
             try:
                 async with open_task_group() as tasks:
                     self._remoting, self._tasks = remoting, tasks
@@ -156,12 +150,14 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         """
         self._opened()
         wanted = set(queues)
+        for queue in wanted:
+            check_topic(queue.topic)
         subscribed = {
             topic: Subscribed(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)
             for topic in {queue.topic for queue in wanted}
         }
         kept = {queue for queue in wanted & self._pullers.keys() if self._same_choice(queue.topic, subscribed)}
-        begins = {queue: await self._ask(queue.topic, partial(self._offsets.begin, queue)) for queue in wanted - kept}
+        begins = {queue: await self._offsets.begin(queue) for queue in wanted - kept}
         for queue in self._pullers.keys() - kept:
             self._pullers.pop(queue).stop()
         self._subscribed = subscribed
@@ -193,7 +189,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             offset = position
         else:
             check_position(position)
-            offset = await self._ask(queue.topic, partial(queue_offset, self._opened(), queue, position))
+            offset = await queue_offset(self._opened(), queue, position, seconds=self.timeout)
         self._puller(queue).stop()
         self._start(queue, offset)
 
@@ -276,30 +272,15 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         """
         self._opened()
         for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
-            await self._ask(queue.topic, partial(self._offsets.store, queue, offset))
+            check_topic(queue.topic)
+            await self._offsets.store(queue, offset)
         await anyio.lowlevel.checkpoint()
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset stored for the group, None if there is none. Raises ClientError."""
-        return await self._ask(queue.topic, partial(self._offsets.stored, queue))
-
-    async def _ask(self, topic: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the leader says; asked again with a fresh route while there is time. Raises ClientError."""
-        remoting = self._opened()
-        check_topic(topic)
-        deadline = anyio.current_time() + self.timeout
-        refresh = False
-        while True:
-            try:
-                await remoting.route(topic, refresh=refresh)
-                return await ask()
-            except ClientError as error:
-                is_final = isinstance(error, BrokerError) and error.code not in _NOT_NOW
-                if is_final or isinstance(error, TopicNotFound | ClientClosed) or anyio.current_time() >= deadline:
-                    raise
-                log.info("leader_asked_again", topic=topic, reason=str(error))
-            await anyio.sleep(RETRY_SECONDS)
-            refresh = True
+        self._opened()
+        check_topic(queue.topic)
+        return await self._offsets.stored(queue)
 
     # The pullers.
 

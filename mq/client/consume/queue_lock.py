@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable
 
 import anyio
 
-from mq.client.consume.offsets import leader_of
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
+from mq.client.net.leader_calls import known_leader
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_bodies import LockedQueues, QueueLocks
@@ -87,7 +87,8 @@ class QueueLocker:
         leaders: dict[str, set[MessageQueue]] = {}
         for queue in queues:
             try:
-                leaders.setdefault(leader_of(self._remoting, queue), set()).add(queue)
+                leader = known_leader(self._remoting, queue.topic, queue.broker_name)
+                leaders.setdefault(leader, set()).add(queue)
             except ClientError as error:
                 log.debug("lock_postponed", queue=queue, reason=str(error))
         return leaders

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import anyio
 
-from mq.client.consume.offsets import leader_of
 from mq.client.errors import ClientError, NoRoute, RequestTimeout
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore
+from mq.client.net.leader_calls import Repeat, call_leader, leader_in
 from mq.client.produce.outgoing_message import OutgoingMessage
 from mq.client.produce.send_pipeline import send_fields
 from mq.protocol import properties as props
@@ -74,7 +74,8 @@ async def _ask_to_take(
     }
     if max_reconsume_times is not None:
         ext["maxReconsumeTimes"] = str(max_reconsume_times)
-    await remoting.call(leader_of(remoting, message.queue), RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+    queue, code = message.queue, RequestCode.CONSUMER_SEND_MSG_BACK
+    await call_leader(remoting, queue.topic, queue.broker_name, code, ext, seconds=TAKE_SECONDS, repeat=Repeat.NEVER)
 
 
 async def _send_copy(
@@ -92,9 +93,7 @@ async def _send_copy(
     # The group that did not take it back comes last.
     for name in sorted({queue.broker_name for queue in route.write_queues}, key=lambda name: (name == own, name)):
         try:
-            address = route.leader_address(name)
-            if address is None:
-                raise NoRoute(copy.topic, f"broker group {name} has no leader")
+            address = leader_in(route, name)
             fields = send_fields(group, copy, MessageQueue(copy.topic, name, 0)) | counted
             await remoting.call(address, RequestCode.SEND_MESSAGE_V2, fields, copy.body)
         except RequestTimeout:

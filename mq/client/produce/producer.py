@@ -17,6 +17,7 @@ from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.leader_calls import leader_in
 from mq.client.produce.outgoing_message import (
     OnDone,
     OutgoingMessage,
@@ -262,10 +263,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         if not queues:
             raise NoRoute(message.topic, "no writable queue has a leader")
         chosen = self._rng.choice(queues)
-        address = route.leader_address(chosen.broker_name)
-        if address is None:
-            raise NoRoute(message.topic, f"broker group {chosen.broker_name} has no leader")
-        connection = await self._remoting.connection(address)
+        connection = await self._remoting.connection(leader_in(route, chosen.broker_name))
         fields = send_fields(self.group, outgoing, chosen)
         connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
         await anyio.lowlevel.checkpoint()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import math
 
-import anyio
-
-from mq.client.errors import BrokerError, ConnectFailed, MessageRefused, NoRoute, NotRecalled, UnreadableAnswer
+from mq.client.errors import BrokerError, MessageRefused, NotRecalled, UnreadableAnswer
 from mq.client.message import Message
 from mq.client.net.client_core import ClientCore
-from mq.client.send_outcome import Retry, judge_answer
+from mq.client.net.leader_calls import Repeat, call_leader
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.delay import LEVELS_MAX
@@ -18,7 +16,6 @@ from mq.protocol.recall import HandleRefused, RecallHandle
 
 __all__ = ["delay_properties", "recall"]
 
-_RETRY_SECONDS = 0.2
 _SECONDS_MAX = 10**11
 """As milliseconds a time of 1973, as seconds of the year 5138: nobody who sends means the former."""
 
@@ -61,31 +58,22 @@ async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: floa
         told = RecallHandle.decode(handle)
     except HandleRefused as error:
         raise MessageRefused(str(error)) from error
-    deadline = anyio.current_time() + seconds
     ext = {"topic": told.topic, "recallHandle": handle, "producerGroup": group, "bname": told.broker_name}
-    refresh = False
-    while True:
-        try:
-            route = await remoting.route(told.topic, refresh=refresh)
-            address = route.leader_address(told.broker_name)
-            if address is None:
-                raise NoRoute(told.topic, f"broker group {told.broker_name} has no leader")
-            left = max(deadline - anyio.current_time(), 0.001)
-            response, _ = await remoting.call(address, RequestCode.RECALL_MESSAGE, ext, timeout=left)
-            return _message_id(response.ext)
-        except BrokerError as error:
-            if error.code == ResponseCode.ILLEGAL_OPERATION:
-                raise NotRecalled(error.code, error.remark, error.address) from None
-            if (
-                judge_answer(error.code, error.remark).retry is not Retry.UNTIL_TIMEOUT
-                or anyio.current_time() + _RETRY_SECONDS >= deadline
-            ):
-                raise
-        except (NoRoute, ConnectFailed):
-            if anyio.current_time() + _RETRY_SECONDS >= deadline:
-                raise
-        await anyio.sleep(_RETRY_SECONDS)
-        refresh = True
+    try:
+        response, _ = await call_leader(
+            remoting,
+            told.topic,
+            told.broker_name,
+            RequestCode.RECALL_MESSAGE,
+            ext,
+            seconds=seconds,
+            repeat=Repeat.UNLESS_CARRIED_OUT,
+        )
+    except BrokerError as error:
+        if error.code == ResponseCode.ILLEGAL_OPERATION:
+            raise NotRecalled(error.code, error.remark, error.address) from None
+        raise
+    return _message_id(response.ext)
 
 
 def _message_id(ext: dict[str, str]) -> str:

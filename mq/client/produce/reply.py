@@ -5,24 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import anyio
-
-from mq.client.errors import (
-    BrokerError,
-    ClientClosed,
-    ClientError,
-    ConnectFailed,
-    ConnectionLost,
-    NoRoute,
-    NotARequest,
-    ReplyNotDelivered,
-    RequestTimeout,
-)
+from mq.client.errors import BrokerError, ClientClosed, NotARequest, ReplyNotDelivered
 from mq.client.message import Message, MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore
+from mq.client.net.leader_calls import Repeat, call_leader
 from mq.client.produce.outgoing_message import OutgoingMessage, make_ready
 from mq.client.produce.send_pipeline import send_fields
-from mq.client.send_outcome import Retry, judge_answer
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import reply_topic
@@ -30,7 +18,6 @@ from mq.protocol.names import reply_topic
 __all__ = ["REPLY_SECONDS", "reply_to"]
 
 REPLY_SECONDS = 3.0
-PAUSE_SECONDS = 0.05
 REPLY = "reply"
 
 
@@ -80,37 +67,12 @@ async def _send_reply(
     """
     broker_name = request.queue.broker_name
     fields = send_fields(group, reply, MessageQueue(reply.topic, broker_name, 0))
-    deadline = anyio.current_time() + timeout
-    refresh = False
-    while True:
-        try:
-            left = max(deadline - anyio.current_time(), PAUSE_SECONDS)
-            with anyio.fail_after(left):
-                address = await _leader(remoting, request, reply.topic, refresh=refresh)
-                code = RequestCode.SEND_REPLY_MESSAGE_V2
-                await remoting.call(address, code, fields, reply.body, timeout=left)
-                return
-        except TimeoutError:
-            raise RequestTimeout(broker_name, RequestCode.SEND_REPLY_MESSAGE_V2, timeout) from None
-        except BrokerError as error:
-            if error.code == ResponseCode.SYSTEM_ERROR:
-                raise ReplyNotDelivered(error.remark or "") from error
-            if judge_answer(error.code, error.remark).retry is not Retry.UNTIL_TIMEOUT:
-                raise
-            failure: ClientError = error
-        except (ConnectFailed, ConnectionLost, NoRoute) as error:
-            failure = error
-        if anyio.current_time() + PAUSE_SECONDS >= deadline:
-            raise failure
-        refresh = True
-        await anyio.sleep(PAUSE_SECONDS)
-
-
-async def _leader(remoting: ClientCore, request: ReceivedMessage, topic: str, *, refresh: bool) -> str:
-    """Who leads the broker group that the request came from. Raises NoRoute and what requests raise."""
-    broker_name = request.queue.broker_name
-    route = await remoting.route(topic, refresh=refresh)
-    address = route.leader_address(broker_name)
-    if address is None:
-        raise NoRoute(topic, f"broker group {broker_name} has no leader")
-    return address
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    try:
+        await call_leader(
+            remoting, reply.topic, broker_name, code, fields, reply.body, seconds=timeout, repeat=Repeat.ALWAYS
+        )
+    except BrokerError as error:
+        if error.code == ResponseCode.SYSTEM_ERROR:
+            raise ReplyNotDelivered(error.remark or "") from error
+        raise

@@ -12,11 +12,12 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from mq.client.errors import BrokerError, ClientError, NoRoute, SendOutcomeUnknown, UnreadableAnswer
+from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import AnswerLater
+from mq.client.net.leader_calls import Repeat, call_leader, is_busy
 from mq.client.net.replies import received_messages
 from mq.client.produce.producer import Producer
 from mq.protocol import properties as props
@@ -35,10 +36,8 @@ ROLLBACK_SECONDS = 2.0
 """An exception that leaves a transaction is held up so long at most."""
 
 CONNECT_EVERY_SECONDS = 5.0
-PAUSE_SECONDS = 0.1
 
 _OUTCOMES = {True: COMMITTED, False: ROLLBACK}
-_LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
 
 Check = Callable[[ReceivedMessage], Awaitable[bool | None] | bool | None]
 """Whether the transaction of a message was carried out: True, False, or None for "not known yet".
@@ -167,35 +166,25 @@ class TransactionProducer(Producer):
             topic=result.queue.topic,
             checked=False,
         )
-        refresh, reason = False, "no time"
-        with anyio.move_on_after(seconds):
-            while True:
-                try:
-                    await self._tell(result.queue, fields, refresh=refresh)
-                    transaction.confirmed = True
-                    return
-                except BrokerError as error:
-                    if error.code == ResponseCode.ILLEGAL_OPERATION:
-                        reason = str(error)
-                        break  # too late to say so; `check` has the last word
-                    if error.code not in _LATER:
-                        raise
-                    reason = str(error)
-                except ClientError as error:
-                    reason = str(error)
-                refresh = True
-                await anyio.sleep(PAUSE_SECONDS)
-        log.warning(
-            "transaction_not_confirmed", message_id=result.message_id, wanted=transaction.state.value, reason=reason
-        )
-
-    async def _tell(self, queue: MessageQueue, fields: dict[str, str], *, refresh: bool) -> None:
         assert self._remoting is not None, "a transaction without a remoting"
-        route = await self._remoting.route(queue.topic, refresh=refresh)
-        address = route.leader_address(queue.broker_name)
-        if address is None:
-            raise NoRoute(queue.topic, f"broker group {queue.broker_name} has no leader")
-        await self._remoting.call(address, RequestCode.END_TRANSACTION, fields)
+        queue, code = result.queue, RequestCode.END_TRANSACTION
+        try:
+            await call_leader(
+                self._remoting, queue.topic, queue.broker_name, code, fields, seconds=seconds, repeat=Repeat.ALWAYS
+            )
+            transaction.confirmed = True
+        except ClientError as error:
+            if isinstance(error, BrokerError):
+                is_late = error.code == ResponseCode.ILLEGAL_OPERATION
+                if not is_late and not is_busy(error):
+                    raise
+            # Nobody was reached or had time, or it is too late to end it: `check` has the last word.
+            log.warning(
+                "transaction_not_confirmed",
+                message_id=result.message_id,
+                wanted=transaction.state.value,
+                reason=str(error),
+            )
 
     # Checks.
 

@@ -1,0 +1,119 @@
+"""Requests to whichever replica leads a broker group: who that is, and when the request is sent once more.
+
+Whoever leads may change at any time, and the cached route then names a former leader. So a request that fails is sent
+again by a fresh route while its caller has time, if that is sensible and safe. Sends have rules of their own, see
+`produce.send_pipeline`; pulls and pops go on for ever, see `consume.pull_loop` and `consume.pop_consumer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+import anyio
+
+from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
+from mq.client.logs import log
+from mq.client.net.client_core import ClientCore
+from mq.client.net.connection import Connection
+from mq.client.net.routes import TopicRoute
+from mq.client.send_outcome import Retry, judge_answer
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import Response
+
+__all__ = ["PAUSE_SECONDS", "Repeat", "call_leader", "is_busy", "known_leader", "leader_address", "leader_in"]
+
+PAUSE_SECONDS = 0.1
+"""Between two attempts. A group that lost its leader has another one within tens to hundreds of milliseconds."""
+
+
+class Repeat(Enum):
+    """After which failures a request is sent again, by a fresh route, while there is time."""
+
+    NEVER = "never"
+    UNLESS_CARRIED_OUT = "unless carried out"
+    """After those that certainly left nothing done: no leader, no connection, a leader that says "not now"."""
+    ALWAYS = "always"
+    """After an unknown outcome as well: carried out twice, the request has the effect of once."""
+
+
+def leader_in(route: TopicRoute, broker_name: str) -> str:
+    """The address of the leader of a broker group by `route`. Raises NoRoute while the group has none."""
+    address = route.leader_address(broker_name)
+    if address is None:
+        raise NoRoute(route.topic, f"broker group {broker_name} has no leader")
+    return address
+
+
+def known_leader(remoting: ClientCore, topic: str, broker_name: str) -> str:
+    """As `leader_address`, by the route as last heard, without asking. Raises NoRoute."""
+    route = remoting.known_route(topic)
+    if route is None:
+        raise NoRoute(topic, "the route is not known yet")
+    return leader_in(route, broker_name)
+
+
+async def leader_address(remoting: ClientCore, topic: str, broker_name: str, *, refresh: bool = False) -> str:
+    """The address of the leader of a broker group of `topic`. Raises NoRoute, and what `ClientCore.route` raises."""
+    return leader_in(await remoting.route(topic, refresh=refresh), broker_name)
+
+
+async def call_leader(
+    remoting: ClientCore,
+    topic: str,
+    broker_name: str,
+    code: int,
+    ext: dict[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    seconds: float,
+    repeat: Repeat,
+    busy_codes: Collection[int] = (),
+) -> tuple[Response, memoryview]:
+    """The answer, with code SUCCESS, of the leader of the broker group `broker_name` of `topic`.
+
+    `seconds` is for all attempts together. One attempt takes `RemotingSettings.request_seconds` at most if another one
+    may follow its timeout, else all the time that is left. `busy_codes` are answers to this request that mean "not now"
+    besides those that always do.
+
+    Raises the error of the last attempt: BrokerError, NoRoute, TopicNotFound and what `ClientCore.route` and
+    `Connection.call` raise; its `stored` says whether that attempt may have been carried out. Cancelled, it makes no
+    further attempt.
+    """
+    deadline = anyio.current_time() + seconds
+    refresh = False
+    while True:
+        try:
+            connection: Connection | None = None
+            with anyio.move_on_at(deadline):
+                connection = await remoting.connection(
+                    await leader_address(remoting, topic, broker_name, refresh=refresh)
+                )
+            if connection is None:
+                raise NoRoute(topic, f"the leader of broker group {broker_name} was not reached within {seconds:g} s")
+            left = max(deadline - anyio.current_time(), 0.001)
+            timeout = min(left, remoting.settings.request_seconds) if repeat is Repeat.ALWAYS else left
+            return await connection.call(code, ext, body, timeout=timeout)
+        except ClientError as error:
+            is_last = anyio.current_time() + PAUSE_SECONDS >= deadline
+            if is_last or not _may_follow(error, repeat, busy_codes, known=remoting.known_route(topic) is not None):
+                raise
+            log.info("leader_asked_again", topic=topic, broker_name=broker_name, code=code, reason=str(error))
+        await anyio.sleep(PAUSE_SECONDS)
+        refresh = True
+
+
+def is_busy(error: BrokerError) -> bool:
+    """Whether the answer means "not now", whatever was asked."""
+    return error.code == ResponseCode.SYSTEM_BUSY or judge_answer(error.code, error.remark).retry is Retry.UNTIL_TIMEOUT
+
+
+def _may_follow(error: ClientError, repeat: Repeat, busy_codes: Collection[int], *, known: bool) -> bool:
+    """Whether another attempt after `error` is sensible and safe. `known`: there was a route to the topic before."""
+    if repeat is Repeat.NEVER or isinstance(error, ClientClosed):
+        return False
+    if isinstance(error, TopicNotFound):
+        return known  # a name server that has just started knows no topics yet
+    if error.stored == "unknown" and repeat is not Repeat.ALWAYS:
+        return False
+    return not isinstance(error, BrokerError) or error.code in busy_codes or is_busy(error)
