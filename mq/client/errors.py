@@ -19,6 +19,7 @@ __all__ = [
     "ClientError",
     "ConnectFailed",
     "ConnectionLost",
+    "DeliveryFinished",
     "MessageRefused",
     "NameServersUnavailable",
     "NoReply",
@@ -190,6 +191,15 @@ class ReplyNotDelivered(ClientError):
 
 class OffsetsFileDamaged(ClientError):
     """The file with the offsets cannot be read. Remove it to begin anew, and repeat or miss messages knowingly."""
+
+
+class DeliveryFinished(ClientError):
+    """This delivery was acknowledged, or given back, before; the second call has changed nothing."""
+
+    def __init__(self, message: ReceivedMessage, outcome: Literal["acknowledged", "given back"]) -> None:
+        super().__init__(f"{message} was {outcome} before")
+        self.message = message
+        self.outcome = outcome
 
 
 class _SendFailed(ClientError):

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import anyio
 import anyio.lowlevel
 
 from mq.client.consume.process_queue import ProcessQueue
-from mq.client.errors import ClientClosed
+from mq.client.errors import ClientClosed, DeliveryFinished
 from mq.client.message import ReceivedMessage
 from mq.client.produce.tracing import Tracer
 from mq.protocol.trace import ContextCode
@@ -120,13 +120,13 @@ class DeliveryBoard:
 
 
 class Delivery:
-    """One message to be finished explicitly: `ack()` it or `nack()` it.
+    """One message to be finished explicitly, once: `ack()` it or `nack()` it. Of two calls the first one counts.
 
     As a context manager it gives the message, acknowledges when the block ends, and on an exception has the message
     handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
     """
 
-    __slots__ = ("_board", "_exclusive", "_queue", "_trace", "finished", "message")
+    __slots__ = ("_board", "_exclusive", "_outcome", "_queue", "_trace", "message")
 
     def __init__(
         self,
@@ -142,7 +142,12 @@ class Delivery:
         self._board = board
         self._queue = queue
         self.message = message
-        self.finished = False
+        self._outcome: Literal["acknowledged", "given back"] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the message was acknowledged or given back."""
+        return self._outcome is not None
 
     def __repr__(self) -> str:
         return f"<Delivery {'finished' if self.finished else 'open'} of {self.message}>"
@@ -160,9 +165,12 @@ class Delivery:
                 self.nack()
 
     def ack(self) -> None:
-        """The message is done; the group's offset passes it once all earlier ones of its queue are done."""
-        assert not self.finished, f"{self.message} was finished before"
-        self.finished = True
+        """The message is done; the group's offset passes it once all earlier ones of its queue are done.
+
+        If another member has got its queue meanwhile, this changes nothing, and the message comes again there.
+        Raises DeliveryFinished.
+        """
+        self._finish("acknowledged")
         if self._trace is not None:
             self._trace.ended(ContextCode.SUCCESS)
         self._board.finish(self._queue, self.message)
@@ -172,10 +180,9 @@ class Delivery:
     def nack(self, delay: float | None = None) -> None:
         """Hand the message out again in `delay` seconds (default: growing with each attempt).
 
-        Later ones go on meanwhile, unless the consumer is exclusive.
+        Later ones go on meanwhile, unless the consumer is exclusive. Raises DeliveryFinished.
         """
-        assert not self.finished, f"{self.message} was finished before"
-        self.finished = True
+        self._finish("given back")
         if self._trace is not None:
             self._trace.ended(ContextCode.FAILED)
         at = self._board.retry_at(self.message) if delay is None else anyio.current_time() + delay
@@ -186,6 +193,11 @@ class Delivery:
         else:
             self._queue.give_back([self.message], at)
             self._board.offer(self._queue)
+
+    def _finish(self, outcome: Literal["acknowledged", "given back"]) -> None:
+        if self._outcome is not None:
+            raise DeliveryFinished(self.message, self._outcome)
+        self._outcome = outcome
 
 
 class DeliveryStream:

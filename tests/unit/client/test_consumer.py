@@ -10,6 +10,7 @@ import pytest
 
 from mq.client import (
     ClientClosed,
+    DeliveryFinished,
     FlowLimits,
     Message,
     Producer,
@@ -300,12 +301,16 @@ async def test_concurrency_bounds_the_handlers_at_work() -> None:
         fill(cluster, 40, queues=8)
         consumer = consumer_of(cluster, concurrency=3)
         at_work = most = done = 0
+        three = anyio.Event()
 
         @consumer.on("T")
         async def handle(message: ReceivedMessage) -> None:
             nonlocal at_work, most, done
             at_work += 1
             most = max(most, at_work)
+            if at_work == 3:
+                three.set()
+            await three.wait()
             await anyio.sleep(0.001)
             at_work -= 1
             done += 1
@@ -400,6 +405,54 @@ async def test_a_delivery_as_context_manager_acknowledges_or_retries() -> None:
         with retried as again:
             assert (again is message, again.attempt) == (True, 2)
         assert consumer.positions[message.queue] == 2
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("first", ["ack", "nack"])
+@pytest.mark.parametrize("second", ["ack", "nack"])
+async def test_a_delivery_is_finished_once(exclusive: bool, first: str, second: str) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster, exclusive=exclusive) as consumer:
+        fill(cluster, 2)
+        consumer.subscribe("T")
+        stream = consumer.deliveries()
+        delivery = await anext(stream)
+        finished = [delivery.finished]
+        getattr(delivery, first)()
+        finished.append(delivery.finished)
+        assert finished == [False, True]
+        with pytest.raises(DeliveryFinished) as raised:
+            getattr(delivery, second)()
+        assert raised.value.message is delivery.message
+        assert (raised.value.outcome, raised.value.stored) == ("acknowledged" if first == "ack" else "given back", "no")
+        # The first call counts, for the group's offset and for what comes next.
+        assert consumer.positions[delivery.message.queue] == (1 if first == "ack" else 0)
+        with anyio.fail_after(60):
+            following = [(await anext(stream)).message.queue_offset]
+            if not exclusive and first == "nack":
+                following.append((await anext(stream)).message.queue_offset)
+        assert sorted(following) == {("ack", False): [1], ("ack", True): [1], ("nack", False): [0, 1]}.get(
+            (first, exclusive), [0]
+        )
+
+
+async def test_a_delivery_that_was_finished_in_its_block_is_left_alone_at_the_end() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        fill(cluster, 1)
+        consumer.subscribe("T")
+        delivery = await anext(consumer.deliveries())
+        with delivery as message:
+            delivery.ack()
+        assert consumer.positions[message.queue] == 1
+
+
+async def test_an_acknowledgement_after_the_consumer_is_left_changes_nothing() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        async with consumer_of(cluster) as consumer:
+            fill(cluster, 1)
+            consumer.subscribe("T")
+            delivery = await anext(consumer.deliveries())
+        delivery.ack()
+        assert cluster.group.offsets.get(("cg", "T", 0), 0) == 0
 
 
 async def test_a_delivery_may_be_delayed_explicitly() -> None:
