@@ -112,7 +112,7 @@ class _Slot:
 
 
 class ClientCore:
-    """Requests to brokers by address and to "a name server"; routes by topic.
+    """Requests to brokers by address and to "a name server"; routes by topic. `run` must run in a task, see `open`.
 
     `heartbeat_body` gives the body of request 34 as it is now. `on_route_change` is told (synchronously) when the
     route of a topic became known or changed, `on_server_request` gets what brokers ask of us.
@@ -144,7 +144,9 @@ class ClientCore:
         self._heartbeat_wanted = anyio.Event()
         self._ask_again_at = float("-inf")
         self._closed = False
-        tasks.start_soon(self._refresh_routes_forever)
+
+    async def run(self) -> None:
+        """Keep routes and connections up to date, and brokers informed, until cancelled."""
         watch = SilenceWatch(
             lambda: list(self._connections.values()),
             leader_for=self._leader_for,
@@ -153,9 +155,11 @@ class ClientCore:
             probe_seconds=self.settings.probe_seconds,
             check_seconds=self.settings.silence_check_seconds,
         )
-        tasks.start_soon(watch.run)
-        if heartbeat_body is not None:
-            tasks.start_soon(self._heartbeat_forever)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._refresh_routes_forever)
+            tasks.start_soon(watch.run)
+            if self._heartbeat_body is not None:
+                tasks.start_soon(self._heartbeat_forever)
 
     @classmethod
     @asynccontextmanager
@@ -180,6 +184,7 @@ class ClientCore:
                 settings=settings,
                 rng=rng,
             )
+            tasks.start_soon(remoting.run)
             try:
                 yield remoting
             finally:
