@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import anyio
 import anyio.from_thread
@@ -21,14 +21,15 @@ import anyio.to_thread
 
 from mq.client.admin import Admin
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
-from mq.client.consume.pop_consumer import PopConsumer
+from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
-from mq.client.consume.pull_consumer import PullConsumer
-from mq.client.consume.push_consumer import PushConsumer
+from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions
+from mq.client.consume.push_consumer import PushConsumer, PushConsumerOptions
 from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.produce.producer import Producer
+from mq.client.net.client_core import RemotingSettings
+from mq.client.produce.producer import Producer, ProducerOptions
 from mq.client.produce.transactions import Transaction, TransactionProducer
 
 __all__ = [
@@ -102,24 +103,22 @@ class _Facade(Generic[C]):
         return self._portal.call(functools.partial(function, *args, **kwargs))
 
 
-def _waits(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:
+def _waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concatenate[_Facade[C], P], R]:
     """The method for threads of one that is a coroutine function."""
 
     @functools.wraps(method)
-    def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = facade._call(method, facade._client, *args, **kwargs)
-        return result
+    def call(facade: _Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return facade._call(method, facade._client, *args, **kwargs)
 
     return call
 
 
-def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def _at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[_Facade[C], P], R]:
     """The method for threads of one that does not wait."""
 
     @functools.wraps(method)
-    def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = facade._call_now(method, facade._client, *args, **kwargs)
-        return result
+    def call(facade: _Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return facade._call_now(method, facade._client, *args, **kwargs)
 
     return call
 
@@ -131,7 +130,9 @@ class SyncProducer(_Facade[Producer], of=Producer):
         producer.send(Message("Orders", b"body"))
     """
 
-    def __init__(self, namesrv: str | Sequence[str], group: str = "raftmq_python", **options: Any) -> None:
+    def __init__(
+        self, namesrv: str | Sequence[str], group: str = "raftmq_python", **options: Unpack[ProducerOptions]
+    ) -> None:
         super().__init__(_apart(Producer, namesrv, group, **options))
 
     send = _waits(Producer.send)
@@ -176,7 +177,7 @@ class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
         group: str,
         *,
         check: Callable[[ReceivedMessage], bool | None],
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         async def in_thread(message: ReceivedMessage) -> bool | None:
             return await anyio.to_thread.run_sync(check, message)
@@ -211,7 +212,7 @@ class SyncPushConsumer(_Facade[PushConsumer], of=PushConsumer):
         consumer.run()
     """
 
-    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
+    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PushConsumerOptions]) -> None:
         super().__init__(_apart(PushConsumer, namesrv, group, **options))
         self._limiter = _apart(anyio.CapacityLimiter, options.get("concurrency", 16))
         self._stream: MessageStream | None = None
@@ -325,7 +326,7 @@ class SyncDelivery:
 class SyncPullConsumer(_Facade[PullConsumer], of=PullConsumer):
     """`PullConsumer` for threads; takes the same arguments."""
 
-    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Any) -> None:
+    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PullConsumerOptions]) -> None:
         super().__init__(_apart(PullConsumer, namesrv, group, **options))
 
     queues = _waits(PullConsumer.queues)
@@ -359,8 +360,15 @@ class SyncPopConsumer(_Facade[PopConsumer], of=PopConsumer):
             consumer.ack(message)
     """
 
-    def __init__(self, namesrv: str | Sequence[str], group: str, topic: str, **options: Any) -> None:
-        super().__init__(_apart(PopConsumer, namesrv, group, topic, **options))
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        topic: str,
+        tags: str | Sql = "*",
+        **options: Unpack[PopConsumerOptions],
+    ) -> None:
+        super().__init__(_apart(PopConsumer, namesrv, group, topic, tags, **options))
 
     ack = _waits(PopConsumer.ack)
     nack = _waits(PopConsumer.nack)
@@ -383,8 +391,8 @@ class SyncPopConsumer(_Facade[PopConsumer], of=PopConsumer):
 class SyncAdmin(_Facade[Admin], of=Admin):
     """`Admin` for threads; takes the same arguments."""
 
-    def __init__(self, namesrv: str | Sequence[str], **options: Any) -> None:
-        super().__init__(_apart(Admin, namesrv, **options))
+    def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
+        super().__init__(_apart(Admin, namesrv, remoting=remoting))
 
     cluster_info = _waits(Admin.cluster_info)
     broker_runtime = _waits(Admin.broker_runtime)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 import anyio
 import anyio.abc
@@ -35,7 +35,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import check_group, check_topic, pop_retry_topic
 from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
 
-__all__ = ["PopConsumer"]
+__all__ = ["PopConsumer", "PopConsumerOptions"]
 
 RETRY_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
@@ -61,6 +61,19 @@ class _AckBatch:
         self.error = ClientClosed("the consumer was closed before the answer came")
         self.error.stored = "unknown"
         self.answered.set()
+
+
+class PopConsumerOptions(TypedDict, total=False):
+    """What `PopConsumer` takes by name."""
+
+    ordered: bool
+    invisible: float
+    consume_from: Literal["first", "last"]
+    ahead: int
+    hold_seconds: float
+    timeout: float
+    remoting: RemotingSettings | None
+    rng: random.Random | None
 
 
 class PopConsumer(anyio.AsyncContextManagerMixin):

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 import anyio
 import anyio.abc
@@ -35,10 +35,21 @@ from mq.protocol.bodies import HeartbeatData
 from mq.protocol.names import check_group, check_topic
 from mq.protocol.trace import ContextCode
 
-__all__ = ["PullConsumer"]
+__all__ = ["PullConsumer", "PullConsumerOptions"]
 
 RETRY_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
+
+
+class PullConsumerOptions(TypedDict, total=False):
+    """What `PullConsumer` takes by name."""
+
+    consume_from: ConsumeFrom
+    timeout: float
+    pull: PullSettings | None
+    trace: bool | str
+    remoting: RemotingSettings | None
+    rng: random.Random | None
 
 
 class PullConsumer(anyio.AsyncContextManagerMixin):

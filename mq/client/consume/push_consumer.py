@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import anyio
 import anyio.abc
@@ -55,7 +55,7 @@ from mq.protocol.group_requests import (
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
 from mq.protocol.names import check_group, check_topic, retry_topic
 
-__all__ = ["PushConsumer"]
+__all__ = ["PushConsumer", "PushConsumerOptions"]
 
 COMMIT_SECONDS = 5.0
 REBALANCE_SECONDS = 20.0
@@ -70,6 +70,25 @@ REMIND_SECONDS = 10.0
 
 LEAVE_SECONDS = 2.0
 """Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
+
+
+class PushConsumerOptions(TypedDict, total=False):
+    """What `PushConsumer` takes by name."""
+
+    consume_from: ConsumeFrom
+    ordered: bool
+    exclusive: bool
+    broadcast: str | os.PathLike[str] | None
+    allocate: Strategy
+    concurrency: int
+    retry_delay: float
+    max_reconsume_times: int | None
+    pull: PullSettings | None
+    trace: bool | str
+    remoting: RemotingSettings | None
+    commit_seconds: float
+    rebalance_seconds: float
+    rng: random.Random | None
 
 
 class PushConsumer(anyio.AsyncContextManagerMixin):

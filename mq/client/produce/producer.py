@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Self, TypedDict
 
 import anyio
 import anyio.abc
@@ -38,7 +38,7 @@ from mq.protocol.headers import Request, UnknownRequest
 from mq.protocol.names import check_group
 from mq.protocol.reply_requests import PushReplyMessageToClient
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "ProducerOptions"]
 
 # submit() does not yield while there is room; a burst must still let the writing task run now and then.
 _SUBMITS_PER_YIELD = 64
@@ -49,6 +49,22 @@ LEAVE_SECONDS = 2.0
 
 def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class ProducerOptions(TypedDict, total=False):
+    """What `Producer` takes by name."""
+
+    timeout: float
+    attempt_timeout: float
+    retries: int
+    retry_unknown: bool
+    in_flight_max: int
+    compress: Codec | None
+    compress_bytes_min: int
+    auto_create_topics: bool
+    trace: bool | str
+    remoting: RemotingSettings | None
+    rng: random.Random | None
 
 
 class Producer(anyio.AsyncContextManagerMixin):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from inspect import isawaitable
-from typing import Any
+from typing import Unpack
 
 import anyio
 import anyio.abc
@@ -19,7 +18,7 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import AnswerLater
 from mq.client.net.leader_calls import Repeat, call_leader, is_busy
 from mq.client.net.replies import received_messages
-from mq.client.produce.producer import Producer
+from mq.client.produce.producer import Producer, ProducerOptions
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
@@ -107,12 +106,11 @@ class TransactionProducer(Producer):
         group: str,
         *,
         check: Check,
-        rng: random.Random | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         if not callable(check):
             raise TypeError(f"check is asked how transactions ended, and {check!r} cannot be called")
-        super().__init__(namesrv, group, rng=rng, **options)
+        super().__init__(namesrv, group, **options)
         self._check = check
         self._checks = 0
         self._tasks: anyio.abc.TaskGroup | None = None
