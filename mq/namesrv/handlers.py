@@ -15,6 +15,7 @@ from mq.namesrv.route_table import (
     UNIT_SUBSCRIBED_FLAG,
     BrokerId,
     NameTooLong,
+    NameUnusual,
     Registered,
     RouteTable,
     TableFull,
@@ -174,7 +175,7 @@ class Handlers:
             )
         try:
             return handler(request, body, connection)
-        except (BodyError, TableFull, NameTooLong, KvRefused, ConfigRefused, ConfigForbidden) as error:
+        except (BodyError, TableFull, NameTooLong, NameUnusual, KvRefused, ConfigRefused, ConfigForbidden) as error:
             self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
             forbidden = isinstance(error, ConfigForbidden)
             return _Answer(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))

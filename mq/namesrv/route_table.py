@@ -37,6 +37,13 @@ class NameTooLong(Exception):
         super().__init__(f"{what} has {length} characters, allowed are {NAME_LENGTH_MAX}")
 
 
+class NameUnusual(Exception):
+    """A name or address with control characters or separators of paths; nothing was changed."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"{what} has characters that no name has: {name[:80]!a}")
+
+
 @dataclass(frozen=True, slots=True)
 class TableLimits:
     """How much the table may hold."""
@@ -123,7 +130,7 @@ class RouteTable:
 
         The topics count only when it leads its group, and only if their version is not the one already known. With
         ``whole`` they are all that its group has, and others are forgotten; without, others stay. If it had another id
-        before, it moves. Raises TableFull, NameTooLong.
+        before, it moves. Raises TableFull, NameTooLong, NameUnusual.
         """
         _check_names(broker, body, ha_address)
         self._check_room(broker, body)
@@ -262,7 +269,10 @@ class RouteTable:
     # -- administration ------------------------------------------------------------------------------------------------
 
     def register_topic(self, topic: str, queues: Sequence[QueueData]) -> None:
-        """Note a topic's queues in groups that are known; others are left out. Raises TableFull, NameTooLong."""
+        """Note a topic's queues in groups that are known; others are left out.
+
+        Raises TableFull, NameTooLong, NameUnusual.
+        """
         known = {data.broker_name: data for data in queues if data.broker_name in self._groups}
         if not known:
             return
@@ -383,11 +393,20 @@ def _check_names(broker: BrokerId, body: RegisterBrokerBody, ha_address: str) ->
         _check_name("a filter server", address)
     if body.topics:
         _check_name("a topic", max(body.topics, key=len))
+        for topic in body.topics:
+            _check_characters("a topic", topic)
 
 
 def _check_name(what: str, name: str) -> None:
     if len(name) > NAME_LENGTH_MAX:
         raise NameTooLong(what, len(name))
+    _check_characters(what, name)
+
+
+def _check_characters(what: str, name: str) -> None:
+    """Names get into terminals, logs and dashboards of those who ask for them; no name that is real has these."""
+    if not name.isprintable() or "/" in name or "\\" in name:
+        raise NameUnusual(what, name)
 
 
 def _broker_data(name: str, group: _Group) -> BrokerData:

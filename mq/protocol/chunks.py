@@ -84,7 +84,9 @@ def _decode_loosely(serialization: int, header: bytes) -> Request | UnknownReque
     try:
         return decode_header(serialization, memoryview(header))
     except HeaderError as error:
-        return error
+        # An error that is kept must not keep the frames that it was raised in, nor be in a cycle with them: the header
+        # in there would stay until the garbage collector comes, and a header is large where somebody attacks.
+        return HeaderError(error.code, error.opaque, error.remark)
 
 
 __all__ = ["FrameError", "Incoming", "decode_chunk", "headers_of", "missing_bytes"]

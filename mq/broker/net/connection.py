@@ -298,7 +298,8 @@ class ClientConnection:
                 self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
             return
         if isinstance(request, HeaderError):
-            raise request
+            # Another one: raised, it would be in a cycle with this frame, and keep the whole chunk of its request.
+            raise HeaderError(request.code, request.opaque, request.remark)
         if isinstance(request, AccessDenied):
             self._report("access_denied", request.code, request.remark)
             raise RequestRefused(ResponseCode.NO_PERMISSION, request.remark)
