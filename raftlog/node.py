@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from raftlog.bootstrap import configurations, core_for
+from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.latency_histogram import LatencyHistogram
 from raftlog.lease_clock import LeaseClock
@@ -169,6 +170,9 @@ class Run:
         except StorageCorrupt as damage:
             self._note_damage(damage)
             raise
+        noted = encode_members(*confs[-1])
+        if confs[-1][1].members and len(noted) <= CONF_PROPOSED_BYTES_MAX:
+            self.segment_log.set_note(MEMBERS, noted)  # durable with whatever is written next
         self.admission = Admission(
             replace(settings.identity, store_id=self.segment_log.store_id),
             stores_in(self.segment_log.notes),
@@ -292,6 +296,7 @@ class Run:
             # A whole file is needed at once.
             pause_ratio = min(settings.disk_pause_ratio, 1 - settings.segment_bytes / total)
             self.replica.disk_usage(free, total, min(settings.disk_full_ratio, pause_ratio), pause_ratio)
+            self.replica.note_commit()
             await trio.sleep(DISK_POLL_SECONDS)
 
     def _found_damage(self, damage: object) -> None:

@@ -71,6 +71,8 @@ class Repairing:
         undo.callback(self._repair.close)
         notes = self._repair.meta.notes
         conf_index, conf = members_in(notes) or (0, initial)
+        if conf_index == 0 and initial.members:
+            conf = initial  # the log does not say who belongs to the group, so the settings do, as they are now
         if conf.voters == (identity.node_id,):
             raise damaged
         self._reactor = Reactor()

@@ -49,6 +49,11 @@ def _members(peers: str) -> dict[str, Address]:
     return members
 
 
+def derived_identity(cluster: str, group: str) -> str:
+    """The id of a group's log whose settings name none."""
+    return uuid.uuid5(uuid.NAMESPACE_DNS, f"{cluster}/{group}").hex
+
+
 class BrokerSettings(ProcessSettings):
     """What a broker needs to know. Names and peers must agree on all replicas of a group; the rest may differ."""
 
@@ -320,4 +325,4 @@ class BrokerSettings(ProcessSettings):
     @property
     def identity(self) -> str:
         """The id that every replica of this log must carry."""
-        return self.cluster_id or uuid.uuid5(uuid.NAMESPACE_DNS, f"{self.cluster}/{self.group}").hex
+        return self.cluster_id or derived_identity(self.cluster, self.group)

@@ -183,6 +183,14 @@ class RealDisk:
             return file.read().strip()
 
 
+class ReadOnlyDisk(RealDisk):
+    """The same for files of another process, or on a medium that nobody may write to: nothing is opened for writing."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        assert not create, f"{path} is to be made on a disk that is only read"
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
 Write = Callable[[int, Sequence[Buffer], int], int]
 """`Disk.pwritev` or `Disk.write_synced` of some disk."""
 

@@ -166,6 +166,11 @@ class SegmentLog(LogReads):
         self._notes_changed = True
 
     @property
+    def commit_hint(self) -> int:
+        """The highest index of which a `submit` said that it is committed."""
+        return self._commit_hint
+
+    @property
     def last_ticket(self) -> int:
         """The ticket of the last `submit`; 0 before the first."""
         return self._last_ticket

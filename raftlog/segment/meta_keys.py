@@ -23,4 +23,6 @@ STORES: Final = "stores"
 """Which directory each member has."""
 
 MEMBERS: Final = "members"
-"""The newest configuration in force, for a node whose log cannot be read."""
+"""The newest configuration in force and the entry that set it, for a node whose log cannot be read, and for a backup.
+
+With entry 0 it is the one that the settings gave at the last start; its node goes by its settings all the same."""

@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal, Role
+from raftlog.repair_mode import members_in
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.running_log import RunningLog
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
 
 pytestmark = pytest.mark.trio
@@ -406,3 +408,20 @@ async def test_what_was_applied_counts_as_committed_after_a_restart(tmp_path: Pa
         assert alone.replica.commit_index == applied
         await alone.drop_files()
         assert alone.replica.log.base[0] > 1
+
+
+async def test_vote_files_say_what_is_committed_and_who_belongs_to_the_group(tmp_path: Path) -> None:
+    """For a backup, which reads the files of a replica that runs, and for a group that lost its majority."""
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        committed = leader.replica.commit_index
+        for member in nodes.members.values():
+            source = RunningLog(RealDisk(), str(tmp_path / member.name))
+            with trio.fail_after(60):
+                while source.refresh().commit_hint < committed:  # noqa: ASYNC110 - files have no event to wait for
+                    await trio.sleep(0.02)
+            noted = members_in(source.state.notes)
+            assert noted is not None
+            assert noted[0] == 0
+            assert noted[1] == member.conf

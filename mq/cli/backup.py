@@ -1,0 +1,223 @@
+"""`raftmq backup`: the log of a replica, copied into a directory while it runs, and that copy verified."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from typer.core import TyperGroup
+
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.output import Json, print_json, time_of
+from mq.cli.topics import NAMESRV, Namesrv
+
+if TYPE_CHECKING:
+    from raftlog.segment.backup import BackupManifest, BackupTarget, Snapshot
+    from raftlog.segment.running_log import RunningLog
+
+MIB = 1024 * 1024
+ASK_SECONDS = 5.0
+SNAPSHOT_SECONDS = 15.0
+"""A checkpoint that the vote file does not know to be committed yet is waited for."""
+PROGRESS_SECONDS = 10.0
+
+
+class _TakeByDefault(TyperGroup):
+    """``raftmq backup DIR`` is ``raftmq backup take DIR``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["take", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(help="Back up the log of a replica, and verify backups.", no_args_is_help=True, cls=_TakeByDefault)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the backup is.")]
+
+
+@app.command("take")
+def take(
+    directory: Directory,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", help="Data directory of a replica on this machine; it may be running.")
+    ],
+    rate: Annotated[float, typer.Option(min=0, help="MiB a second at most; 0 is no limit.", metavar="MIB")] = 50.0,
+    leader: Annotated[bool, typer.Option("--leader", help="Also from the replica that leads the group.")] = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Add to the backup in DIR what the replica has committed since; the first time, copy everything.
+
+    The name servers are asked whether the replica leads; if it does, nothing is copied (exit code 1). If they do not
+    answer, it is copied all the same. Whatever goes wrong, the backup is what it was before.
+    """
+    from mq.broker.settings import LOG_DIRECTORY
+    from raftlog import RealDisk, SegmentError
+    from raftlog.forced_members import configuration_at_base
+    from raftlog.segment.backup import BackupTarget
+    from raftlog.segment.disk import ReadOnlyDisk
+    from raftlog.segment.running_log import RunningLog
+
+    try:
+        source = RunningLog(ReadOnlyDisk(), str(data_dir / LOG_DIRECTORY))
+        if not leader and _leads(source, namesrv):
+            raise CommandFailed(
+                f"{source.state.node_id} leads its group, nothing was copied: take the backup from another replica, "
+                "or say --leader",
+                EXIT_FAILED,
+            )
+        target = BackupTarget(RealDisk(), str(directory))
+    except SegmentError as error:
+        raise CommandFailed(str(error)) from error
+    before = target.manifest
+    try:
+        snapshot = _first_snapshot(source, str(data_dir)) if before is None else None
+        _check_room(source, target)
+        pace = _Pace(rate * MIB)
+        manifest = target.extend(
+            source,
+            conf=configuration_at_base(source.state),
+            snapshot=snapshot,
+            now_ms=time.time_ns() // 1_000_000,
+            copied=pace.copied,
+        )
+    except (SegmentError, OSError) as error:
+        raise CommandFailed(f"{error}. {_what_remains(directory, before)}", EXIT_FAILED) from error
+    finally:
+        source.close()
+        target.close()
+    new_entries = manifest.last.index - (manifest.base.index if before is None else before.last.index)
+    if as_json:
+        print_json(_summary(directory, manifest) | {"new_entries": new_entries, "copied_bytes": pace.nbytes})
+        return
+    print(f"{directory}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
+
+
+@app.command("verify")
+def verify(directory: Directory, as_json: Json = False) -> None:
+    """Read the whole backup and check every entry. Exit code 0: it is intact. 1: it is damaged. 2: there is none."""
+    from raftlog import SegmentError
+    from raftlog.segment.backup import Backup, BackupDamaged
+    from raftlog.segment.disk import ReadOnlyDisk
+
+    try:
+        backup = Backup(ReadOnlyDisk(), str(directory))
+        try:
+            for _ in backup.runs():
+                pass
+            backup.snapshot()
+        finally:
+            backup.close()
+    except BackupDamaged as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
+    except SegmentError as error:
+        raise CommandFailed(str(error)) from error
+    if as_json:
+        print_json(_summary(directory, backup.manifest) | {"intact": True})
+        return
+    print(f"{directory}: intact; {_in_words(backup.manifest)}")
+
+
+class _Pace:
+    """Keeps a rate, and says now and then how far it is."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.nbytes = 0
+        self._bytes_per_second = bytes_per_second
+        self._begin = self._told_at = time.monotonic()
+
+    def copied(self, nbytes: int) -> None:
+        """So many more bytes were copied; sleeps if that was too fast."""
+        self.nbytes += nbytes
+        now = time.monotonic()
+        if now > self._told_at + PROGRESS_SECONDS:
+            self._told_at = now
+            print(f"{decimal(self.nbytes)} copied", file=sys.stderr)
+        if self._bytes_per_second and (early := self._begin + self.nbytes / self._bytes_per_second - now) > 0:
+            time.sleep(early)
+
+
+def _leads(source: RunningLog, namesrv: str) -> bool:
+    """Whether the replica leads its group, as far as anybody says so."""
+    import trio
+
+    from mq.broker.settings import derived_identity
+    from mq.cli.cluster_view import GroupStatus, ask_cluster
+    from mq.client.errors import ClientError
+
+    async def ask() -> list[GroupStatus] | None:
+        with trio.move_on_after(ASK_SECONDS):
+            return await ask_cluster(namesrv)
+        return None
+
+    try:
+        groups = run_trio(ask)
+    except (ClientError, ValueError):
+        groups = None
+    state = source.state
+    for group in groups or ():
+        if derived_identity(group.cluster, group.group) == state.cluster_id and group.leader is not None:
+            return group.leader == state.node_id
+    print(f"raftmq: {namesrv} does not say whether {state.node_id} leads its group; going on", file=sys.stderr)
+    return False
+
+
+def _first_snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
+    """What a log without its beginning needs besides; waits until there is one that is known to be committed."""
+    from mq.store.backup_snapshot import snapshot_between
+
+    until = time.monotonic() + SNAPSHOT_SECONDS
+    while True:
+        state = source.refresh()
+        base = state.starts_at.index
+        if base == 0:
+            return None
+        if (found := snapshot_between(data_dir, base, state.commit_hint)) is not None or time.monotonic() > until:
+            return found
+        time.sleep(0.2)
+
+
+def _check_room(source: RunningLog, target: BackupTarget) -> None:
+    state, manifest = source.state, target.manifest
+    begin = state.starts_at.pos if manifest is None else manifest.end_pos
+    wanted, free = state.durable_pos - begin, target.free_bytes()
+    if wanted > free:
+        raise CommandFailed(
+            f"{target.directory}: {wanted} bytes are to be copied, there is room for {free}. "
+            f"{_what_remains(Path(target.directory), manifest)}",
+            EXIT_FAILED,
+        )
+
+
+def _what_remains(directory: Path, before: BackupManifest | None) -> str:
+    if before is None:
+        return f"There is no backup in {directory} yet"
+    return f"The backup in {directory} is what it was: {_in_words(before)}"
+
+
+def _in_words(manifest: BackupManifest) -> str:
+    return (
+        f"entries {manifest.base.index + 1:,} to {manifest.last.index:,}, "
+        f"{decimal(manifest.end_pos - manifest.base.pos)}, as {manifest.node_id} had them at "
+        f"{time_of(manifest.taken_at_ms)}"
+    )
+
+
+def _summary(directory: Path, manifest: BackupManifest) -> dict[str, object]:
+    return {
+        "directory": str(directory),
+        "cluster_id": manifest.cluster_id,
+        "node": manifest.node_id,
+        "first_index": manifest.base.index + 1,
+        "last_index": manifest.last.index,
+        "last_term": manifest.last.term,
+        "begins_at": manifest.base.pos,
+        "ends_at": manifest.end_pos,
+        "snapshot_index": manifest.snapshot_index or None,
+        "taken_at": time_of(manifest.taken_at_ms),
+    }

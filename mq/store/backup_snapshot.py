@@ -1,0 +1,32 @@
+"""The state of a broker that a backup of its log needs, if the log has lost its beginning to retention."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME, encode_checkpoint, load_checkpoint
+from mq.store.errors import CheckpointDamaged
+from mq.store.opening import ends_of
+from raftlog.segment.backup import Snapshot
+
+
+def snapshot_between(directory: str, first_index: int, last_index: int) -> Snapshot | None:
+    """The oldest checkpoint in a data directory that was taken behind an entry in this range, both ends included.
+
+    The oldest, since a backup can be restored to no time before it. The broker may be running: checkpoints are replaced
+    in one step. None if there is none, or it is damaged. Raises OSError.
+    """
+    found = []
+    for name in (CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME):
+        try:
+            checkpoint = load_checkpoint(directory, name)
+        except CheckpointDamaged:
+            continue
+        if checkpoint is not None and first_index <= checkpoint.applied_index <= last_index:
+            found.append(checkpoint)
+    oldest = min(found, key=lambda each: each.applied_index, default=None)
+    if oldest is None:
+        return None
+    return Snapshot(
+        oldest.applied_index, encode_checkpoint(msgspec.structs.replace(oldest, queues=ends_of(oldest.queues)))
+    )

@@ -1,0 +1,63 @@
+"""The entries of a log as they lie in its files, in runs of whole verified ones. Pure: bytes come from a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
+from raftlog.segment.recovery import Read
+
+RUN_BYTES: Final = 1024 * 1024
+"""Bytes of one read, unless a single entry is larger."""
+
+
+class EntryRun(NamedTuple):
+    """Entries back to back from the physical offset ``pos`` on, all in one file.
+
+    ``data`` ends with the first eight bytes of the blank behind them, if that was reached. There may be no entry in it.
+    """
+
+    pos: int
+    data: bytes
+    entries: list[EntryRef]
+
+    def body(self, entry: EntryRef) -> bytes:
+        """The body of one of these entries."""
+        at = entry.pos - self.pos
+        return self.data[at + HEADER_BYTES : at + entry.size]
+
+
+def entry_runs(read: Read, before: EntryRef, last_index: int, segment_bytes: int) -> Iterator[EntryRun]:
+    """Every entry behind ``before`` up to ``last_index``, checksums and chain verified.
+
+    Args:
+        read: bytes of one file, padded with zeros behind its end.
+        before: the entry in front of the first one, or the stand-in for a base.
+
+    Raises:
+        FrameCorrupt: what lies there does not continue the log; all runs before were good. And whatever ``read`` does.
+    """
+    last, pos = before, before.pos + before.size
+    while last.index < last_index:
+        file_end = pos - pos % segment_bytes + segment_bytes
+        window = memoryview(read(pos, min(RUN_BYTES, file_end - pos)))
+        entries: list[EntryRef] = []
+        at, at_blank = 0, False
+        while last.index < last_index:
+            rest, file_rest = len(window) - at, file_end - pos - at
+            if is_blank(window[at : at + BLANK_BYTES_MIN], file_rest):
+                at, at_blank = at + BLANK_BYTES_MIN, True
+                break
+            if rest < HEADER_BYTES and rest < file_rest:
+                break
+            size = HEADER.unpack_from(window, at)[1] if rest >= HEADER_BYTES else 0
+            if rest < size <= file_rest:
+                if at:
+                    break
+                window = memoryview(read(pos, size))
+            last = verify_entry(window, at, last.index + 1, last.term, pos + at, last.chain)
+            entries.append(last)
+            at += last.size
+        yield EntryRun(pos, bytes(window[:at]), entries)
+        pos = file_end if at_blank else pos + at

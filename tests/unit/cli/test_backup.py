@@ -1,0 +1,135 @@
+"""`raftmq backup` on directories of replicas that are open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mq.cli import backup as command
+from mq.cli.app import app
+from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
+from raftlog import RealDisk
+from raftlog.segment import NORMAL, SegmentLog, StorageFailed
+from raftlog.segment.backup import BackupTarget
+
+NOBODY = "127.0.0.1:1"
+"""No name server listens there."""
+
+
+def opened(data_dir: Path) -> SegmentLog:
+    return SegmentLog.open(
+        str(data_dir / "commitlog"), cluster_id="c", node_id="n1", segment_bytes=4096, disk=RealDisk()
+    )
+
+
+def grow(data_dir: Path, last_index: int) -> None:
+    """Have committed entries up to that one, and a vote file that says so, as a running replica has within a second."""
+    log = opened(data_dir)
+    for index in range(log.last_index + 1, last_index + 1):
+        log.append(NORMAL, index, 1, b"%06d" % index * 20)
+    log.submit(1, commit_hint=last_index)
+    log.close()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    grow(tmp_path / "n1", 100)
+    log = opened(tmp_path / "n1")
+    yield tmp_path / "n1"
+    log.close()
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, ["backup", *map(str, args)])
+
+
+def taken(directory: Path, data_dir: Path, *more: str) -> Result:
+    return run(directory, "--data-dir", data_dir, "--namesrv", NOBODY, *more)
+
+
+def refusal(result: Result) -> CommandFailed:
+    assert isinstance(result.exception, CommandFailed), result.output
+    return result.exception
+
+
+def test_backup_of_a_log_in_use_is_taken_and_intact(data_dir: Path, tmp_path: Path) -> None:
+    result = taken(tmp_path / "backup", data_dir)
+    assert result.exit_code == 0, result.output
+    assert "100 new entries" in result.output
+    assert "entries 1 to 100" in run("verify", tmp_path / "backup").output
+
+
+def test_second_run_says_how_little_it_copied(tmp_path: Path) -> None:
+    grow(tmp_path / "n1", 100)
+    taken(tmp_path / "backup", tmp_path / "n1")
+    grow(tmp_path / "n1", 110)
+    found = json.loads(taken(tmp_path / "backup", tmp_path / "n1", "--json").stdout)
+    assert (found["new_entries"], found["last_index"]) == (10, 110)
+    assert found["copied_bytes"] < 10 * 200
+
+
+def test_name_servers_that_do_not_answer_are_no_reason_not_to_copy(data_dir: Path, tmp_path: Path) -> None:
+    result = taken(tmp_path / "backup", data_dir)
+    assert "does not say whether n1 leads" in result.stderr
+
+
+def test_leader_copies_nothing_unless_told(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_leads", lambda source, namesrv: True)
+    failed = refusal(taken(tmp_path / "backup", data_dir))
+    assert failed.exit_code == EXIT_FAILED
+    assert "n1 leads its group, nothing was copied" in str(failed)
+    assert not (tmp_path / "backup").exists()
+    assert taken(tmp_path / "backup", data_dir, "--leader").exit_code == 0
+
+
+def test_damaged_backup_ends_with_code_1(data_dir: Path, tmp_path: Path) -> None:
+    taken(tmp_path / "backup", data_dir)
+    with open(tmp_path / "backup" / "log" / f"{4096:020d}", "r+b") as file:
+        file.seek(300)
+        file.write(b"\xff")
+    failed = refusal(run("verify", tmp_path / "backup"))
+    assert failed.exit_code == EXIT_FAILED
+    assert "damaged" in str(failed)
+
+
+def test_what_is_no_backup_is_said_to_be_none(tmp_path: Path) -> None:
+    failed = refusal(run("verify", tmp_path))
+    assert failed.exit_code == EXIT_REFUSED
+    assert "there is no backup in it" in str(failed)
+
+
+def test_directory_without_a_log_is_refused(tmp_path: Path) -> None:
+    assert "there is no log in it" in str(refusal(taken(tmp_path / "backup", tmp_path / "nothing")))
+
+
+def test_too_little_room_is_told_before_anything_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(tmp_path / "n1", 100)
+    taken(tmp_path / "backup", tmp_path / "n1")
+    grow(tmp_path / "n1", 200)
+    monkeypatch.setattr(BackupTarget, "free_bytes", lambda self: 1000)
+    failed = refusal(taken(tmp_path / "backup", tmp_path / "n1"))
+    assert "there is room for 1000" in str(failed)
+    assert "is what it was: entries 1 to 100" in str(failed)
+    assert run("verify", tmp_path / "backup").exit_code == 0
+
+
+def test_full_target_leaves_the_earlier_backup_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(tmp_path / "n1", 100)
+    taken(tmp_path / "backup", tmp_path / "n1")
+    grow(tmp_path / "n1", 200)
+
+    def full(self: RealDisk, fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RealDisk, "fdatasync", full)
+    failed = refusal(taken(tmp_path / "backup", tmp_path / "n1"))
+    monkeypatch.undo()
+    assert failed.exit_code == EXIT_FAILED
+    assert isinstance(failed.__cause__, StorageFailed)
+    assert "No space left on device" in str(failed)
+    assert "is what it was: entries 1 to 100" in str(failed)
+    assert "entries 1 to 100" in run("verify", tmp_path / "backup").output

@@ -1,0 +1,307 @@
+"""A backup of a log: extended run by run from a log in use, intact after whatever ends a run in the middle."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from itertools import count
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from chaos.disk import MemoryDisk, PowerCut
+from raftlog.segment import EntryGone, InlineWriter, SegmentLog, StorageCorrupt, StorageFailed
+from raftlog.segment.backup import (
+    Backup,
+    BackupDamaged,
+    BackupManifest,
+    BackupRefused,
+    BackupTarget,
+    Snapshot,
+    decode_backup_manifest,
+    encode_backup_manifest,
+)
+from raftlog.segment.running_log import RunningLog
+from tests.unit.segment.log_home import DIRECTORY, LogHome
+
+TARGET = "/backup"
+
+
+class Operator:
+    """Takes backups of a log onto a disk of its own."""
+
+    def __init__(self, home: LogHome, capacity_bytes: int | None = None) -> None:
+        self.home = home
+        self.disk = MemoryDisk(capacity_bytes=capacity_bytes)
+        self.copied = 0
+
+    def run(self, *, snapshot: Snapshot | None = None, now_ms: int = 1000) -> BackupManifest:
+        source = RunningLog(self.home.disk, DIRECTORY)
+        target = BackupTarget(self.disk, TARGET)
+        self.copied = 0
+        try:
+            return target.extend(source, conf=b"conf", snapshot=snapshot, now_ms=now_ms, copied=self._count)
+        finally:
+            source.close()
+            target.close()
+
+    def bodies(self) -> list[bytes]:
+        """Bodies of all entries of the backup, verified."""
+        backup = Backup(self.disk, TARGET)
+        try:
+            return [run.body(entry) for run in backup.runs() for entry in run.entries]
+        finally:
+            backup.close()
+
+    def _count(self, nbytes: int) -> None:
+        self.copied += nbytes
+
+
+def opened(home: LogHome, **overrides: str) -> SegmentLog:
+    """A log whose vote file is written with each submit, as a slow one's is."""
+    return home.open(writer=InlineWriter(clock=partial(next, count())), **overrides)
+
+
+def filled(home: LogHome, entries: int) -> SegmentLog:
+    log = opened(home)
+    home.put(log, *(body(index) for index in range(1, entries + 1)))
+    home.submit(log, commit_hint=entries)
+    return log
+
+
+def body(index: int) -> bytes:
+    return b"%06d" % index * 20
+
+
+def test_backup_of_a_log_in_use_has_what_is_committed() -> None:
+    home = LogHome()
+    log = filled(home, 200)
+    home.put(log, b"not committed")
+    operator = Operator(home)
+    manifest = operator.run()
+    assert manifest.last.index == 200
+    assert manifest.conf == b"conf"
+    assert operator.bodies() == [body(index) for index in range(1, 201)]
+    assert log.last_index == 201
+
+
+def test_files_of_a_backup_are_those_of_the_log() -> None:
+    home = LogHome()
+    log = filled(home, 200)
+    operator = Operator(home)
+    operator.run()
+    segments = log.segments()
+    assert len(segments) > 5
+    for segment in segments:
+        name = f"{segment.start:020d}"
+        copy = operator.disk.content(f"{TARGET}/log/{name}")
+        assert home.disk.content(f"{DIRECTORY}/{name}")[: len(copy)] == copy
+
+
+def test_second_run_copies_only_what_is_new() -> None:
+    home = LogHome()
+    log = filled(home, 200)
+    operator = Operator(home)
+    operator.run()
+    first = operator.copied
+    before = {name: operator.disk.content(f"{TARGET}/log/{name}") for name in operator.disk.listdir(f"{TARGET}/log")}
+    home.put(log, *(body(index) for index in range(201, 211)))
+    home.submit(log, commit_hint=210)
+    assert operator.run(now_ms=2000).last.index == 210
+    assert operator.copied < first / 10
+    assert operator.bodies() == [body(index) for index in range(1, 211)]
+    for name, content in before.items():
+        assert operator.disk.content(f"{TARGET}/log/{name}").startswith(content)
+
+
+def test_run_without_new_entries_says_that_nothing_was_missing_at_its_time() -> None:
+    home = LogHome()
+    filled(home, 20)
+    operator = Operator(home)
+    first = operator.run()
+    assert operator.run(now_ms=2000) == replace(first, taken_at_ms=2000)
+    assert operator.copied == 0
+    assert len(operator.bodies()) == 20
+
+
+def test_any_replica_can_go_on_with_a_backup() -> None:
+    home, other = LogHome(), LogHome()
+    filled(home, 100)
+    log = filled(other, 100)
+    operator = Operator(home)
+    operator.run()
+    other.put(log, body(101))
+    other.submit(log, commit_hint=101)
+    operator.home = other
+    assert operator.run().last.index == 101
+
+
+def test_full_target_leaves_the_backup_as_it_was() -> None:
+    home = LogHome()
+    log = filled(home, 100)
+    operator = Operator(home, capacity_bytes=20_000)
+    operator.run()
+    home.put(log, *(body(index) for index in range(101, 301)))
+    home.submit(log, commit_hint=300)
+    with pytest.raises(StorageFailed, match="No space left"):
+        operator.run()
+    assert operator.bodies() == [body(index) for index in range(1, 101)]
+
+
+@pytest.mark.parametrize("operations", range(1, 60, 3))
+def test_power_cut_in_the_middle_leaves_the_backup_as_it_was_or_finished(operations: int) -> None:
+    home = LogHome()
+    log = filled(home, 60)
+    operator = Operator(home)
+    operator.run()
+    home.put(log, *(body(index) for index in range(61, 201)))
+    home.submit(log, commit_hint=200)
+    operator.disk.cut_power_after(operations)
+    try:
+        operator.run()
+    except PowerCut:
+        pass
+    operator.disk.crash(Random(operations))
+    operator.disk.power_stays()
+    assert len(operator.bodies()) in (60, 200)
+    assert operator.run().last.index == 200
+    assert operator.bodies() == [body(index) for index in range(1, 201)]
+
+
+def test_log_that_began_anew_does_not_continue_a_backup() -> None:
+    home, other = LogHome(), LogHome()
+    filled(home, 100)
+    operator = Operator(home)
+    operator.run()
+    log = opened(other)
+    other.put(log, *(b"another" for _ in range(150)))
+    other.submit(log, commit_hint=150)
+    operator.home = other
+    with pytest.raises(BackupRefused, match="another entry 100"):
+        operator.run()
+    shorter = LogHome()
+    filled(shorter, 50)
+    operator.home = shorter
+    with pytest.raises(BackupRefused, match="that replica is behind"):
+        operator.run()
+    foreign = LogHome()
+    foreign.put(opened(foreign, cluster_id="foreign"), body(1))
+    operator.home = foreign
+    with pytest.raises(BackupRefused, match="it is of the log"):
+        operator.run()
+
+
+def test_log_without_its_beginning_needs_a_snapshot() -> None:
+    home = LogHome()
+    log = filled(home, 200)
+    segments = log.segments()
+    log.drop_prefix(segments[2].start, b"conf")
+    home.submit(log)
+    operator = Operator(home)
+    with pytest.raises(BackupRefused, match="there is no checkpoint"):
+        operator.run()
+    manifest = operator.run(snapshot=Snapshot(150, b"state"))
+    assert (manifest.base.index + 1, manifest.snapshot_index) == (segments[2].first_index, 150)
+    backup = Backup(operator.disk, TARGET)
+    assert backup.snapshot() == b"state"
+    backup.close()
+    assert operator.bodies()[0] == body(segments[2].first_index)
+    operator.disk.flip_bit(f"{TARGET}/snapshot", 2)
+    with pytest.raises(BackupDamaged, match="snapshot"):
+        Backup(operator.disk, TARGET).snapshot()
+
+
+def test_gap_between_backup_and_log_needs_a_new_backup() -> None:
+    home = LogHome()
+    log = filled(home, 20)
+    operator = Operator(home)
+    operator.run()
+    home.put(log, *(body(index) for index in range(21, 201)))
+    home.submit(log, commit_hint=200)
+    log.drop_prefix(log.segments()[4].start, b"conf")
+    home.submit(log)
+    with pytest.raises(BackupRefused, match="begin a new backup"):
+        operator.run()
+    assert len(operator.bodies()) == 20
+
+
+def test_retention_that_overtakes_a_backup_is_told() -> None:
+    home = LogHome()
+    log = filled(home, 200)
+    source, target = RunningLog(home.disk, DIRECTORY), BackupTarget(MemoryDisk(), TARGET)
+    log.drop_prefix(log.segments()[4].start, b"conf")
+    home.submit(log)
+    with pytest.raises(EntryGone):
+        target.extend(source, conf=b"", snapshot=None, now_ms=1)
+    target.close()
+
+
+def test_damage_to_the_log_ends_the_run() -> None:
+    home = LogHome()
+    log = filled(home, 100)
+    home.disk.flip_bit(f"{DIRECTORY}/{0:020d}", 200)
+    with pytest.raises(StorageCorrupt):
+        Operator(home).run()
+    log.close()
+
+
+@pytest.mark.parametrize("name", ["log/00000000000000000000", "log/00000000000000004096"])
+def test_every_flipped_bit_of_a_backup_is_found(name: str) -> None:
+    home = LogHome()
+    filled(home, 60)
+    operator = Operator(home)
+    operator.run()
+    path = f"{TARGET}/{name}"
+    for offset in range(0, len(operator.disk.content(path)), 97):
+        operator.disk.flip_bit(path, offset)
+        with pytest.raises(BackupDamaged):
+            operator.bodies()
+        operator.disk.flip_bit(path, offset)
+    assert len(operator.bodies()) == 60
+
+
+def test_missing_file_of_a_backup_is_named() -> None:
+    home = LogHome()
+    filled(home, 100)
+    operator = Operator(home)
+    operator.run()
+    operator.disk.unlink(f"{TARGET}/log/{4096:020d}")
+    with pytest.raises(BackupDamaged, match=r"0{16}4096: damaged: the file is missing"):
+        operator.bodies()
+
+
+def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() -> None:
+    home = LogHome()
+    filled(home, 10)
+    manifest = Operator(home).run()
+    data = encode_backup_manifest(manifest)
+    assert decode_backup_manifest(data) == manifest
+    with pytest.raises(ValueError, match="checksum"):
+        decode_backup_manifest(data.replace(b'"segment_bytes":4096', b'"segment_bytes":4097'))
+    for damaged in (b"", b"{}", data[:-20], b"\xff" + data):
+        with pytest.raises(ValueError):
+            decode_backup_manifest(damaged)
+    with pytest.raises(ValueError, match="format 2, this version knows 1"):
+        decode_backup_manifest(encode_backup_manifest(replace(manifest, format=2)))
+
+
+def test_directory_with_something_else_is_refused() -> None:
+    home = LogHome()
+    filled(home, 10)
+    operator = Operator(home)
+    operator.disk.mkdir(TARGET)
+    operator.disk.close(operator.disk.open(os.path.join(TARGET, "thesis.tex"), create=True))
+    with pytest.raises(BackupRefused, match=r"thesis\.tex"):
+        operator.run()
+
+
+def test_two_runs_at_once_are_refused() -> None:
+    home = LogHome()
+    filled(home, 10)
+    operator = Operator(home)
+    target = BackupTarget(operator.disk, TARGET)
+    with pytest.raises(BackupRefused, match="another process"):
+        operator.run()
+    target.close()
+    operator.run()
