@@ -40,6 +40,7 @@ def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None
 
     Raises:
         DirectoryUnusable: it cannot be read.
+        FormatTooNew: a newer version of the software wrote it.
     """
     disk = disk or RealDisk()
     try:
@@ -52,7 +53,7 @@ def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None
         return None
     except OSError as error:
         raise DirectoryUnusable(directory, error.strerror or str(error)) from error
-    state = newest_state(slots)
+    state = newest_state(slots, os.path.join(directory, FILE_NAME))
     return None if state is None else state.segment_bytes
 
 

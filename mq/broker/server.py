@@ -34,7 +34,7 @@ from mq.monitoring.process import process_families
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
-from mq.store.opening import LogBounds, OpenedStore, open_store
+from mq.store.opening import LogBounds, OpenedStore, open_store, refuse_newer_formats
 from mq.tls import Certificate, CertificateUnusable
 from raftlog import (
     CoreConfig,
@@ -57,7 +57,7 @@ from raftlog import (
     serve_node,
     stored_segment_bytes,
 )
-from raftlog.segment import SNAPSHOT_NAME
+from raftlog.segment import SNAPSHOT_NAME, FormatTooNew
 
 Log = structlog.stdlib.BoundLogger
 
@@ -116,6 +116,10 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
 
 
 async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: trio.TaskStatus[None]) -> None:
+    try:
+        refuse_newer_formats(str(settings.data_dir), str(settings.log_dir / SNAPSHOT_NAME))
+    except FormatTooNew as error:
+        raise StartRefused(str(error)) from error
     if not settings.has_segment_bytes:
         settings, task_status = await _with_segment_bytes(settings, log, task_status)
         host.settings = settings
@@ -143,7 +147,7 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
     for failure in failures:
         if isinstance(failure, StartRefused):
             raise failure
-        if isinstance(failure, SegmentError) and host.started:
+        if isinstance(failure, SegmentError) and host.started and not isinstance(failure, FormatTooNew):
             log.error("entry_unusable" if isinstance(failure, EntryUnusable) else "disk_failed", error=str(failure))
             raise failure
         raise _refused(failure) from failure

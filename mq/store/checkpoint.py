@@ -8,7 +8,9 @@ Taking one has three parts. `Checkpointer.prepare` runs on the event loop betwee
 is meant. `PendingCheckpoint.gather`, called there again and again, notes it, some queues at a time, while later entries
 are applied. Neither waits for the disk; `PendingCheckpoint.commit` runs in a worker thread and does.
 
-The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (u64), payload (CBOR).
+The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (u64), payload (CBOR). The last character
+of the magic number is the format version. In every later one the checksum begins with the magic number, so that a
+flipped bit in it is not taken for a newer version.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from mq.store.queue_capture import QueueCapture, QueueRow
 from mq.store.queue_files import Changes, sync
 from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
 from raftlog.plain_cbor import decode_plain
+from raftlog.segment import FormatTooNew
 
 CHECKPOINT_NAME = "checkpoint"
 PREVIOUS_NAME = "checkpoint.previous"
@@ -98,7 +101,13 @@ def _cbor_map(pairs: int) -> bytes:
 
 
 def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint | None:
-    """A checkpoint in a data directory, None if there is none. Raises CheckpointDamaged, OSError."""
+    """A checkpoint in a data directory, None if there is none.
+
+    Raises:
+        CheckpointDamaged: it is not what was written.
+        FormatTooNew: a newer version of the software wrote it.
+        OSError: it cannot be read.
+    """
     path = os.path.join(directory, name)
     try:
         with open(path, "rb") as file:
@@ -113,6 +122,8 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
         raise CheckpointDamaged(path, f"{len(data)} bytes are less than a head")
     magic, crc, size = _HEAD.unpack_from(data)
     payload = data[_HEAD.size :]
+    if _is_newer(magic) and len(payload) == size and zlib.crc32(payload, zlib.crc32(magic)) == crc:
+        raise FormatTooNew(path, "the checkpoint", _version(magic), _version(_MAGIC))
     if magic != _MAGIC:
         raise CheckpointDamaged(path, f"begins with {magic!r} instead of {_MAGIC!r}")
     if len(payload) != size:
@@ -125,6 +136,26 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
     except (ValueError, msgspec.ValidationError, NameRefused) as error:
         raise CheckpointDamaged(path, str(error)) from error
     return checkpoint
+
+
+def _is_newer(magic: bytes) -> bool:
+    return magic[:-1] == _MAGIC[:-1] and magic > _MAGIC
+
+
+def _version(magic: bytes) -> int:
+    return magic[-1] - ord("0")
+
+
+def refuse_newer(*paths: str) -> None:
+    """Look at the first bytes of checkpoints, as far as they are there. Raises FormatTooNew; nothing is written."""
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                is_newer = _is_newer(file.read(len(_MAGIC)))
+            if is_newer:
+                load_checkpoint("", path)
+        except (OSError, CheckpointDamaged):
+            continue  # whoever opens the store finds it again, and knows what to do
 
 
 def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:

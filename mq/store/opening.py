@@ -28,6 +28,7 @@ from mq.store.checkpoint import (
     Checkpoint,
     load_checkpoint,
     open_queues,
+    refuse_newer,
     reset_store,
     write_checkpoint,
 )
@@ -108,6 +109,7 @@ def open_store(
         incoming: path of a snapshot that came with a log from elsewhere, if there is one; it is taken over.
 
     Raises:
+        FormatTooNew: a newer version of the software wrote one of the files; nothing was changed.
         StoreLost: the log's beginning is gone, and so is every record of what was in it.
         OSError: no access, full disk.
     """
@@ -145,6 +147,14 @@ def open_store(
         return OpenedStore(begin, queues, filling, reason)
     filling.settle(queues)
     return OpenedStore(begin, queues, rebuild_reason=reason)
+
+
+def refuse_newer_formats(directory: str, incoming: str) -> None:
+    """Refuse files that only a newer version of the software understands, before anything is opened or changed.
+
+    Arguments as for `open_store`. Raises FormatTooNew.
+    """
+    refuse_newer(incoming, *(os.path.join(directory, name) for name in (CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME)))
 
 
 def ends_of(queues: dict[str, list[tuple[int, int, int, bytes]]]) -> dict[str, list[tuple[int, int, int, bytes]]]:

@@ -3,7 +3,8 @@
 A sidecar (``NNN.index``) is synced before it gets its name, and may be missing or old: it has a checksum, and it counts
 only if the file's first entry continues the file before, its last one is where the sidecar says, with that chain, and a
 blank follows. An equal chain means equal entries all the way, so a sidecar of an earlier content can say nothing wrong.
-What it does not tell is whether the bytes in between are still what they were.
+What it does not tell is whether the bytes in between are still what they were. One of another format version, the last
+character of its first eight, is made anew.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, chain_after, is_blank
+from raftlog.segment.codec import BLANK_BYTES_MIN, FLAGS, HEADER, HEADER_BYTES, EntryRef, chain_after, is_blank
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import IndexPart, LogIndex
 from raftlog.segment.recovery import Read, Stop, is_intact, scan_file
@@ -66,9 +67,12 @@ def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int,
     _, _, index, _, pos, _, chain, _, _ = HEADER.unpack(header)
     if (index, pos) != (part.first_index, start) or chain_after(header, previous.chain) != chain:
         return False
-    kind, size, index, term, pos, _, chain, _, _ = HEADER.unpack(read(last.pos, HEADER_BYTES))
-    return EntryRef(index, term, kind, pos, size, chain) == last and is_blank(
-        read(last_end, BLANK_BYTES_MIN), file_end - last_end
+    kind, size, index, term, pos, flags, chain, _, _ = HEADER.unpack(read(last.pos, HEADER_BYTES))
+    return (
+        EntryRef(index, term, kind, pos, size, chain) == last
+        # Format versions never fall, so the last entry has the newest one of its file.
+        and flags == FLAGS
+        and is_blank(read(last_end, BLANK_BYTES_MIN), file_end - last_end)
     )
 
 

@@ -16,6 +16,9 @@ offset  field       meaning
 44      body_len    length of the body
 ======  ==========  =================================================================================================
 
+Every later format version keeps this header with both checksums, so that an older version of the software can tell an
+entry that it does not understand from a damaged one. A log never has a version below one that it had before.
+
 The chain proves order and tells an entry from older bytes at the same place; two replicas with equal chains have equal
 logs up to there. A *blank* fills the rest of a file into which the next entry does not fit. Only its first eight
 bytes are written (type, size to the end of the file). What lies behind them is zero, because everything behind the
@@ -30,7 +33,7 @@ from typing import Final
 
 import msgspec
 
-from raftlog.segment.errors import FrameCorrupt
+from raftlog.segment.errors import EntryTooNew, FrameCorrupt
 
 HEADER_BYTES: Final = 48
 BLANK_BYTES_MIN: Final = 8
@@ -45,6 +48,8 @@ NOOP: Final = 2
 CONFIG: Final = 3
 BLANK: Final = 0xFFFFFFFF
 FLAGS: Final = 1
+"""Format version 1, checksum algorithm 0."""
+_VERSION_MASK: Final = 0xFF
 
 HEADER: Final = struct.Struct(">IIQQQIIII")
 # The chained part with body_crc directly behind it, so that one checksum call covers both.
@@ -127,6 +132,17 @@ def is_blank(start: bytes | memoryview, nbytes: int) -> bool:
     return nbytes >= BLANK_BYTES_MIN and start[:BLANK_BYTES_MIN] == _BLANK.pack(BLANK, nbytes)
 
 
+def is_newer(flags: int) -> bool:
+    """Whether the flags of an entry are those of a format version above ours."""
+    return FLAGS < flags <= _VERSION_MASK
+
+
+def _has_checksums(entry: memoryview, chain: int | None) -> bool:
+    """Whether header and body of a whole entry are what was written; ``chain`` is the one before it, if known."""
+    its_chain, body_crc, _ = _REST.unpack_from(entry, 36)
+    return _crc32(entry[HEADER_BYTES:]) == body_crc and (chain is None or chain_after(entry, chain) == its_chain)
+
+
 def verify_entry(
     buffer: memoryview, at: int, index: int | None, term: int, pos: int | None, chain: int | None
 ) -> EntryRef:
@@ -138,7 +154,7 @@ def verify_entry(
         chain: after the predecessor; None when it is not known: then only the body's checksum is verified.
 
     Raises:
-        FrameCorrupt: with the first field that is wrong.
+        FrameCorrupt: with the first field that is wrong; `EntryTooNew` for an intact entry of a newer format version.
     """
     rest = len(buffer) - at
     if rest < HEADER_BYTES:
@@ -157,6 +173,8 @@ def verify_entry(
         raise FrameCorrupt(offset, "term falls", term, its_term)
     if its_pos != offset:
         raise FrameCorrupt(offset, "position differs", offset, its_pos)
+    if flags != FLAGS and is_newer(flags) and _has_checksums(buffer[at : at + size], chain):
+        raise EntryTooNew(offset, flags, FLAGS)
     if flags != FLAGS:
         raise FrameCorrupt(offset, "unknown format", FLAGS, flags)
     if (crc := _crc32(buffer[at + HEADER_BYTES : at + size])) != body_crc:

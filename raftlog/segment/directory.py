@@ -16,7 +16,15 @@ import msgspec
 from raftlog.segment.closed_file_index import scan_log
 from raftlog.segment.codec import SYNC_BYTES_MAX, EntryRef
 from raftlog.segment.disk import Disk, write_fully
-from raftlog.segment.errors import DirectoryLocked, DirectoryMismatch, DirectoryUnusable, MetaCorrupt, StorageFailed
+from raftlog.segment.errors import (
+    DirectoryLocked,
+    DirectoryMismatch,
+    DirectoryUnusable,
+    EntryTooNew,
+    FormatTooNew,
+    MetaCorrupt,
+    StorageFailed,
+)
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
@@ -208,6 +216,16 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
 
 
 def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[EntryRef, str]:
+    try:
+        return _recovered(files, stored, index)
+    except EntryTooNew as error:
+        path = files.path(files.start_of(error.physical_offset))
+        what = f"the entry at physical offset {error.physical_offset}"
+        raise FormatTooNew(path, what, error.found, error.newest) from error
+
+
+def _recovered(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[EntryRef, str]:
+    """The last good entry, and how the log was found, in words. Raises EntryTooNew, LogDamaged."""
     segment_bytes = files.segment_bytes
     starts = files.starts
     read = files.pread_padded

@@ -23,6 +23,31 @@ class FrameCorrupt(SegmentError):
         self.actual = actual
 
 
+class EntryTooNew(FrameCorrupt):
+    """An intact entry of a format version that this software does not understand."""
+
+    def __init__(self, physical_offset: int, found: int, newest: int) -> None:
+        super().__init__(physical_offset, "format version is too new", newest, found)
+        self.found = found
+        self.newest = newest
+
+
+class FormatTooNew(SegmentError):
+    """A file is intact and of a format version that this software does not understand; nothing was changed.
+
+    ``found`` is the version of the file, ``newest`` the highest that is understood.
+    """
+
+    def __init__(self, path: str, what: str, found: int, newest: int) -> None:
+        super().__init__(
+            f"{path}: {what} has format version {found}, and this version of the software understands none above "
+            f"{newest}; nothing was changed. Run the newer version that wrote it"
+        )
+        self.path = path
+        self.found = found
+        self.newest = newest
+
+
 class StorageCorrupt(SegmentError):
     """Bytes that were once durable are damaged or gone; the files are left as they are."""
 

@@ -5,6 +5,9 @@ payload in CBOR. A write goes to the slot that does not hold the newest state, a
 begins. So a crash damages one slot at most, and the other one holds the state before it: that of the last write
 which was acknowledged to anybody.
 
+Every later format version keeps the first 28 bytes of a slot and its checksum. A file with an intact slot of a version
+above ours is refused, whatever the other slot says: that is older, and may have forgotten a vote.
+
 A bit that flips later may take the newest slot. The writer therefore follows every change of term or vote with a
 second write within a tenth of a second, after which both slots say the same.
 """
@@ -21,6 +24,7 @@ import msgspec
 
 from raftlog.segment.codec import EntryRef, initial_chain
 from raftlog.segment.disk import Disk, write_fully
+from raftlog.segment.errors import FormatTooNew
 
 SLOT_BYTES: Final = 4096
 FILE_NAME: Final = "meta"
@@ -92,17 +96,22 @@ def encode_slot(state: MetaState, seq: int) -> bytes:
     return (prefix + _CRC.pack(crc) + payload).ljust(SLOT_BYTES, b"\0")
 
 
-def decode_slot(data: bytes) -> tuple[int, MetaState] | None:
-    """Sequence number and state, or None when the slot is empty, damaged, or of a version that is not known."""
+def decode_slot(data: bytes, path: str = FILE_NAME) -> tuple[int, MetaState] | None:
+    """Sequence number and state, or None when the slot is empty or damaged.
+
+    Raises FormatTooNew, which names ``path``, for an intact one of a newer version.
+    """
     if len(data) < _PAYLOAD_AT:
         return None
     magic, version, seq, length = _PREFIX.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION or length > len(data) - _PAYLOAD_AT:
+    if magic != _MAGIC or version < _VERSION or length > len(data) - _PAYLOAD_AT:
         return None
     (crc,) = _CRC.unpack_from(data, _PREFIX.size)
     payload = data[_PAYLOAD_AT : _PAYLOAD_AT + length]
     if zlib.crc32(payload, zlib.crc32(data[: _PREFIX.size])) != crc:
         return None
+    if version > _VERSION:
+        raise FormatTooNew(path, "the vote file", version, _VERSION)
     return seq, msgspec.convert(cbor2.loads(payload), MetaState)
 
 
@@ -122,15 +131,17 @@ def read_slots(disk: Disk, fd: int) -> list[bytes]:
     return slots
 
 
-def newest_state(slots: bytes) -> MetaState | None:
-    """What the content of a vote file says; None when no slot is valid."""
-    decoded = (decode_slot(slots[at : at + SLOT_BYTES]) for at in (0, SLOT_BYTES))
+def newest_state(slots: bytes, path: str = FILE_NAME) -> MetaState | None:
+    """What the content of a vote file says; None when no slot is valid. Raises as `decode_slot`."""
+    decoded = (decode_slot(slots[at : at + SLOT_BYTES], path) for at in (0, SLOT_BYTES))
     newest = max((slot for slot in decoded if slot is not None), key=lambda slot: slot[0], default=None)
     return None if newest is None else newest[1]
 
 
 class MetaFile:
     """The open vote file of a directory. ``state`` is what it says, or None when no slot is valid.
+
+    Raises FormatTooNew, and OSError; the file is closed then.
 
     What was read is durable after the first `write`; before, a power cut may bring back the state before it.
     """
@@ -142,8 +153,12 @@ class MetaFile:
         if disk.size(self._fd) < 2 * SLOT_BYTES:
             # A disk that is full later must not keep a node from voting.
             disk.allocate(self._fd, 2 * SLOT_BYTES)
-        slots = read_slots(disk, self._fd)
-        decoded = [decode_slot(data) for data in slots]
+        try:
+            slots = read_slots(disk, self._fd)
+            decoded = [decode_slot(data, path) for data in slots]
+        except BaseException:
+            self.close()
+            raise
         valid = [slot for slot in decoded if slot is not None]
         newest = max(valid, key=lambda slot: slot[0], default=None)
         self.state: MetaState | None = None if newest is None else newest[1]

@@ -31,9 +31,10 @@ from raftlog.segment.codec import (
     SYNC_BYTES_MAX,
     EntryRef,
     is_blank,
+    is_newer,
     verify_entry,
 )
-from raftlog.segment.errors import FrameCorrupt, SegmentError
+from raftlog.segment.errors import EntryTooNew, FrameCorrupt, SegmentError
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import MetaState
 
@@ -188,6 +189,9 @@ def scan_file(
 
     Returns:
         The last good entry, and where the scan stopped, or None when the file ends in a blank and the next one follows.
+
+    Raises:
+        EntryTooNew: an entry is intact, and of a format version that is not known here.
     """
     end = start + segment_bytes
     pos = start if pos is None else pos
@@ -210,6 +214,8 @@ def scan_file(
                 break
             try:
                 last = verify_entry(window, at, last.index + 1, last.term, pos, last.chain)
+            except EntryTooNew:
+                raise
             except FrameCorrupt as error:
                 reason = f"{error.reason}: expected {error.expected}, found {error.actual}"
                 return last, Stop(pos, reason)
@@ -261,7 +267,7 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
     return bool(
         NORMAL <= kind <= CONFIG
         and its_pos == pos
-        and flags == FLAGS
+        and (flags == FLAGS or is_newer(flags))
         and size == HEADER_BYTES + body_len
         and size <= end - pos
         and zlib.crc32(read(pos + HEADER_BYTES, body_len)) == body_crc

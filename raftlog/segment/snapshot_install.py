@@ -35,7 +35,7 @@ from raftlog.segment.codec import (
     verify_entry,
 )
 from raftlog.segment.disk import Disk, write_file, write_fully
-from raftlog.segment.errors import FrameCorrupt, StorageFailed
+from raftlog.segment.errors import FormatTooNew, FrameCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import Base, MetaFile, MetaState
@@ -48,6 +48,7 @@ SNAPSHOT_NAME: Final = "snapshot"
 PIECE_BYTES: Final = 1024 * 1024
 """Most bytes that are asked for at once."""
 
+_FORMAT: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
 _MANIFEST: Final = "manifest"
 _READY: Final = "READY"
@@ -58,6 +59,14 @@ What = Literal["log", "snapshot"]
 
 CheckEntry = Callable[[EntryRef, memoryview], None]
 """Raises ValueError for an entry, given with its body, that must not get into the log."""
+
+
+class ManifestTooNew(ValueError):
+    """A manifest of a newer format version."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"a manifest of format version {found}, and none above {_FORMAT} is understood here")
+        self.found = found
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -73,6 +82,7 @@ class Manifest(msgspec.Struct, frozen=True):
     segment_bytes: int
     snapshot_bytes: int = 0
     snapshot_crc: int = 0
+    format: int = _FORMAT
 
     @property
     def end_pos(self) -> int:
@@ -97,9 +107,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError for what is none, or contradicts itself."""
+    """Raises ValueError for what is none, or contradicts itself; `ManifestTooNew` for one of a newer format."""
     try:
-        manifest = msgspec.convert(decode_plain(data), Manifest)
+        value = decode_plain(data)
+        if isinstance(value, dict) and isinstance(found := value.get("format"), int) and found > _FORMAT:
+            raise ManifestTooNew(found)
+        manifest = msgspec.convert(value, Manifest)
+    except ManifestTooNew:
+        raise
     except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"no manifest: {error}") from error
     if (reason := _why_impossible(manifest)) is not None:
@@ -457,12 +472,16 @@ def _is_superseded(files: SegmentFiles, manifest: Manifest, stored: MetaState) -
 
 
 def _stored_manifest(disk: Disk, root: str) -> Manifest | None:
+    """Raises FormatTooNew."""
+    path = os.path.join(root, _MANIFEST)
     try:
-        fd = disk.open(os.path.join(root, _MANIFEST))
+        fd = disk.open(path)
     except FileNotFoundError:
         return None
     try:
         return decode_manifest(disk.pread(fd, disk.size(fd), 0))
+    except ManifestTooNew as error:
+        raise FormatTooNew(path, "the manifest", error.found, _FORMAT) from error
     except ValueError:
         return None
     finally:

@@ -11,7 +11,14 @@ from typing import Final
 from raftlog.segment.codec import HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.directory import LOCK_NAME, foreign_names
 from raftlog.segment.disk import Disk
-from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable, FrameCorrupt, StorageFailed
+from raftlog.segment.errors import (
+    DirectoryLocked,
+    DirectoryUnusable,
+    EntryTooNew,
+    FormatTooNew,
+    FrameCorrupt,
+    StorageFailed,
+)
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import LogIndex
 from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state, read_slots
@@ -62,6 +69,7 @@ class StoppedLog:
     Raises:
         DirectoryLocked: a process has it open.
         DirectoryUnusable: there is no log, or it may not be read.
+        FormatTooNew: a newer version of the software wrote the vote file.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -83,7 +91,11 @@ class StoppedLog:
             except OSError as error:
                 raise DirectoryUnusable(directory, error.strerror or str(error)) from error
             self._undo = undo.pop_all()
-        self.state: MetaState | None = newest_state(b"".join(self._slots))
+        try:
+            self.state: MetaState | None = newest_state(b"".join(self._slots), os.path.join(directory, FILE_NAME))
+        except FormatTooNew:
+            self.close()
+            raise
         self._segment_bytes = self.state.segment_bytes if self.state is not None else 1
         starts = (segment_start(name, self._segment_bytes) for name in self._names)
         self.starts = sorted(start for start in starts if start is not None)
@@ -93,7 +105,20 @@ class StoppedLog:
         self._undo.close()
 
     def report(self) -> Report:
-        """Verify everything. Raises `StorageFailed` when the disk does not give it."""
+        """Verify everything.
+
+        Raises:
+            StorageFailed: the disk does not give it.
+            FormatTooNew: a newer version of the software wrote an entry.
+        """
+        try:
+            return self._report()
+        except EntryTooNew as error:
+            pos = error.physical_offset
+            path = os.path.join(self.directory, f"{pos - pos % self._segment_bytes:020d}")
+            raise FormatTooNew(path, f"the entry at physical offset {pos}", error.found, error.newest) from error
+
+    def _report(self) -> Report:
         findings = [*self._slot_findings()]
         if self.state is None:
             findings.append("no slot of the vote file is valid: term and vote are lost; replace the node")

@@ -327,13 +327,12 @@ class Metadata:
         else:
             try:
                 loaded = decode_plain(snapshot, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
+                _check_format(loaded)
                 state = msgspec.convert(loaded, _Snapshot)
                 consumer_offsets = _offset_table(state.consumer_offsets)
                 offset_resets = _offset_table(state.offset_resets)
             except (ValueError, msgspec.ValidationError, CommandRefused) as error:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
-            if state.format != _SNAPSHOT_FORMAT:
-                raise SnapshotDamaged(f"metadata snapshot has format {state.format}, known is {_SNAPSHOT_FORMAT}")
         self._restore_parts(state.parts)
         self.topics = {topic.name: topic for topic in state.topics}
         self.topic_identities = dict(state.topic_identities)
@@ -428,6 +427,13 @@ class Metadata:
     def _remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
         for key in [key for key in self.queue_locks if key[0] == group or key[1] == topic]:
             self.lock_count -= len(self.queue_locks.pop(key))
+
+
+def _check_format(loaded: object) -> None:
+    """Raises SnapshotDamaged for a snapshot of another format: first of all, since what else is in it is not known."""
+    found = loaded.get("format") if isinstance(loaded, dict) else None
+    if isinstance(found, int) and found != _SNAPSHOT_FORMAT:
+        raise SnapshotDamaged(f"the metadata has format version {found}, this version understands {_SNAPSHOT_FORMAT}")
 
 
 def _encoded(state: _Snapshot) -> Iterator[bytes]:

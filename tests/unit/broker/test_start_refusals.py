@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import tomllib
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,36 @@ def test_a_broker_that_listens_everywhere_must_say_where_clients_find_it() -> No
     with pytest.raises(pydantic.ValidationError, match="advertise"):
         BrokerSettings(listen="0.0.0.0:10911")
     BrokerSettings(listen="0.0.0.0:10911", advertise="192.0.2.7:10911")
+
+
+# -- files of newer versions -------------------------------------------------------------------------------------------
+
+
+def newer_checkpoint(data: bytes) -> bytes:
+    magic = data[:7] + b"2"
+    return magic + zlib.crc32(data[20:], zlib.crc32(magic)).to_bytes(4, "big") + data[12:]
+
+
+def newer_vote_file(data: bytes) -> bytes:
+    slot = bytearray(data)
+    slot[11] = 2
+    length = int.from_bytes(slot[20:24], "big")
+    slot[24:28] = zlib.crc32(slot[28 : 28 + length], zlib.crc32(slot[:24])).to_bytes(4, "big")
+    return bytes(slot)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("name", "change"), [("checkpoint", newer_checkpoint), ("commitlog/meta", newer_vote_file)])
+async def test_a_file_of_a_newer_version(tmp_path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    async with running(tmp_path) as broker:
+        assert await (await broker.connect()).alive()
+    path = tmp_path / name
+    path.write_bytes(change(path.read_bytes()))
+    before = content(tmp_path)
+    text = await refusal(broker_settings(tmp_path))
+    assert text.startswith(f"{path}: ")
+    assert "has format version 2, and this version of the software understands none above 1; nothing was" in text
+    before.pop("commitlog/LOCK")
+    after = content(tmp_path)
+    after.pop("commitlog/LOCK")
+    assert after == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from mq.store.checkpoint import (
     reset_store,
 )
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
-from mq.store.opening import open_store
+from mq.store.opening import open_store, refuse_newer_formats
 from mq.store.queue_store import QueueStore
+from raftlog.segment import FormatTooNew
 from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit, contents, derived
 
 
@@ -389,3 +391,40 @@ def test_encoding_round_trips_large_tables(tmp_path: Path) -> None:
     written = Checkpoint(applied_index=7, applied_term=2, applied_pos=2**40, queues=queues, state=bytes(range(256)))
     (tmp_path / "checkpoint").write_bytes(encode_checkpoint(written))
     assert load_checkpoint(str(tmp_path)) == written
+
+
+# -- newer versions ----------------------------------------------------------------------------------------------------
+
+
+def as_newer(data: bytes, version: int = 4) -> bytes:
+    """A checkpoint as newer software writes it: the checksum begins with the magic number."""
+    magic = data[:7] + b"%d" % version
+    payload = data[20:]
+    return magic + zlib.crc32(payload, zlib.crc32(magic)).to_bytes(4, "big") + data[12:]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint.previous", "snapshot"])
+def test_a_newer_checkpoint_is_refused_and_nothing_changes(tmp_path: Path, name: str) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    path = tmp_path / name
+    path.write_bytes(as_newer((tmp_path / "checkpoint").read_bytes()))
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    with pytest.raises(FormatTooNew) as refused:
+        refuse_newer_formats(str(tmp_path), str(tmp_path / "incoming"))
+    assert (refused.value.path, refused.value.found, refused.value.newest) == (str(path), 4, 1)
+    if name == "checkpoint":
+        with pytest.raises(FormatTooNew):
+            open_store(str(tmp_path), TINY)
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
+
+
+def test_a_flipped_bit_in_the_version_of_a_checkpoint_is_damage(tmp_path: Path) -> None:
+    store, log = fill(tmp_path)
+    take(tmp_path, store, log)
+    data = bytearray((tmp_path / "checkpoint").read_bytes())
+    data[7] ^= 2
+    (tmp_path / "checkpoint").write_bytes(data)
+    refuse_newer_formats(str(tmp_path), str(tmp_path / "incoming"))
+    opened = open_store(str(tmp_path), TINY)
+    assert "begins with b'RAFTMQC3'" in str(opened.rebuild_reason)
