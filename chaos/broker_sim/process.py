@@ -19,6 +19,7 @@ from chaos.log_sim.history import Entry
 from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import Process
 from chaos.violation import Violation
+from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.broker import Broker
 from mq.broker.context import Environment
 from mq.broker.server import periodic_actions
@@ -140,7 +141,7 @@ class BrokerProcess(Process):
             in_background=self._in_background,
             in_bulk_background=self._in_background,
             on_registration_changed=lambda topics: None,
-            descriptors_max=_DESCRIPTORS_MAX,
+            descriptors=DescriptorLimits.of(_DESCRIPTORS_MAX),
             log=cast("Any", self._lines),
         )
         self.broker = Broker(

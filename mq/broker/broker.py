@@ -153,8 +153,9 @@ class Broker:
             self._refuse_connection(sock, "too_many_connections", self._settings.connections_max)
             return
         # The system gives out the lowest free number, so a high one says how many are taken, whatever for.
-        if sock.fileno() >= self._environment.descriptors_max:
-            self._refuse_connection(sock, "too_many_descriptors", self._environment.descriptors_max)
+        limits = self._environment.descriptors
+        if len(self._connections) >= limits.clients_max or sock.fileno() >= limits.number_max:
+            self._refuse_connection(sock, "too_many_descriptors", limits.clients_max)
             return
         connection = ClientConnection(
             reactor=self._reactor,

@@ -14,6 +14,7 @@ import structlog
 from mq.broker.access.control import AccessControl
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
+from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.linearizable_reads import LinearizableReads
@@ -59,7 +60,7 @@ class Environment:
         certificate: of connections that use TLS; None where none may.
         access: which requests of clients are served; None for all of them.
         sync_latency: how long writes to the log with their syncs took; None where nobody measures it.
-        descriptors_max: connections with this file descriptor or a higher one are refused.
+        descriptors: how many of the process's file descriptors clients may take.
     """
 
     store_ip: str
@@ -75,7 +76,7 @@ class Environment:
     in_background: Callable[[Job], None]
     in_bulk_background: Callable[[Job], None]
     on_registration_changed: Callable[[Iterable[str] | None], None]
-    descriptors_max: int
+    descriptors: DescriptorLimits
     log: Log
     sync_latency: LatencyHistogram | None = None
     access: AccessControl | None = None

@@ -277,7 +277,7 @@ class _Host:
             in_background=readers.put,
             in_bulk_background=bulk_readers.put,
             on_registration_changed=lambda topics: registrar.changed(topics),
-            descriptors_max=allow_descriptors(),
+            descriptors=allow_descriptors(),
             log=log,
             sync_latency=run.sync_latency,
             access=self.access,

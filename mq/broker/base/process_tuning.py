@@ -6,22 +6,34 @@ import ctypes
 import gc
 import resource
 import sys
+from typing import NamedTuple, Self
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _SWITCH_SECONDS = 0.0005
 _OWN_DESCRIPTORS_MAX = 512
+_FREE_DESCRIPTORS_MIN = 16
 
 
-def allow_descriptors() -> int:
-    """Open as many files as the system allows; returns the number at which descriptors are no more for clients.
+class DescriptorLimits(NamedTuple):
+    """What the log needs must not depend on how many clients there are, and must not shut all clients out either."""
 
-    The rest is for the log, whose next file must not depend on how many clients there are.
-    """
+    clients_max: int
+    """So many connections of clients; what is left then is for the log and everything else of the broker."""
+    number_max: int
+    """A connection that got this number or a higher one takes what the log needs next, whoever has all the others."""
+
+    @classmethod
+    def of(cls, limit: int) -> Self:
+        """How a process shares out the descriptors that the system allows."""
+        return cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
+
+
+def allow_descriptors() -> DescriptorLimits:
+    """Open as many files as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit = hard if hard != resource.RLIM_INFINITY else sys.maxsize
-    return limit - min(_OWN_DESCRIPTORS_MAX, limit // 2)
+    return DescriptorLimits.of(hard if hard != resource.RLIM_INFINITY else sys.maxsize)
 
 
 def tune_process() -> None:

@@ -11,12 +11,13 @@ client. It would come twice, and the second time out of its order.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import structlog
 
+from mq.broker.consume.lock_renewals import LockRenewals
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.clients import EXPIRE_SOME_SECONDS, ROUND_CALLS
@@ -41,7 +42,7 @@ QUEUES_MAX = 16_384
 """Queues in one request: as many as one topic may have."""
 
 LOCKS_MAX = 100_000
-"""Locked queues of all groups; beyond it no further ones are given out."""
+"""Locked queues of all groups; beyond it no further ones are given out, and to one host at most half of them."""
 
 COMMAND_ROWS_MAX = 200
 """Queues in one command: with the longest names it still fits the smallest file of a log."""
@@ -68,10 +69,11 @@ class QueueLockService(Service):
         self._clock = context.clock
         self._log = context.log
         self._led_since = 0.0
-        self._renewed: dict[tuple[str, str], dict[int, float]] = {}
+        self._renewed = LockRenewals()
         self._to_expire: deque[tuple[str, str]] = deque()
         self._expire_count = 0
         self._granting: dict[_Key, str] = {}
+        self._granting_to: Counter[bytes] = Counter()
         self._releasing: set[_Key] = set()
         self._reported: set[tuple[str, str]] = set()
         self.fenced = 0
@@ -98,6 +100,7 @@ class QueueLockService(Service):
         """This replica does not lead any more."""
         self._renewed.clear()
         self._granting.clear()
+        self._granting_to.clear()
         self._releasing.clear()
 
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
@@ -105,23 +108,29 @@ class QueueLockService(Service):
         self._appender.check_room()
         wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
+        host = call.connection.host[:4]
         free: list[tuple[str, int]] = []
         for ref in wanted.queues:
             key = (group, ref.topic, ref.queue_id)
             if self._exists(ref) and (self._is_free(key) or self._granting.get(key) == client_id):
-                if self._metadata.lock_count + len(self._granting) >= LOCKS_MAX and key not in self._granting:
-                    continue
+                if key not in self._granting:
+                    if not self._has_room(host):
+                        continue
+                    self._granting_to[host] += 1
                 self._granting[key] = client_id
                 free.append((ref.topic, ref.queue_id))
 
         def settle() -> None:
             for topic, queue_id in free:
-                self._granting.pop((group, topic, queue_id), None)
+                if self._granting.pop((group, topic, queue_id), None) is not None:
+                    self._granting_to[host] -= 1
+            if not self._granting_to[host]:
+                del self._granting_to[host]
 
         def confirmed(known: bool) -> None:
             settle()
             if known:
-                reply = LockedQueues(self._renew(wanted)).encode()
+                reply = LockedQueues(self._renew(wanted, host)).encode()
                 call.answer(call.response(body=reply))
             else:
                 self._serve_elsewhere(call)
@@ -235,11 +244,7 @@ class QueueLockService(Service):
             self._expire_table(group, topic, locks)
 
     def _expire_table(self, group: str, topic: str, locks: dict[int, str]) -> None:
-        renewed = self._renewed.get((group, topic), {})
-        if not locks:
-            self._renewed.pop((group, topic), None)
-        elif len(renewed) > len(locks):
-            self._renewed[group, topic] = {queue_id: at for queue_id, at in renewed.items() if queue_id in locks}
+        self._renewed.keep((group, topic), locks)
         if not self._appender.is_open:
             return
         gone: dict[str, list[tuple[str, int]]] = {}
@@ -278,14 +283,22 @@ class QueueLockService(Service):
         if key in self._releasing or self._metadata.lock_holder(*key) is None:
             return True
         group, topic, queue_id = key
-        renewed_at = self._renewed.get((group, topic), {}).get(queue_id, self._led_since)
-        return self._clock() - renewed_at >= LOCK_SECONDS
+        renewed_at = self._renewed.at((group, topic), queue_id)
+        return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= LOCK_SECONDS
+
+    def _has_room(self, host: bytes) -> bool:
+        """Whether a host may have one more lock: as many as are left for everybody else.
+
+        So a single host, whatever it calls its clients and groups, never has more than half of all.
+        """
+        left = LOCKS_MAX - self._metadata.lock_count - len(self._granting)
+        return self._renewed.of_host(host) + self._granting_to[host] < left
 
     def _next_holder(self, key: _Key) -> str | None:
         """Who holds this queue once what is on its way is done."""
         return self._granting.get(key) or self._metadata.lock_holder(*key)
 
-    def _renew(self, wanted: QueueLocks) -> list[QueueRef]:
+    def _renew(self, wanted: QueueLocks, host: bytes) -> list[QueueRef]:
         """Count the locks of a client from now on; returns those that are in force."""
         now = self._clock()
         ours: list[QueueRef] = []
@@ -295,7 +308,7 @@ class QueueLockService(Service):
             # way, to this client or away from it, is nobody's: if the leadership is lost now, it may come or not.
             granted_to = self._granting.get(key, wanted.client_id)
             if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
-                self._renewed.setdefault((wanted.group, ref.topic), {})[ref.queue_id] = now
+                self._renewed.note((wanted.group, ref.topic), ref.queue_id, now, host)
                 ours.append(ref)
         return ours
 
@@ -313,8 +326,7 @@ class QueueLockService(Service):
             self._releasing.difference_update(keys)
             for topic, queue_id in rows:
                 if self._metadata.lock_holder(group, topic, queue_id) is None:
-                    self._renewed.get((group, topic), {}).pop(queue_id, None)
-
+                    self._renewed.forget((group, topic), queue_id)
             if on_outcome is not None:
                 on_outcome(outcome)
 

@@ -70,6 +70,8 @@ class Stage:
 class _Connection:
     """Notes the queues that a client was told are its own."""
 
+    host = bytes(8)
+
     def __init__(self, told: dict[str, list[int]], client_id: str) -> None:
         self._told = told
         self._client_id = client_id
@@ -137,7 +139,7 @@ def test_what_was_known_about_locks_goes_with_them() -> None:
     stage.metadata.apply(DeleteTopic(name="T", timestamp_ms=2))
     stage.make_topic()
     stage.locks.expire_some()
-    assert not stage.locks._renewed
+    assert not list(stage.locks._renewed)
 
 
 def test_silent_holders_are_found_a_few_at_a_time_and_all_in_a_round() -> None:

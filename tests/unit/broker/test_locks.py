@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from mq.broker.consume import queue_locks
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -267,12 +268,23 @@ async def test_locks_that_are_refused(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_locks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 3)
+async def test_locks_are_bounded_and_one_host_gets_half_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it calls its clients and groups: the other half is for others."""
+    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 8)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1000)
         assert await lock(client, "c1", 5, 6) == [5, 6]
-        assert await lock(client, "c1", *range(10)) == [0, 5, 6]
-        monkeypatch.setattr(queue_locks, "LOCKS_MAX", 1000)
-        assert await lock(client, "c1", *range(1000)) == list(range(1000))  # in several commands
+        assert await lock(client, "c1", *range(10)) == [0, 1, 5, 6]
+        assert await lock(client, "c2", 7, 8) == []
+        assert await lock(client, "c2", 7, 8, group="H") == []
+        stream = await trio.open_tcp_stream(*broker.settings.listen_address, local_address="127.0.0.2")
+        broker.streams.append(stream)
+        other = Client(stream)
+        assert await lock(other, "c3", *range(10, 20)) == [10, 11], "as many as are left then"
+        await unlock(client, "c1", 5, 6)
+        assert await lock(client, "c1", 7) == [7]
+        monkeypatch.setattr(queue_locks, "LOCKS_MAX", 10_000)
+        assert await lock(client, "c4", *range(20, 1000)) == list(range(20, 1000))  # in several commands

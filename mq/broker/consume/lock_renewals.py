@@ -1,0 +1,58 @@
+"""When clients last asked for the queues that they hold, and from which host. Known to the leader only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator
+
+Table = tuple[str, str]
+"""A group and a topic."""
+
+
+class LockRenewals:
+    """For each locked queue the time of the last request, in monotonic seconds, and the host that it came from."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Table, dict[int, tuple[float, bytes]]] = {}
+        self._of_host: Counter[bytes] = Counter()
+
+    def __iter__(self) -> Iterator[Table]:
+        """The groups and topics with renewed locks."""
+        return iter(self._tables)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._tables.clear()
+        self._of_host.clear()
+
+    def note(self, table: Table, queue_id: int, at: float, host: bytes) -> None:
+        """A lock was renewed."""
+        self.forget(table, queue_id)
+        self._tables.setdefault(table, {})[queue_id] = at, host
+        self._of_host[host] += 1
+
+    def at(self, table: Table, queue_id: int) -> float | None:
+        """When a lock was renewed last; None if it was not since this replica leads."""
+        renewed = self._tables.get(table, {}).get(queue_id)
+        return None if renewed is None else renewed[0]
+
+    def forget(self, table: Table, queue_id: int) -> None:
+        """A lock is given back."""
+        queues = self._tables.get(table, {})
+        renewed = queues.pop(queue_id, None)
+        if renewed is None:
+            return
+        if not queues:
+            del self._tables[table]
+        self._of_host[renewed[1]] -= 1
+        if not self._of_host[renewed[1]]:
+            del self._of_host[renewed[1]]
+
+    def keep(self, table: Table, locked: Container[int]) -> None:
+        """Forget those queues of a table that are not locked any more: their topic or group was deleted."""
+        for queue_id in [each for each in self._tables.get(table, {}) if each not in locked]:
+            self.forget(table, queue_id)
+
+    def of_host(self, host: bytes) -> int:
+        """How many locks were renewed from a host."""
+        return self._of_host[host]
