@@ -1,11 +1,31 @@
-"""Who belongs to a group whose log is at hand and whose majority is not: looked up in a directory, and rewritten."""
+"""The members of a group, looked up in the files of a stopped replica and rewritten there, without asking anybody.
+
+In a group that runs, a majority decides who belongs to it. After the majority is lost, or in a log that was restored
+from a backup, an operator decides. What is written are entries like those of any change (Raft thesis 4.3), so that
+replicas which get the log later accept them: first the old and the new voters together, then the new ones.
+"""
 
 from __future__ import annotations
 
-from raftlog.consensus.confchange import encode_conf
-from raftlog.repair_mode import members_in
+from collections.abc import Mapping, Sequence
+
+from raftlog.consensus.confchange import (
+    CONF_PROPOSED_BYTES_MAX,
+    MEMBERS_MAX,
+    decode_conf,
+    encode_conf,
+    settled,
+)
+from raftlog.consensus.types import ConfState, NodeId
+from raftlog.repair_mode import encode_members, members_in
+from raftlog.segment.codec import CONFIG
+from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import MetaState
-from raftlog.segment.meta_keys import CONF
+from raftlog.segment.meta_keys import ABSTAINING, CONF, MEMBERS, STORES
+
+
+class MembersRefused(Exception):
+    """No sequence of configurations leads to these members; nothing was written."""
 
 
 def configuration_at_base(state: MetaState) -> bytes:
@@ -14,3 +34,70 @@ def configuration_at_base(state: MetaState) -> bytes:
         return note
     noted = members_in(state.notes)
     return encode_conf(noted[1]) if noted is not None and noted[0] == 0 else b""
+
+
+def newest_configuration(state: MetaState, configs: Sequence[tuple[int, bytes]]) -> ConfState | None:
+    """The configuration in force at the end of a log with these configuration entries; None if nothing says so."""
+    if configs:
+        return decode_conf(configs[-1][1])
+    conf = configuration_at_base(state)
+    return decode_conf(conf) if conf else None
+
+
+def founding_configuration(first: ConfState) -> ConfState:
+    """What the first configuration entry of a log tells of the one before it: its voters. Learners are left out."""
+    voters = first.outgoing or first.voters
+    return ConfState(voters, (), (), tuple(pair for pair in first.addresses if pair[0] in voters))
+
+
+def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[ConfState]:
+    """Configurations, each one step behind the one before, of which the last has these voters and nobody else.
+
+    Args:
+        conf: the one in force; None if it is not known: then nobody can check the step from there, and one is enough.
+        addresses: of the voters.
+
+    Raises:
+        MembersRefused: more members on the way than a configuration has room for.
+    """
+    goal = ConfState(tuple(addresses), (), (), tuple(addresses.items()))
+    steps: list[ConfState] = []
+    if conf is not None and conf.is_joint:
+        conf = settled(conf)
+        steps.append(conf)
+    if conf is not None and conf.voters and set(conf.voters) != set(goal.voters):
+        known = dict(conf.addresses) | dict(addresses)
+        both = (*goal.voters, *(node for node in conf.voters if node not in addresses))
+        steps.append(ConfState(goal.voters, conf.voters, (), tuple((n, known[n]) for n in both if n in known)))
+    if conf != goal or not steps:
+        steps.append(goal)
+    for step in steps:
+        if len(step.members) > MEMBERS_MAX or len(encode_conf(step)) > CONF_PROPOSED_BYTES_MAX:
+            raise MembersRefused(
+                f"old and new voters are {len(step.members)} members whose ids and addresses take "
+                f"{len(encode_conf(step))} bytes; at most {MEMBERS_MAX} members and {CONF_PROPOSED_BYTES_MAX} bytes fit"
+            )
+    return steps
+
+
+def append_members(log: SegmentLog, conf: ConfState | None, node_id: NodeId, addresses: Mapping[NodeId, str]) -> int:
+    """Append the `steps_to` these voters to an open log, durably, in a term that nobody has led.
+
+    Who had which directory is forgotten, and so is that this replica was to abstain.
+
+    Returns:
+        The term. The replica has voted for itself in it, so that nobody else can be elected in it.
+
+    Raises:
+        MembersRefused: nothing was written.
+        SegmentError: the disk refused.
+    """
+    steps = steps_to(conf, addresses)
+    term = max(log.meta.term, log.last_term) + 1
+    for step in steps:
+        log.append(CONFIG, log.last_index + 1, term, encode_conf(step))
+    log.set_note(STORES, None)
+    log.set_note(ABSTAINING, None)
+    log.set_note(MEMBERS, encode_members(log.last_index, steps[-1]))
+    log.submit(log.last_ticket + 1, term=term, voted_for=node_id)
+    return term

@@ -25,7 +25,7 @@ from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.broker.broker import Broker
 from mq.broker.context import Environment, wall_clock_ms
-from mq.broker.settings import Address, BrokerSettings
+from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
 from mq.monitoring.families import Families, Family, Histogram
@@ -96,6 +96,8 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         raftlog.SegmentError: the disk failed. The process must end; a restart verifies what is there.
     """
     _check_ports(settings)
+    if (restoring := settings.data_dir / RESTORING_DIRECTORY).exists():
+        raise StartRefused(f"{restoring}: `raftmq restore` has not finished this directory; run it again")
     tune_process()
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
     if settings.members and len(settings.members) % 2 == 0:

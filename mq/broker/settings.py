@@ -25,6 +25,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MIB = 1024 * 1024
 
 LOG_DIRECTORY = "commitlog"
+RESTORING_DIRECTORY = "commitlog.restoring"
+"""There while `raftmq restore` is at work, and after one that failed."""
 INDEX_DIRECTORY = "index"
 
 ENTRY_OVERHEAD_BYTES = 48 + 8
@@ -37,7 +39,8 @@ GROUP_MAX = 9
 """Replicas of a new group; more of them only make every message slower."""
 
 
-def _members(peers: str) -> dict[str, Address]:
+def parse_peers(peers: str) -> dict[str, Address]:
+    """Ids and replication addresses out of ``ID@HOST:PORT,...``. Raises ValueError."""
     members: dict[str, Address] = {}
     for part in peers.replace(";", ",").split(","):
         name, separator, address = part.strip().partition("@")
@@ -227,7 +230,7 @@ class BrokerSettings(ProcessSettings):
                 "clients cannot connect to the address 0.0.0.0: say in `advertise` which one they shall use"
             )
         if self.join:
-            if "peers" in self.model_fields_set and self.node_id in _members(self.peers):
+            if "peers" in self.model_fields_set and self.node_id in parse_peers(self.peers):
                 raise ValueError(f"node {self.node_id!r} is among its peers: it founds the group and cannot join it")
             if self.replication_listen is None:
                 raise ValueError("a node that joins needs `replication_listen`, where other replicas reach it")
@@ -283,7 +286,7 @@ class BrokerSettings(ProcessSettings):
     @property
     def members(self) -> dict[str, Address]:
         """Every replica's id and replication address when the group was founded; none for a node that joins one."""
-        return {} if self.join else _members(self.peers)
+        return {} if self.join else parse_peers(self.peers)
 
     @property
     def replication_address(self) -> Address:

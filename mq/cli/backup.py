@@ -78,7 +78,7 @@ def take(
     try:
         snapshot = _first_snapshot(source, str(data_dir)) if before is None else None
         _check_room(source, target)
-        pace = _Pace(rate * MIB)
+        pace = Pace(rate * MIB)
         manifest = target.extend(
             source,
             conf=configuration_at_base(source.state),
@@ -123,7 +123,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
     print(f"{directory}: intact; {_in_words(backup.manifest)}")
 
 
-class _Pace:
+class Pace:
     """Keeps a rate, and says now and then how far it is."""
 
     def __init__(self, bytes_per_second: float) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "tail": ("tail", "Print the messages of a topic as they are stored, one a line."),
     "export": ("definitions", "Write topics, consumer groups and offsets as one JSON document."),
     "import": ("definitions", "Create the topics and consumer groups that a document has."),
+    "restore": ("restore", "Make data directories of a new group from a backup."),
     "trace": ("tracing", "Show who sent a message, and who handled it, when, how long and how often."),
 }
 """Name, module in this package, and the first sentence of its help."""

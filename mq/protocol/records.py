@@ -54,6 +54,7 @@ __all__ = [
     "encode_record",
     "inflate",
     "iter_sizes",
+    "latest_store_timestamp",
     "properties_text",
     "record_size",
     "scan_fixed",
@@ -90,7 +91,9 @@ _FOR_DISPATCH: Final = struct.Struct(">ii4xi4xqqi44xi")
 _FOR_CHECK: Final = struct.Struct(">ii20xqi44xI")
 _SIZE: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
+_I64: Final = struct.Struct(">q")
 _SYS_FLAG_AT: Final = 36
+_BORN_HOST_AT: Final = 48
 _HEAD_BYTES: Final = HEAD.size
 _TAGS: Final = b"TAGS\x01"
 
@@ -307,6 +310,20 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
         size = _bounds(view, at)[0]
         yield at, size
         at += size
+
+
+def latest_store_timestamp(data: memoryview | bytes) -> int:
+    """The latest store time of all records in ``data``, which holds nothing else, in ms since 1970; 0 without any.
+
+    Raises RecordError.
+    """
+    latest = 0
+    for at, _ in iter_sizes(data):
+        (sys_flag,) = _SIZE.unpack_from(data, at + _SYS_FLAG_AT)
+        born_host_bytes = 20 if sys_flag & BORN_HOST_IPV6 else 8
+        (stored_ms,) = _I64.unpack_from(data, at + _BORN_HOST_AT + born_host_bytes)
+        latest = max(latest, stored_ms)
+    return latest
 
 
 def check_records(data: memoryview | bytes, position: int) -> None:

@@ -292,3 +292,11 @@ async def test_a_file_of_a_newer_version(tmp_path: Path, name: str, change: Call
     after = content(tmp_path)
     after.pop("commitlog/LOCK")
     assert after == before
+
+
+@pytest.mark.trio
+async def test_a_directory_whose_restore_did_not_finish(tmp_path: Path) -> None:
+    (tmp_path / "commitlog.restoring").mkdir()
+    text = await refusal(broker_settings(tmp_path))
+    assert "`raftmq restore` has not finished this directory" in text
+    assert not (tmp_path / "commitlog").exists()

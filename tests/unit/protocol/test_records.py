@@ -26,6 +26,7 @@ from mq.protocol.records import (
     encode_message,
     encode_record,
     iter_sizes,
+    latest_store_timestamp,
     record_size,
     scan_fixed,
     split_record,
@@ -282,3 +283,14 @@ def test_what_passes_the_check_can_be_scanned_and_the_other_way_round(
 def test_garbage_does_not_pass_the_check(data: bytes) -> None:
     with pytest.raises(RecordError):
         check_records(data, 0)
+
+
+@pytest.mark.parametrize("born", ["10.0.0.1", "2001:db8::1"])
+@pytest.mark.parametrize("store", ["10.0.0.1", "2001:db8::1"])
+def test_latest_store_time_of_records_with_all_kinds_of_hosts(born: str, store: str) -> None:
+    hosts = {"born_host": encode_host(born, 1), "store_host": encode_host(store, 2)}
+    data = b"".join(simple_record(store_timestamp_ms=ms, **hosts) for ms in (5, 1_700_000_000_000, 7))
+    assert latest_store_timestamp(data) == 1_700_000_000_000
+    assert latest_store_timestamp(b"") == 0
+    with pytest.raises(RecordError):
+        latest_store_timestamp(data[:-1])

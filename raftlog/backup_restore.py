@@ -1,0 +1,157 @@
+"""The log of a backup, put into the directory of a new replica.
+
+A restore has two parts. `survey` reads and verifies the whole backup and finds its last entry that is wanted; nothing
+is written before that. `restore` writes a directory: closed files and the snapshot in the way in which a replica takes
+over a log from another one (`SnapshotInstall`), the entries behind them as a follower appends them, and at last who
+belongs to the new group. All directories that are restored from the same backup with the same members have equal logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from raftlog.consensus.confchange import decode_conf, encode_conf
+from raftlog.consensus.types import ConfState, NodeId
+from raftlog.forced_members import append_members, founding_configuration
+from raftlog.segment.backup import Backup, BackupDamaged, BackupRefused
+from raftlog.segment.codec import CONFIG, HEADER_BYTES, NORMAL, EntryRef
+from raftlog.segment.disk import Disk
+from raftlog.segment.entry_runs import entry_runs
+from raftlog.segment.errors import FrameCorrupt
+from raftlog.segment.log import SegmentLog
+from raftlog.segment.meta_keys import CONF
+from raftlog.segment.snapshot_install import Manifest, SnapshotInstall
+
+Wanted = Callable[[bytes], bool]
+"""Whether a normal entry with this body is to be restored; the log ends in front of the first one that is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What of a backup is restored.
+
+    ``last`` is its last entry, ``closed_last`` the last one in a file before that of ``last``, or the stand-in for the
+    base. ``base_conf`` is the configuration that the log begins with, ``conf`` the one in force at its end; both are
+    None if nothing says so.
+    """
+
+    last: EntryRef
+    closed_last: EntryRef
+    base_conf: ConfState | None
+    conf: ConfState | None
+
+
+def survey(backup: Backup, wanted: Wanted | None = None, read: Callable[[int], None] = lambda nbytes: None) -> Survey:
+    """Read all of a backup, up to its last wanted entry.
+
+    Args:
+        wanted: default: all entries.
+        read: called with the bytes of each piece.
+
+    Raises:
+        BackupRefused: it has no entry that is wanted, or cannot be restored to a point that early.
+        BackupDamaged, StorageFailed: it cannot be read.
+    """
+    manifest = backup.manifest
+    last = closed_last = manifest.base.ref
+    base_conf = decode_conf(manifest.conf) if manifest.conf else None
+    conf = base_conf
+    backup.snapshot()
+    for run in backup.runs():
+        read(len(run.data))
+        for entry in run.entries:
+            if wanted is not None and entry.kind == NORMAL and not wanted(run.body(entry)):
+                return _checked(backup, Survey(last, closed_last, base_conf, conf))
+            if entry.pos // manifest.segment_bytes != last.pos // manifest.segment_bytes:
+                closed_last = last
+            last = entry
+            if entry.kind == CONFIG:
+                conf = decode_conf(run.body(entry))
+                base_conf = base_conf or founding_configuration(conf)
+    return _checked(backup, Survey(last, closed_last, base_conf, conf))
+
+
+def _checked(backup: Backup, found: Survey) -> Survey:
+    base, first = backup.manifest.base.index, max(backup.manifest.base.index + 1, backup.manifest.snapshot_index)
+    if found.last.index < first:
+        raise BackupRefused(
+            backup.directory,
+            f"it begins with entry {base + 1} and can be restored to entry {first} or any later one; "
+            f"what is wanted ends with entry {found.last.index}",
+        )
+    return found
+
+
+def restore(
+    backup: Backup,
+    found: Survey,
+    disk: Disk,
+    directory: str,
+    *,
+    node_id: NodeId,
+    addresses: Mapping[NodeId, str],
+    copied: Callable[[int], None] = lambda nbytes: None,
+) -> tuple[int, int]:
+    """Make the log of one replica of a new group.
+
+    Args:
+        directory: is empty, or missing.
+        addresses: of all voters of the new group, this one included, ``HOST:PORT``.
+
+    Returns:
+        Index and term of the last entry: equal for all replicas that were restored from the same backup.
+
+    Raises:
+        MembersRefused: there is no way from the old members to the new ones.
+        BackupDamaged: the backup is not what `survey` has read.
+        SegmentError: a disk refused. The directory is of no use then.
+    """
+    manifest = backup.manifest
+    base_conf = found.base_conf or ConfState(tuple(addresses), (), (), tuple(addresses.items()))
+    if found.closed_last.index > 0:
+        install = SnapshotInstall(
+            disk,
+            directory,
+            Manifest(
+                manifest.base,
+                found.closed_last,
+                encode_conf(base_conf),
+                manifest.segment_bytes,
+                manifest.snapshot_bytes,
+                manifest.snapshot_crc,
+            ),
+        )
+        try:
+            snapshot = backup.snapshot() or b""
+            while (piece := install.wanted()) is not None:
+                what, pos, nbytes = piece
+                data = backup.read(pos, nbytes) if what == "log" else snapshot[pos : pos + nbytes]
+                if not install.take(what, pos, data):
+                    raise BackupDamaged(backup.path(pos), "it has changed while it was read")
+                copied(nbytes)
+            install.finish()
+        finally:
+            install.close()
+    log = SegmentLog.open(
+        directory,
+        cluster_id=manifest.cluster_id,
+        node_id=node_id,
+        segment_bytes=manifest.segment_bytes,
+        disk=disk,
+    )
+    try:
+        assert log.last_index == found.closed_last.index, f"{directory}: ends with entry {log.last_index}"
+        for run in entry_runs(backup.read, found.closed_last, found.last.index, manifest.segment_bytes):
+            for entry in run.entries:
+                at = entry.pos - run.pos
+                log.append_framed(entry, run.data[at : at + HEADER_BYTES], run.body(entry))
+            log.submit(log.last_ticket + 1, commit_hint=log.last_index)
+            copied(len(run.data))
+        log.set_note(CONF, encode_conf(base_conf))
+        append_members(log, found.conf or base_conf, node_id, addresses)
+        return log.last_index, log.last_term
+    except FrameCorrupt as error:
+        raise BackupDamaged(backup.path(error.physical_offset), str(error)) from error
+    finally:
+        log.close()

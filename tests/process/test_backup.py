@@ -1,0 +1,129 @@
+"""A group of real brokers that is backed up, destroyed and restored."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.client import Admin, Message, MessageQueue, Producer, SendResult
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
+
+SETTINGS = {
+    "segment_bytes": "262144",
+    "message_bytes_max": "65536",
+    "entry_bytes_max": "65536",
+    "checkpoint_seconds": "0.3",
+}
+EXPIRING = SETTINGS | {"retention_bytes": "1048576", "retention_check_seconds": "0.3"}
+
+
+async def raftmq(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    with trio.fail_after(90):
+        return await trio.run_process(
+            [sys.executable, "-m", "mq.cli", *arguments], capture_stdout=True, capture_stderr=True, check=False
+        )
+
+
+async def printed(*arguments: str) -> str:
+    """What a command prints that must succeed."""
+    done = await raftmq(*arguments)
+    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    return done.stdout.decode()
+
+
+async def send(namesrv: str, topic: str, bodies: list[bytes]) -> list[SendResult]:
+    found = []
+    async with Producer(namesrv) as producer:
+        for body in bodies:
+            result = await producer.send(Message(topic, body), timeout=30)
+            assert isinstance(result, SendResult)
+            found.append(result)
+    return found
+
+
+async def backed_up(cluster: DevCluster, directory: Path, node_id: str, last_index: int) -> list[dict[str, Any]]:
+    """Runs of a backup until it has that entry; what each of them printed."""
+    runs: list[dict[str, Any]] = []
+    with trio.fail_after(60):
+        while not runs or runs[-1]["last_index"] < last_index:
+            data_dir = str(cluster.directory / node_id)
+            command = ["backup", str(directory), "--data-dir", data_dir, "--namesrv", cluster.namesrv, "--json"]
+            runs.append(json.loads(await printed(*command)))
+    return runs
+
+
+async def committed(cluster: DevCluster) -> int:
+    """The commit index of the leader."""
+    status = await cluster.status()
+    assert status is not None
+    return max(replica.commit_index or 0 for replica in status.replicas)
+
+
+async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: Path) -> None:
+    """The beginning of its log is gone before the backup, so that what was there is known from the snapshot alone."""
+    rng = random.Random(1)
+    filler = [rng.randbytes(2000).hex().encode() for _ in range(600)]
+    late = [b"late %d" % number for number in range(20)]
+    backup = tmp_path / "backup"
+    async with (
+        DevCluster.open(tmp_path / "old", ports=Ports.free(3), settings=EXPIRING) as cluster,
+        Admin(cluster.namesrv) as admin,
+    ):
+        await admin.create_topic("Early", 1)
+        await admin.create_topic("T", 2)
+        early = MessageQueue("Early", "broker-a", 0)
+        await send(cluster.namesrv, "Early", [b"0", b"1", b"2"])
+        await printed("consume", "Early", "--group", "readers", "--count", "2", "--namesrv", cluster.namesrv)
+        sent = await send(cluster.namesrv, "T", filler)
+        with trio.fail_after(60):
+            while await admin.min_offset(early) < 3:  # noqa: ASYNC110 - until every one of them has expired
+                await trio.sleep(0.1)
+        leader = await cluster.leader()
+        first, second = [node for node in cluster.node_ids if node != leader]
+        refused = await raftmq(
+            "backup", str(backup), "--data-dir", str(cluster.directory / leader), "--namesrv", cluster.namesrv
+        )
+        assert refused.returncode == 1
+        assert b"leads its group, nothing was copied" in refused.stderr
+        whole = (await backed_up(cluster, backup, first, await committed(cluster)))[0]
+        assert whole["snapshot_index"] >= whole["first_index"] > 1
+        sent += await send(cluster.namesrv, "T", late)
+        news = await backed_up(cluster, backup, second, await committed(cluster))
+        assert sum(run["copied_bytes"] for run in news) < whole["copied_bytes"] / 10
+        offset = await admin.group_offset("readers", early)
+        assert offset == 2
+    shutil.rmtree(tmp_path / "old")
+
+    assert "intact" in await printed("backup", "verify", str(backup))
+    new, ports = tmp_path / "new", Ports.free(3)
+    nodes = list(zip(("n0", "n1", "n2"), ports.replication, strict=True))
+    peers = ",".join(f"{node}@{HOST}:{port}" for node, port in nodes)
+    await printed("restore", str(backup), *(f"{node}={new / node}" for node, _ in nodes), "--peers", peers)
+    async with (
+        DevCluster.open(new, ports=ports, settings=SETTINGS) as cluster,
+        Admin(cluster.namesrv) as admin,
+    ):
+        bodies = dict(zip(((r.queue.queue_id, r.queue_offset) for r in sent), (*filler, *late), strict=True))
+        begins = [await admin.min_offset(MessageQueue("T", "broker-a", queue_id)) for queue_id in range(2)]
+        expected = {body for (queue_id, offset), body in bodies.items() if offset >= begins[queue_id]}
+        assert expected.issuperset(late)
+        text = await printed(
+            "consume", "T", "--group", "fresh", "--count", str(len(expected)), "--namesrv", cluster.namesrv
+        )
+        assert sorted(text.encode().splitlines()) == sorted(expected)
+        ends = [await admin.max_offset(MessageQueue("T", "broker-a", queue_id)) for queue_id in range(2)]
+        assert sum(ends) == len(bodies)
+        # Neither of these is in any entry that was copied.
+        assert await admin.group_offset("readers", early) == 2
+        (result,) = await send(cluster.namesrv, "Early", [b"3"])
+        assert result.queue_offset == 3
