@@ -23,7 +23,14 @@ import msgspec
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.disk import Disk, write_file, write_fully
 from raftlog.segment.entry_runs import EntryRun, entry_runs
-from raftlog.segment.errors import FrameCorrupt, SegmentError, StorageCorrupt, StorageFailed
+from raftlog.segment.errors import (
+    EntryTooNew,
+    FormatTooNew,
+    FrameCorrupt,
+    SegmentError,
+    StorageCorrupt,
+    StorageFailed,
+)
 from raftlog.segment.meta import Base
 from raftlog.segment.running_log import RunningLog
 
@@ -110,15 +117,15 @@ def encode_backup_manifest(manifest: BackupManifest) -> bytes:
     return b'{"crc32":%d,\n"backup":%s}\n' % (zlib.crc32(inner), inner)
 
 
-def decode_backup_manifest(data: bytes) -> BackupManifest:
-    """Raises ValueError for anything but what `encode_backup_manifest` wrote, and for formats that are not known."""
+def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupManifest:
+    """Raises ValueError for what `encode_backup_manifest` did not write, FormatTooNew for what a newer version did."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         inner = bytes(sealed.backup)
         if (crc := zlib.crc32(inner)) != sealed.crc32:
             raise ValueError(f"checksum {crc:#010x} where {sealed.crc32:#010x} was written")
-        if (found := msgspec.json.decode(inner, type=_Format).format) != FORMAT:
-            raise ValueError(f"format {found}, this version knows {FORMAT}")
+        if (found := msgspec.json.decode(inner, type=_Format).format) > FORMAT:
+            raise FormatTooNew(path, "the backup", found, FORMAT)
         return msgspec.json.decode(inner, type=BackupManifest)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
@@ -129,7 +136,7 @@ class Backup:
 
     Raises:
         BackupRefused: there is no backup in the directory.
-        BackupDamaged: its manifest cannot be read.
+        BackupDamaged, FormatTooNew: its manifest cannot be read.
         StorageFailed: the disk refused.
     """
 
@@ -161,13 +168,16 @@ class Backup:
             raise StorageFailed(path, error.errno or 0, "read") from error
 
     def runs(self) -> Iterator[EntryRun]:
-        """Every entry, verified, in order. Raises BackupDamaged, StorageFailed; the runs before that were good."""
+        """Every entry, verified, in order. Raises BackupDamaged, FormatTooNew, StorageFailed; runs before were good."""
         manifest = self.manifest
         last = manifest.base.ref
         try:
             for run in entry_runs(self.read, last, manifest.last.index, manifest.segment_bytes):
                 yield run
                 last = run.entries[-1] if run.entries else last
+        except EntryTooNew as error:
+            path = self.path(error.physical_offset)
+            raise FormatTooNew(path, f"the entry behind {last.index}", error.found, error.newest) from error
         except FrameCorrupt as error:
             raise BackupDamaged(self.path(error.physical_offset), str(error)) from error
         if last != manifest.last:
@@ -205,7 +215,7 @@ class BackupTarget:
 
     Raises:
         BackupRefused: it has something else in it, or another process writes to it.
-        BackupDamaged: its manifest cannot be read.
+        BackupDamaged, FormatTooNew: its manifest cannot be read.
         StorageFailed: the disk refused.
     """
 
@@ -262,7 +272,7 @@ class BackupTarget:
 
         Raises:
             BackupRefused: the source does not continue this backup, or has nothing to begin one with.
-            StorageCorrupt: an entry of the source is damaged.
+            StorageCorrupt, FormatTooNew: an entry of the source is damaged, or of a newer version.
             EntryGone: retention took a file of the source that was not copied yet.
             StorageFailed: a disk refused, or has no room. In all these cases the backup is what it was.
         """
@@ -284,6 +294,8 @@ class BackupTarget:
                 self._replace(SNAPSHOT_FILE_NAME, snapshot.data)
             manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
             self._replace(MANIFEST_NAME, encode_backup_manifest(manifest))
+        except EntryTooNew as error:
+            raise FormatTooNew(source.directory, f"the entry behind {last.index}", error.found, error.newest) from error
         except FrameCorrupt as error:
             raise StorageCorrupt(source.directory, error.physical_offset, str(error)) from error
         except OSError as error:
@@ -405,7 +417,7 @@ def _file_path(directory: str, start: int) -> str:
 def _read_manifest(disk: Disk, directory: str) -> BackupManifest | None:
     path = os.path.join(directory, MANIFEST_NAME)
     try:
-        return decode_backup_manifest(_read_file(disk, path))
+        return decode_backup_manifest(_read_file(disk, path), path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:

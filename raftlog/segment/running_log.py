@@ -23,7 +23,7 @@ class RunningLog:
 
     Raises:
         DirectoryUnusable: there is no log in it, or it may not be read.
-        MetaCorrupt, StorageFailed: the vote file cannot be read.
+        FormatTooNew, MetaCorrupt, StorageFailed: the vote file cannot be read.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -42,7 +42,7 @@ class RunningLog:
         except OSError as error:
             raise DirectoryUnusable(self.directory, error.strerror or str(error)) from error
         try:
-            state = newest_state(b"".join(read_slots(self._disk, fd)))
+            state = newest_state(b"".join(read_slots(self._disk, fd)), path)
         except OSError as error:
             raise StorageFailed(path, error.errno or 0, "read") from error
         finally:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaos.disk import MemoryDisk, PowerCut
-from raftlog.segment import EntryGone, InlineWriter, SegmentLog, StorageCorrupt, StorageFailed
+from raftlog.segment import EntryGone, FormatTooNew, InlineWriter, SegmentLog, StorageCorrupt, StorageFailed
 from raftlog.segment.backup import (
     Backup,
     BackupDamaged,
@@ -282,7 +282,9 @@ def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() 
     for damaged in (b"", b"{}", data[:-20], b"\xff" + data):
         with pytest.raises(ValueError):
             decode_backup_manifest(damaged)
-    with pytest.raises(ValueError, match="format 2, this version knows 1"):
+    with pytest.raises(
+        FormatTooNew, match="format version 2, and this version of the software understands none above 1"
+    ):
         decode_backup_manifest(encode_backup_manifest(replace(manifest, format=2)))
 
 
