@@ -199,6 +199,9 @@ def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings
             if found is None or not found.complete or found.values.get(offset) == value:
                 continue
             send = promised.get(place)
+            if offset < found.first and send is not None and send.position is not None and node not in log.bases:
+                findings.cannot_tell(f"{node} did not say where its log begins")
+                continue
             if offset < found.first and (send is None or _is_below(send, log.bases.get(node, 0))):
                 findings.counts["removed in their time"] += 1
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jepsen.history import History, batches, final_reads
+from jepsen.checkers.served import served_in_the_end
+from jepsen.history import History, batches
 from jepsen.verdict import Findings, Result
 
 PROMISE = "a delayed message is never seen before its time, is seen once, and never if its recall was answered"
@@ -39,9 +40,7 @@ def check_delays(history: History) -> Result:
             recall = recalls.get(value)
             if recall is not None and recall.outcome == "ok":
                 findings.add("recalled-and-seen", f"its recall was answered: {what}")
-    served = {node: set[str]() for node in history.nodes}
-    for (node, _), found in final_reads(history).items():
-        served[node].update(found.values.values())
+    served = served_in_the_end(history, findings)
     for value, schedule in scheduled.items():
         recall = recalls.get(value)
         findings.counts[f"schedule: {schedule.outcome}"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from jepsen.checkers.served import served_in_the_end
 from jepsen.history import History, final_reads
 from jepsen.verdict import Findings, Result
 
@@ -30,6 +31,7 @@ def check_numbered(history: History) -> Result:
     stored: Counter[tuple[str, str]] = Counter()
     for (node, _), found in final_reads(history).items():
         stored.update((node, value) for value in found.values.values())
+    served = served_in_the_end(history, findings)
     for send in history.named("send"):
         findings.counts["numbers"] += 1
         if send.outcome != "ok":
@@ -40,7 +42,7 @@ def check_numbered(history: History) -> Result:
                 findings.add(
                     "stored-twice", f"{node} has {copies} copies of {send.value}, sent {attempts[send.value]} times"
                 )
-            elif send.outcome == "ok" and not copies:
+            elif send.outcome == "ok" and node in served and not copies:
                 findings.add("not-stored", f"{node} has no copy of {send.value}, acknowledged at {send.place}")
     if not findings.counts["numbers sent more than once"]:
         findings.cannot_tell("no number was sent more than once")

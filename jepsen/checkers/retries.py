@@ -41,11 +41,11 @@ def check_retries(history: History) -> Result:
         is_handled = any(not attempt.error for attempt in attempts)
         if send.value in somewhere:
             _is_rightly_dead(send.value, attempts, findings)
-            if missing := [node for node in history.nodes if send.value not in dead[node]]:
+            if missing := [node for node in history.nodes if node in read_to_the_end and send.value not in dead[node]]:
                 findings.add("dead-letters-differ", f"{send.value} is no dead letter at {', '.join(missing)}")
         elif send.outcome == "ok" and not attempts:
             findings.add("unseen", f"{send.value}, acknowledged at {send.place}, was never handed out")
-        elif send.outcome == "ok" and not is_handled:
+        elif send.outcome == "ok" and not is_handled and read_to_the_end:
             times = [attempt.offset for attempt in attempts]
             findings.add(
                 "given-back-and-lost", f"{send.value} was given back {times}, and neither came again nor is dead"

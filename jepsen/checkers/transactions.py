@@ -5,7 +5,8 @@ A transaction is to end as its producer says everywhere: in `end-transaction` an
 
 from __future__ import annotations
 
-from jepsen.history import History, batches, final_reads
+from jepsen.checkers.served import served_in_the_end
+from jepsen.history import History, batches
 from jepsen.verdict import Findings, Result
 
 PROMISE = "a transactional message is visible once after its commit, and never before it or after a rollback"
@@ -43,9 +44,7 @@ def check_transactions(history: History) -> Result:
                 findings.add("seen-without-commit", f"rolled back, or never ended, and read: {what}")
             elif batch.at < commits[value]:
                 findings.add("seen-before-commit", f"read {(commits[value] - batch.at) / 1e9:.3f} s before: {what}")
-    served = {node: set[str]() for node in history.nodes}
-    for (node, _), found in final_reads(history).items():
-        served[node].update(found.values.values())
+    served = served_in_the_end(history, findings)
     for value, why in promised.items():
         if missing := [node for node, values in served.items() if value not in values]:
             findings.add("commit-lost", f"{value}: {why}, and in the end it is not at {', '.join(missing)}")

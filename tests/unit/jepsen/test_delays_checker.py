@@ -106,3 +106,12 @@ def test_broken_delays_are_found(anomaly: str, broken: Callable[[Script], None])
 
 def test_run_without_delays_leaves_the_verdict_open() -> None:
     assert check_delays(Script().history()).valid == "unknown"
+
+
+def test_message_that_is_missing_where_the_read_did_not_end_leaves_the_verdict_open() -> None:
+    script = Script()
+    usual(script)
+    script.final([A], node="n0")
+    result = check_delays(script.history())
+    assert result.anomalies == {}
+    assert result.unknown == ["n1 was not read to the end", "n2 was not read to the end"]

@@ -53,6 +53,7 @@ def no_copy(script: Script) -> None:
     sent_twice(script, "1.0.0", 0)
     script.final(["1.0.0"], node="n0")
     script.final(["1.0.0"], node="n1")
+    script.final([], node="n2")
 
 
 def refused_as_forgotten(script: Script) -> None:
@@ -86,3 +87,12 @@ def test_number_of_unknown_outcome_leaves_the_verdict_open() -> None:
 
 def test_run_without_repeats_leaves_the_verdict_open() -> None:
     assert check_numbered(Script().history()).valid == "unknown"
+
+
+def test_number_that_is_missing_where_the_read_did_not_end_leaves_the_verdict_open() -> None:
+    script = Script()
+    sent_twice(script, "1.0.0", 0)
+    script.final(["1.0.0"], node="n0")
+    result = check_numbered(script.history())
+    assert result.anomalies == {}
+    assert result.unknown == ["n1 was not read to the end", "n2 was not read to the end"]

@@ -111,3 +111,13 @@ def test_dead_letters_that_were_not_read_leave_the_verdict_open() -> None:
     usual(script)
     dead(script, [B], ("n0", "n1"))
     assert "the dead letters of n2 were not read to the end" in check_retries(script.history()).unknown
+
+
+def test_message_that_is_missing_in_unread_dead_letters_leaves_the_verdict_open() -> None:
+    for nodes in ((), ("n0",)):
+        script = Script()
+        usual(script)
+        dead(script, [B], nodes)
+        result = check_retries(script.history())
+        assert result.anomalies == {}
+        assert "the dead letters of n2 were not read to the end" in result.unknown

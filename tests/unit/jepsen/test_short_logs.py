@@ -127,3 +127,15 @@ async def test_replica_is_read_from_where_it_begins_although_that_moves(tmp_path
     history = gather(decode_events(path.read_bytes().splitlines(keepends=True)))
     read = final_reads(history)["n1", "T/0"]
     assert (read.first, read.complete, read.values) == (9, True, {})
+
+
+def test_queue_that_begins_later_at_a_replica_that_did_not_say_where_its_log_begins_leaves_the_verdict_open() -> None:
+    script = Script()
+    script.sent("1.0.0", 0, pos=0)
+    script.sent("1.1.0", 1, pos=200)
+    for node in NODES:
+        script.final(["1.1.0"], node=node, first=1, base=100)
+    script.events = [event for event in script.events if event.f != "base" or event.n != "n2"]
+    result = check_log(script.history())
+    assert result.anomalies == {}
+    assert result.unknown == ["n2 did not say where its log begins"]

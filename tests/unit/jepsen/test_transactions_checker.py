@@ -100,3 +100,13 @@ def test_second_copy_is_found_by_the_checker_of_the_log() -> None:
 
 def test_run_without_commits_leaves_the_verdict_open() -> None:
     assert check_transactions(Script().history()).valid == "unknown"
+
+
+def test_commit_that_is_missing_where_the_read_did_not_end_leaves_the_verdict_open() -> None:
+    script = Script()
+    usual(script)
+    script.final([A, C], node="n0")
+    script.final([A], node="n1", complete=False)
+    result = check_transactions(script.history())
+    assert result.anomalies == {}
+    assert result.unknown == ["n1 was not read to the end", "n2 was not read to the end"]
