@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
+C_co = TypeVar("C_co", bound=AbstractAsyncContextManager[Any], covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
@@ -57,7 +58,7 @@ def _apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return thread.submit(functools.partial(make, *args, **kwargs)).result()
 
 
-class _Facade(Generic[C]):
+class _Facade(Generic[C_co]):
     """An asynchronous client and the thread whose event loop it lives in, from entering to leaving the block.
 
     `help` shows the arguments of the class that it is a facade `of`.
@@ -69,7 +70,7 @@ class _Facade(Generic[C]):
         super().__init_subclass__()
         cls.__signature__ = inspect.signature(of)
 
-    def __init__(self, client: C) -> None:
+    def __init__(self, client: C_co) -> None:
         self._client = client
         self._portal: anyio.from_thread.BlockingPortal | None = None
         self._stack = ExitStack()
@@ -372,6 +373,7 @@ class SyncPopConsumer(_Facade[PopConsumer], of=PopConsumer):
 
     ack = _waits(PopConsumer.ack)
     nack = _waits(PopConsumer.nack)
+    reply = _waits(PopConsumer.reply)
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage | None:
         """The next message; None after `timeout` seconds without one."""

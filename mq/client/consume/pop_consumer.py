@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Literal, Self, TypedDict
 
 import anyio
@@ -19,20 +18,18 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 
+from mq.client.consume.consumer import Consumer
 from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BrokerError, ClientClosed, ClientError, UnreadableAnswer
 from mq.client.filters import Sql
 from mq.client.logs import log
-from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
+from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
-from mq.client.net.identity import new_client_id
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.routes import TopicRoute
-from mq.client.task_group import open_task_group
-from mq.protocol.bodies import HeartbeatData
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.names import check_group, check_topic, pop_retry_topic
+from mq.protocol.names import check_topic, pop_retry_topic
 from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
 
 __all__ = ["PopConsumer", "PopConsumerOptions"]
@@ -76,7 +73,7 @@ class PopConsumerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class PopConsumer(anyio.AsyncContextManagerMixin):
+class PopConsumer(Consumer):
     """Pops messages of a topic, on trio or asyncio.
 
         async with PopConsumer("127.0.0.1:9876", "billing", "Orders", invisible=60.0) as consumer:
@@ -117,7 +114,7 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        check_group(group)
+        super().__init__(namesrv, group, remoting=remoting, rng=rng)
         check_topic(topic)
         if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"invisible is {invisible}, allowed are 0.001 to {INVISIBLE_SECONDS_MAX}")
@@ -125,70 +122,50 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
             raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
         if ahead < 1 or hold_seconds <= 0 or timeout <= 0:
             raise ValueError(f"ahead {ahead}, hold_seconds {hold_seconds} and timeout {timeout} must be positive")
-        self.group = group
         self.topic = topic
-        self.client_id = new_client_id()
         self.invisible = invisible
         self.timeout = timeout
         self._subscription = subscription_of(topic, tags)
         self._ordered = ordered
         self._init_mode = 0 if consume_from == "first" else 1
         self._hold_seconds = hold_seconds
-        self._name_servers = parse_addresses(namesrv)
-        self._remoting_settings = remoting
-        self._rng = rng
         self._ahead = ahead
         self._attempts = 0
         self._held: dict[str, Connection] = {}
         self._polled: set[str] = set()
         self._acks: dict[str, _AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
-        self._remoting: ClientCore | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._unfinished: list[PoppedMessage] = []
+        """In order: what was open when the consumer was closed."""
 
     # Life.
 
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with ClientCore.open(
-            self._name_servers,
-            heartbeat_body=HeartbeatData(self.client_id).encode,
-            on_route_change=self._note_route,
-            settings=self._remoting_settings,
-            rng=self._rng,
-        ) as remoting:
-            self._inbox = Inbox(self._ahead, ordered=self._ordered)
-            self._polled.clear()
-            self._held.clear()
-            try:
-                async with open_task_group() as tasks:
-                    self._remoting, self._tasks = remoting, tasks
-                    self._note_route(await remoting.route(self.topic, refresh=True))
-                    yield self
-            finally:
-                self._tasks = None
-                for batch in self._acks.values():
-                    batch.fail()
-                self._acks.clear()
-                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    if rest := self._inbox.close():
-                        # Otherwise their queues would rest until their time is over. Pops that are still held at the
-                        # brokers end with their connections, or they would get the messages again.
-                        for connection in self._held.values():
-                            connection.close("left while a pop was held")
-                        await self._give_back(rest, 0.0)
-                    await remoting.unregister(self.client_id)
+    def _connected(self, remoting: ClientCore) -> None:
+        self._inbox = Inbox(self._ahead, ordered=self._ordered)
+        self._polled.clear()
+        self._held.clear()
+
+    async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
+        """Raises TopicNotFound, NameServersUnavailable."""
+        self._note_route(await remoting.route(self.topic, refresh=True))
+
+    def _closed(self) -> None:
+        for batch in self._acks.values():
+            batch.fail()
+        self._acks.clear()
+        self._unfinished = self._inbox.close()
+
+    async def _leave(self, remoting: ClientCore) -> None:
+        if self._unfinished:
+            # Otherwise their queues would rest until their time is over. Pops that are still held at the brokers end
+            # with their connections, or they would get the messages again.
+            for connection in self._held.values():
+                connection.close("left while a pop was held")
+            await self._give_back(self._unfinished, 0.0)
+        await remoting.unregister(self.client_id)
 
     def __repr__(self) -> str:
-        state = "closed" if self._tasks is None else "open"
-        return f"<PopConsumer {self.group} of {self.topic} at {';'.join(self._name_servers)}, {state}>"
-
-    def _opened(self) -> tuple[ClientCore, anyio.abc.TaskGroup]:
-        if self._remoting is None:
-            raise ClientClosed("enter the consumer first: async with PopConsumer(...) as consumer")
-        if self._tasks is None:
-            raise ClientClosed("the consumer is closed")
-        return self._remoting, self._tasks
+        return self._show(f" of {self.topic}", "open")
 
     def _note_route(self, route: TopicRoute) -> None:
         if self._tasks is None or route.topic != self.topic:
@@ -212,13 +189,14 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
         If its time was over before, it comes again all the same. In order, the next one of its queue may come from
         this call on.
         """
-        _, tasks = self._opened()
+        self._opened()
+        assert self._tasks is not None, "open without tasks"
         self._inbox.done(message)
         broker_name = message.queue.broker_name
         batch = self._acks.get(broker_name)
         if batch is None:
             batch = self._acks[broker_name] = _AckBatch()
-            tasks.start_soon(self._send_acks, broker_name)
+            self._tasks.start_soon(self._send_acks, broker_name)
         batch.receipts.append(message.receipt)
         await batch.answered.wait()
         if batch.error is not None:
@@ -321,7 +299,7 @@ class PopConsumer(anyio.AsyncContextManagerMixin):
 
     async def _poll(self, broker_name: str) -> None:
         """Get messages of a broker group for ever. Raises BrokerError for what will not change."""
-        remoting, _ = self._opened()
+        remoting = self._opened()
         refresh = False
         attempt = self._new_attempt()
         while True:

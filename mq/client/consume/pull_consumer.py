@@ -9,30 +9,24 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Literal, Self, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypedDict
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import DeliveryBoard
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, queue_offset
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.errors import ClientClosed
 from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
-from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.routes import TopicRoute
-from mq.client.produce.reply import REPLY_SECONDS, reply_to
-from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
-from mq.client.task_group import open_task_group
-from mq.protocol.bodies import HeartbeatData
-from mq.protocol.names import check_group, check_topic
+from mq.protocol.names import check_topic
 from mq.protocol.trace import ContextCode
 
 __all__ = ["PullConsumer", "PullConsumerOptions"]
@@ -52,7 +46,7 @@ class PullConsumerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class PullConsumer(anyio.AsyncContextManagerMixin):
+class PullConsumer(Consumer):
     """Reads chosen queues from chosen places, on trio or asyncio.
 
         async with PullConsumer("127.0.0.1:9876", group="audit", consume_from="first") as consumer:
@@ -82,69 +76,33 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        check_group(group)
+        super().__init__(namesrv, group, trace=trace, remoting=remoting, rng=rng)
         check_position(consume_from)
         if timeout <= 0:
             raise ValueError(f"timeout {timeout} must be positive")
-        self.group = group
-        self.client_id = new_client_id()
         self.timeout = timeout
         self._consume_from = consume_from
         self._pull_settings = pull or PullSettings()
-        self._name_servers = parse_addresses(namesrv)
-        self._remoting_settings = remoting
-        self._rng = rng
-        self._trace_topic = trace_topic(trace)
-        self._unique_keys = new_unique_keys(rng or random.Random())
-        self._tracer: Tracer | None = None
         self._board = DeliveryBoard(self._note_progress, retry_seconds=RETRY_SECONDS)
         self._subscribed: dict[str, Subscribed] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
         self._paused: set[MessageQueue] = set()
-        self._remoting: ClientCore | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
 
     # Life.
 
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with ClientCore.open(
-            self._name_servers,
-            heartbeat_body=HeartbeatData(self.client_id).encode,
-            on_route_change=self._note_route,
-            settings=self._remoting_settings,
-            rng=self._rng,
-        ) as remoting:
-            # What `poll` has handed out may be unfinished, so no offset goes anywhere without `commit`.
-            self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
-            try:
-                async with open_task_group() as tasks:
-                    self._remoting, self._tasks = remoting, tasks
-                    self._board.open()
-                    self._tracer = tracer = open_tracer(
-                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
-                    )
-                    try:
-                        yield self
-                    finally:
-                        if tracer is not None:
-                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
-            finally:
-                self._tasks = None
-                self._board.close()
-                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await remoting.unregister(self.client_id)
+    def _connected(self, remoting: ClientCore) -> None:
+        # What `poll` has handed out may be unfinished, so no offset goes anywhere without `commit`.
+        self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
+        self._board.open()
+
+    def _closed(self) -> None:
+        self._board.close()
+
+    async def _leave(self, remoting: ClientCore) -> None:
+        await remoting.unregister(self.client_id)
 
     def __repr__(self) -> str:
-        state = "closed" if self._tasks is None else f"{len(self._pullers)} queues"
-        return f"<PullConsumer {self.group} at {';'.join(self._name_servers)}, {state}>"
-
-    def _opened(self) -> ClientCore:
-        if self._remoting is None:
-            raise ClientClosed("enter the consumer first: async with PullConsumer(...) as consumer")
-        if self._tasks is None:
-            raise ClientClosed("the consumer is closed")
-        return self._remoting
+        return self._show("", f"{len(self._pullers)} queues")
 
     # What to read.
 
@@ -174,7 +132,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         self._subscribed = subscribed
         self._paused &= wanted
         for queue, offset in sorted(begins.items()):
-            self._start(queue, offset)
+            self._read_from(queue, offset)
         await anyio.lowlevel.checkpoint()
 
     def _same_choice(self, topic: str, subscribed: Mapping[str, Subscribed]) -> bool:
@@ -202,7 +160,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             check_position(position)
             offset = await queue_offset(self._opened(), queue, position, seconds=self.timeout)
         self._puller(queue).stop()
-        self._start(queue, offset)
+        self._read_from(queue, offset)
 
     def pause(self, *queues: MessageQueue) -> None:
         """Let `poll` return nothing of these queues, or of all that are assigned, until `resume`."""
@@ -252,18 +210,6 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             part = board.take_nowait(room, exclusive=False) if len(taken) < count_max else None
         return taken
 
-    async def reply(
-        self,
-        message: ReceivedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout: float = REPLY_SECONDS,
-    ) -> None:
-        """Answer a message whose sender waits for it, as `PushConsumer.reply`. Raises what that raises."""
-        own_id, remoting = self._unique_keys.next(), self._remoting
-        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
-
     def position(self, queue: MessageQueue) -> int:
         """The offset at which `poll` goes on in this queue. Raises ValueError if it is not assigned."""
         return self._puller(queue).process_queue.commit_offset
@@ -301,7 +247,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
             raise ValueError(f"{queue} is not assigned")
         return puller
 
-    def _start(self, queue: MessageQueue, offset: int) -> None:
+    def _read_from(self, queue: MessageQueue, offset: int) -> None:
         tasks, remoting = self._tasks, self._opened()
         assert tasks is not None, "opened without tasks"
         subscribed = self._subscribed[queue.topic]
@@ -324,7 +270,7 @@ class PullConsumer(anyio.AsyncContextManagerMixin):
         puller = self._pullers.get(process_queue.queue)
         if puller is not None and puller.process_queue is process_queue:
             puller.stop()
-            self._start(process_queue.queue, offset)
+            self._read_from(process_queue.queue, offset)
 
     def _note_progress(self, process_queue: ProcessQueue) -> None:
         if (puller := self._pullers.get(process_queue.queue)) is not None:

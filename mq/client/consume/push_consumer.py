@@ -1,9 +1,9 @@
 """The push consumer: a member of a consumer group that shares the queues of its topics with the other members.
 
-Theory of operation. `Assignment` holds one `Puller` per queue that is ours; each fills its `ProcessQueue`; the
+Theory of operation. A `GroupMember` keeps one `Puller` for each queue that is ours; each fills its `ProcessQueue`; the
 `DeliveryBoard` hands messages out, to the handlers that `run` drives or to the streams that users iterate over. Every
 5 s the smallest offset not yet acknowledged of each queue goes to its leader. A crash, a lost leader, or a new member
-therefore repeats at most what was acknowledged since, and skips nothing.
+therefore repeats at most what was acknowledged since, and skips nothing. What happens when is in `consumer`.
 """
 
 from __future__ import annotations
@@ -12,38 +12,32 @@ import datetime as dt
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 import anyio
 import anyio.abc
 
 from mq.client.consume.allocation import Strategy, allocate_averagely
+from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.consume.diagnostics import read_reset, running_info, status
 from mq.client.consume.handlers import Handler, HandlerT, Handling, check_handler
 from mq.client.consume.local_offsets import LocalOffsets
+from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
 from mq.client.consume.process_queue import ProcessQueue
-from mq.client.consume.pull_loop import Puller, PullSettings
-from mq.client.consume.queue_lock import RENEW_SECONDS, QueueLocker
-from mq.client.consume.rebalance import Assignment
+from mq.client.consume.pull_loop import PullSettings
 from mq.client.consume.send_back import give_back
 from mq.client.consume.subscription import Subscribed, subscription_of
-from mq.client.errors import ClientClosed, ClientError
+from mq.client.errors import ClientError
 from mq.client.filters import Sql
-from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
-from mq.client.net.connection import AnswerLater, refuse_server_request
-from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.client_core import ClientCore, RemotingSettings
+from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
-from mq.client.produce.reply import REPLY_SECONDS, reply_to
-from mq.client.produce.tracing import open_tracer, trace_topic
-from mq.client.task_group import open_task_group
 from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import (
@@ -53,23 +47,16 @@ from mq.protocol.group_requests import (
     ResetConsumerClientOffset,
 )
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
-from mq.protocol.names import check_group, check_topic, retry_topic
+from mq.protocol.names import check_topic, retry_topic
 
 __all__ = ["PushConsumer", "PushConsumerOptions"]
 
-COMMIT_SECONDS = 5.0
-REBALANCE_SECONDS = 20.0
-REBALANCE_RETRY_SECONDS_MIN = 0.05
-REBALANCE_RETRY_SECONDS_MAX = 0.5
 FOR_OPERATORS_MAX = 16
 """Messages that operators have handled right now, at most so many at once."""
 
 
 REMIND_SECONDS = 10.0
 """An open consumer with handlers whose `run` was not called by then says so in its log."""
-
-LEAVE_SECONDS = 2.0
-"""Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
 
 
 class PushConsumerOptions(TypedDict, total=False):
@@ -91,7 +78,7 @@ class PushConsumerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class PushConsumer(anyio.AsyncContextManagerMixin):
+class PushConsumer(Consumer):
     """Receives messages as a member of a consumer group (clustering mode), on trio or asyncio. With handlers:
 
         consumer = PushConsumer("127.0.0.1:9876", group="billing")
@@ -157,7 +144,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         rebalance_seconds: float = REBALANCE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
-        check_group(group)
+        super().__init__(namesrv, group, trace=trace, remoting=remoting, rng=rng)
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
         if exclusive and (broadcast is not None or not ordered):
@@ -165,8 +152,6 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         if max_reconsume_times is not None and ordered:
             raise ValueError("max_reconsume_times goes with ordered=False: in order, no message is given up")
         check_position(consume_from)
-        self.group = group
-        self.client_id = new_client_id()
         self._consume_from = consume_from
         self._ordered = ordered
         self._started_ms = time.time_ns() // 1_000_000
@@ -177,12 +162,8 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         self._pull_settings = pull or PullSettings()
         self._commit_seconds = commit_seconds
         self._rebalance_seconds = rebalance_seconds
-        self._name_servers = parse_addresses(namesrv)
-        self._remoting_settings = remoting
-        self._rng = rng
         self._subscribed: dict[str, Subscribed] = {}
         self._retry_topic = retry_topic(group)
-        self._rebalance_wanted = anyio.Event()
         self._paused: set[MessageQueue] = set()
         self._all_paused = False
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
@@ -196,73 +177,56 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             give_back=None if ordered or broadcast is not None else self._give_back,
         )
         self._handling_for_operators = 0
-        self._trace_topic = trace_topic(trace)
-        self._unique_keys = new_unique_keys(rng or random.Random())
-        self._remoting: ClientCore | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self._assignment: Assignment | None = None
+        self._offsets: GroupOffsets | LocalOffsets | None = None
+        self._member: GroupMember | None = None
 
     # Life.
 
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with ClientCore.open(
-            self._name_servers,
-            heartbeat_body=self._heartbeat_body,
-            on_route_change=self._note_route,
-            on_server_request=self._answer_server,
-            settings=self._remoting_settings,
-            rng=self._rng,
-        ) as remoting:
-            self._remoting = remoting
-            self._board.open()
-            self._offsets: GroupOffsets | LocalOffsets
-            if self._broadcast is None:
-                self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
-            else:
-                self._offsets = LocalOffsets(remoting, self._broadcast, self._consume_from)
-            try:
-                async with open_task_group() as tasks:
-                    self._tasks = tasks
-                    self._assignment = Assignment(
-                        tasks,
-                        remoting,
-                        self._offsets,
-                        group=self.group,
-                        client_id=self.client_id,
-                        allocate=self._allocate if self._broadcast is None else None,
-                        locker=QueueLocker(remoting, self.group, self.client_id) if self._exclusive else None,
-                        make_puller=self._make_puller,
-                    )
-                    tasks.start_soon(self._rebalance_forever)
-                    tasks.start_soon(self._commit_forever)
-                    tasks.start_soon(self._handling.remind, REMIND_SECONDS)
-                    if self._exclusive:
-                        tasks.start_soon(self._renew_locks_forever)
-                    self._handling.tracer = tracer = open_tracer(
-                        tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
-                    )
-                    try:
-                        yield self
-                    finally:
-                        self.stop()
-                        if tracer is not None:
-                            await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
-            finally:
-                self._tasks = None
-                self._board.close()
-                if self._assignment is not None:
-                    self._assignment.changed.set()
-                # Nothing pulls or rebalances any more, so these offsets are final. The next owner asks for them as
-                # soon as it hears that we have left.
-                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                    await self._opened().drop(self.assignment, leaving=True)
-                    await remoting.unregister(self.client_id, consumer_group=self.group)
+    def _connected(self, remoting: ClientCore) -> None:
+        """Raises OffsetsFileDamaged, OSError."""
+        self._board.open()
+        if self._broadcast is None:
+            self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
+        else:
+            self._offsets = LocalOffsets(remoting, self._broadcast, self._consume_from)
+
+    async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
+        assert self._offsets is not None, "started before it was connected"
+        self._handling.tracer = self._tracer
+        self._member = GroupMember(
+            tasks,
+            remoting,
+            self._offsets,
+            self._board,
+            self._subscribed,
+            group=self.group,
+            client_id=self.client_id,
+            allocate=self._allocate if self._broadcast is None else None,
+            exclusive=self._exclusive,
+            is_paused=self._is_paused,
+            pull=self._pull_settings,
+            commit_seconds=self._commit_seconds,
+            rebalance_seconds=self._rebalance_seconds,
+        )
+        tasks.start_soon(self._member.run)
+        tasks.start_soon(self._handling.remind, REMIND_SECONDS)
+
+    def _stop(self) -> None:
+        self.stop()
+
+    def _closed(self) -> None:
+        self._board.close()
+        if self._member is not None:
+            self._member.assignment.changed.set()
+
+    async def _leave(self, remoting: ClientCore) -> None:
+        if self._member is not None:
+            await self._member.leave()
+        await remoting.unregister(self.client_id, consumer_group=self.group)
 
     def __repr__(self) -> str:
         what = ", ".join(sorted(self._subscribed.keys() - {self._retry_topic})) or "nothing"
-        state = "closed" if self._tasks is None else f"{len(self.assignment)} queues"
-        return f"<PushConsumer {self.group} of {what} at {';'.join(self._name_servers)}, {state}>"
+        return self._show(f" of {what}", f"{len(self.assignment)} queues")
 
     def _heartbeat_body(self) -> bytes:
         position = self._consume_from
@@ -279,21 +243,23 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
     ) -> bytes | None:
+        member = self._member
+        if member is None:
+            return super()._answer_server(request, body, answer_later)
         if isinstance(request, NotifyConsumerIdsChanged):
-            # Others may be about to take over queues of ours, and will ask where to begin.
-            self._offsets.commit_soon(self._opened().commit_offsets())
-            self._rebalance_wanted.set()
+            member.members_changed()
             return None
         if isinstance(request, ResetConsumerClientOffset):
-            self._reset(read_reset(body))
+            member.reset(read_reset(body))
             return None
         if isinstance(request, GetConsumerStatusFromClient):
-            return encode_response(request.opaque, 0, body=status(self.positions, request.ext.topic))
+            return encode_response(
+                request.opaque, 0, body=status(member.assignment.commit_offsets(), request.ext.topic)
+            )
         if isinstance(request, GetConsumerRunningInfo):
             subscriptions = [each.data() for each in self._subscribed.values()]
-            text = running_info(
-                self._opened().process_queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms
-            )
+            queues = member.assignment.process_queues
+            text = running_info(queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms)
             return encode_response(request.opaque, 0, body=text)
         if isinstance(request, ConsumeMessageDirectly) and self._tasks is not None:
             if self._handling_for_operators >= FOR_OPERATORS_MAX:
@@ -301,7 +267,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             self._handling_for_operators += 1
             self._tasks.start_soon(self._handle_for_operator, request, bytes(body), answer_later)
             return None
-        return refuse_server_request(request, body, answer_later)
+        return super()._answer_server(request, body, answer_later)
 
     async def _handle_for_operator(
         self, request: ConsumeMessageDirectly, body: bytes, answer_later: AnswerLater
@@ -314,15 +280,6 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             answer_later(encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"no message: {error}"))
         finally:
             self._handling_for_operators -= 1
-
-    def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Somebody has set the group's offsets: go on from there."""
-        assignment = self._opened()
-        for queue, offset in offsets.items():
-            puller = assignment.puller(queue)
-            if puller is not None:
-                log.info("offset_reset", queue=queue, offset=offset)
-                assignment.restart_at(puller.process_queue, offset)
 
     # Subscriptions.
 
@@ -375,115 +332,50 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     def _subscriptions_changed(self) -> None:
         if self._remoting is not None:
             self._remoting.heartbeat_soon()
-            self._rebalance_wanted.set()
-
-    # What the tasks of this consumer do.
-
-    async def _rebalance_forever(self) -> None:
-        assignment = self._opened()
-        retry_seconds = REBALANCE_RETRY_SECONDS_MIN
-        while True:
-            self._rebalance_wanted = anyio.Event()
-            await assignment.drop_lost()
-            await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
-            complete = True
-            for topic in list(self._subscribed):
-                complete = await assignment.rebalance(topic) and complete
-            with anyio.move_on_after(self._rebalance_seconds if complete else retry_seconds):
-                await self._rebalance_wanted.wait()
-            longer = min(retry_seconds * 2, REBALANCE_RETRY_SECONDS_MAX)
-            retry_seconds = REBALANCE_RETRY_SECONDS_MIN if complete else longer
-
-    async def _renew_locks_forever(self) -> None:
-        while True:
-            await anyio.sleep(RENEW_SECONDS)
-            renewed, lost = await self._opened().renew_locks()
-            for process_queue in renewed:
-                self._board.offer(process_queue)
-            if lost:
-                self._rebalance_wanted.set()
-
-    async def _commit_forever(self) -> None:
-        assignment = self._opened()
-        while True:
-            await anyio.sleep(self._commit_seconds)
-            for topic in self._offsets.commit_soon(assignment.commit_offsets()):
-                # Pulls may go on at a follower, so nobody else notices that the leader is another one.
-                await self._find_leader(topic)
-
-    async def _find_leader(self, topic: str) -> None:
-        remoting = self._remoting
-        assert remoting is not None, "offsets are stored before the consumer is entered"
-        try:
-            route = await remoting.route(topic, refresh=True)
-            await remoting.connect_all(route.addresses())
-        except ClientError as error:
-            log.debug("leader_not_found", topic=topic, reason=str(error))
-
-    def _make_puller(self, process_queue: ProcessQueue) -> Puller:
-        assert self._remoting is not None, "a puller is made before the consumer is entered"
-        subscribed = self._subscribed[process_queue.queue.topic]
-        process_queue.paused = self._all_paused or process_queue.queue in self._paused
-        return Puller(
-            self._remoting,
-            self.group,
-            subscribed.subscription,
-            process_queue,
-            self._offsets,
-            self._pull_settings,
-            sub_version=subscribed.sub_version,
-            on_messages=self._board.offer,
-            on_offset_moved=self._opened().restart_at,
-        )
-
-    def _note_progress(self, process_queue: ProcessQueue) -> None:
-        puller = self._opened().puller(process_queue.queue)
-        if puller is not None:
-            puller.note_progress()
+        if self._member is not None:
+            self._member.rebalance_soon()
 
     def _note_route(self, route: TopicRoute) -> None:
-        if self._assignment is not None:
-            self._assignment.note_route(route)
-            self._rebalance_wanted.set()
+        if self._member is not None:
+            self._member.note_route(route)
 
-    def _opened(self) -> Assignment:
-        if self._assignment is None:
-            raise ClientClosed("enter the consumer first: async with PushConsumer(...) as consumer")
-        return self._assignment
+    def _note_progress(self, process_queue: ProcessQueue) -> None:
+        self._entered().note_progress(process_queue)
 
-    def _entered(self) -> Assignment:
-        """As `_opened`, and the block has not ended yet."""
-        assignment = self._opened()
-        if self._tasks is None:
-            raise ClientClosed("the consumer is closed")
-        return assignment
+    def _entered(self) -> GroupMember:
+        """What we have of our group, or had, if the block has ended. Raises ClientClosed before the block."""
+        if self._member is None:
+            self._opened()
+        assert self._member is not None, "open without a member"
+        return self._member
 
     # Looking at the assignment.
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
         """The queues that are ours at present."""
-        return self._assignment.queues if self._assignment is not None else frozenset()
+        return self._member.assignment.queues if self._member is not None else frozenset()
 
     async def wait_assigned(self) -> frozenset[MessageQueue]:
         """Wait until at least one queue is ours. Raises ClientClosed."""
-        assignment = self._entered()
+        self._opened()
+        assignment = self._entered().assignment
         while not assignment.queues:
             if assignment.changed.is_set():  # else others wait for it, too
                 assignment.changed = anyio.Event()
             await assignment.changed.wait()
-            self._entered()
+            self._opened()
         return assignment.queues
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
         """For each of our queues the offset up to which all messages are acknowledged."""
-        return self._opened().commit_offsets()
+        return self._entered().assignment.commit_offsets()
 
     async def commit(self) -> None:
         """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
-        offsets = self._entered().commit_offsets()
-        await self._offsets.commit(offsets, seconds=1.0)
+        self._opened()
+        await self._entered().commit()
 
     # Pausing.
 
@@ -505,25 +397,23 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
             self._all_paused = False
         self._pauses_changed()
 
+    def _is_paused(self, queue: MessageQueue) -> bool:
+        return self._all_paused or queue in self._paused
+
     def _pauses_changed(self) -> None:
-        if self._assignment is None:
-            return
-        for process_queue in self._assignment.process_queues:
-            process_queue.paused = self._all_paused or process_queue.queue in self._paused
-            if not process_queue.paused:
-                self._note_progress(process_queue)
-                self._board.offer(process_queue)
+        if self._member is not None:
+            self._member.pauses_changed()
 
     # Consuming.
 
     def __aiter__(self) -> MessageStream:
         """A stream of messages, each acknowledged when the next one is asked for."""
-        self._entered()
+        self._opened()
         return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
 
     def deliveries(self) -> DeliveryStream:
         """A stream of deliveries, to be acknowledged one by one in any order."""
-        self._entered()
+        self._opened()
         return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
 
     async def run(self, handler: Handler | None = None) -> None:
@@ -532,7 +422,7 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
         `handler` takes the messages of topics without a handler of their own. What was handed out and not finished
         when this ends is handed out again, by the next `run` or to the next owner of the queue.
         """
-        self._entered()
+        self._opened()
         if handler is not None:
             check_handler(handler)
         await self._handling.run(handler)
@@ -540,22 +430,6 @@ class PushConsumer(anyio.AsyncContextManagerMixin):
     def stop(self) -> None:
         """End `run`, cancelling the handlers that are at work."""
         self._handling.stop()
-
-    async def reply(
-        self,
-        message: ReceivedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout: float = REPLY_SECONDS,
-    ) -> None:
-        """Answer a message whose sender waits for it, see `Producer.request`, and wait until the sender has the reply.
-
-        Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds what was
-        in the way. The reply is not acknowledgement: the message is done when its handler ends, as any other.
-        """
-        own_id, remoting = self._unique_keys.next(), self._remoting
-        await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     async def _give_back(self, message: ReceivedMessage) -> bool:
         assert self._remoting is not None, "a message is given back before the consumer is entered"

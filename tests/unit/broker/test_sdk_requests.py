@@ -18,6 +18,7 @@ from mq.client import (
     MessageRefused,
     NoReply,
     NotARequest,
+    PopConsumer,
     Producer,
     ProducerBusy,
     PullConsumer,
@@ -86,6 +87,23 @@ async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
         nursery.start_soon(answer)
         reply = await producer.request(Message("T", b"hello"), timeout=5)
         assert (reply.body, reply.properties["from"]) == (b"re: hello", "G")
+
+
+async def test_a_pop_consumer_replies(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as (namesrv, _),
+        Producer(namesrv, "P") as producer,
+        PopConsumer(namesrv, "G", "T", consume_from="first") as consumer,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def answer() -> None:
+            asked = await anext(consumer)
+            await consumer.reply(asked, b"re: " + asked.body)
+            await consumer.ack(asked)
+
+        nursery.start_soon(answer)
+        assert (await producer.request(Message("T", b"hello"), timeout=5)).body == b"re: hello"
 
 
 async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ NOT_FOR_THREADS = {
     ],
 )
 def test_threads_have_all_that_tasks_have(asynchronous: type, blocking: type) -> None:
-    names = {name for name in vars(asynchronous) if not name.startswith("_")} - NOT_FOR_THREADS
+    names = {name for name in dir(asynchronous) if not name.startswith("_")} - NOT_FOR_THREADS
     assert names <= set(vars(blocking))
     assert inspect.signature(blocking) == inspect.signature(asynchronous)
     for name in names:

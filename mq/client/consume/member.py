@@ -1,0 +1,195 @@
+"""A member of a consumer group: its share of the queues as the group changes, and how far it says that it is.
+
+Theory of operation. Three loops. The share is taken anew every 20 s, and at once when brokers or the route say that
+something has changed. Offsets of what is acknowledged go to the leaders every 5 s, and before queues change hands.
+Locks of an exclusive member are renewed while they are still valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import anyio
+import anyio.abc
+
+from mq.client.consume.allocation import Strategy
+from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.local_offsets import LocalOffsets
+from mq.client.consume.offsets import GroupOffsets
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.consume.pull_loop import Puller, PullSettings
+from mq.client.consume.queue_lock import RENEW_SECONDS, QueueLocker
+from mq.client.consume.rebalance import Assignment
+from mq.client.consume.subscription import Subscribed
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import ClientCore
+from mq.client.net.routes import TopicRoute
+
+__all__ = ["COMMIT_SECONDS", "REBALANCE_SECONDS", "GroupMember"]
+
+COMMIT_SECONDS = 5.0
+REBALANCE_SECONDS = 20.0
+REBALANCE_RETRY_SECONDS_MIN = 0.05
+REBALANCE_RETRY_SECONDS_MAX = 0.5
+
+
+class GroupMember:
+    """What a push consumer has of its group while it is open. `run` must run in `tasks`; `leave` comes after them.
+
+    `subscribed` is what it consumes, by topic; after a change `rebalance_soon` is to be called. Without `allocate` all
+    queues are this member's; with `exclusive` those that it gets the locks of. What is pulled goes to `board`.
+    """
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        remoting: ClientCore,
+        offsets: GroupOffsets | LocalOffsets,
+        board: DeliveryBoard,
+        subscribed: Mapping[str, Subscribed],
+        *,
+        group: str,
+        client_id: str,
+        allocate: Strategy | None,
+        exclusive: bool,
+        is_paused: Callable[[MessageQueue], bool],
+        pull: PullSettings,
+        commit_seconds: float,
+        rebalance_seconds: float,
+    ) -> None:
+        self._remoting = remoting
+        self._offsets = offsets
+        self._board = board
+        self._subscribed = subscribed
+        self._group = group
+        self._exclusive = exclusive
+        self._is_paused = is_paused
+        self._pull_settings = pull
+        self._commit_seconds = commit_seconds
+        self._rebalance_seconds = rebalance_seconds
+        self._rebalance_wanted = anyio.Event()
+        self.assignment = Assignment(
+            tasks,
+            remoting,
+            offsets,
+            group=group,
+            client_id=client_id,
+            allocate=allocate,
+            locker=QueueLocker(remoting, group, client_id) if exclusive else None,
+            make_puller=self._make_puller,
+        )
+        """The queues that are ours, and their pullers."""
+
+    async def run(self) -> None:
+        """Share queues out, store offsets and renew locks, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._rebalance_forever)
+            tasks.start_soon(self._commit_forever)
+            if self._exclusive:
+                tasks.start_soon(self._renew_locks_forever)
+
+    async def leave(self) -> None:
+        """Store the last offsets and give all locks back. Nothing may pull or rebalance any more.
+
+        The next owner asks for the offsets as soon as it hears that we have left.
+        """
+        await self.assignment.drop(self.assignment.queues, leaving=True)
+
+    # What others bring about.
+
+    def rebalance_soon(self) -> None:
+        """Subscriptions, members or brokers have changed: take our share now instead of in up to 20 s."""
+        self._rebalance_wanted.set()
+
+    def members_changed(self) -> None:
+        """Others may be about to take over queues of ours, and will ask where to begin."""
+        self._offsets.commit_soon(self.assignment.commit_offsets())
+        self.rebalance_soon()
+
+    def note_route(self, route: TopicRoute) -> None:
+        """A topic has other queues or other leaders."""
+        self.assignment.note_route(route)
+        self.rebalance_soon()
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Somebody has set the group's offsets: go on from there."""
+        for queue, offset in offsets.items():
+            puller = self.assignment.puller(queue)
+            if puller is not None:
+                log.info("offset_reset", queue=queue, offset=offset)
+                self.assignment.restart_at(puller.process_queue, offset)
+
+    def pauses_changed(self) -> None:
+        """Queues are paused, or paused no more."""
+        for process_queue in self.assignment.process_queues:
+            process_queue.paused = self._is_paused(process_queue.queue)
+            if not process_queue.paused:
+                self.note_progress(process_queue)
+                self._board.offer(process_queue)
+
+    def note_progress(self, process_queue: ProcessQueue) -> None:
+        """Messages of a queue were finished, so that its pulling may go on."""
+        puller = self.assignment.puller(process_queue.queue)
+        if puller is not None:
+            puller.note_progress()
+
+    async def commit(self) -> None:
+        """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
+        await self._offsets.commit(self.assignment.commit_offsets(), seconds=1.0)
+
+    # The loops.
+
+    async def _rebalance_forever(self) -> None:
+        assignment = self.assignment
+        retry_seconds = REBALANCE_RETRY_SECONDS_MIN
+        while True:
+            self._rebalance_wanted = anyio.Event()
+            await assignment.drop_lost()
+            await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
+            complete = True
+            for topic in list(self._subscribed):
+                complete = await assignment.rebalance(topic) and complete
+            with anyio.move_on_after(self._rebalance_seconds if complete else retry_seconds):
+                await self._rebalance_wanted.wait()
+            longer = min(retry_seconds * 2, REBALANCE_RETRY_SECONDS_MAX)
+            retry_seconds = REBALANCE_RETRY_SECONDS_MIN if complete else longer
+
+    async def _renew_locks_forever(self) -> None:
+        while True:
+            await anyio.sleep(RENEW_SECONDS)
+            renewed, lost = await self.assignment.renew_locks()
+            for process_queue in renewed:
+                self._board.offer(process_queue)
+            if lost:
+                self.rebalance_soon()
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await anyio.sleep(self._commit_seconds)
+            for topic in self._offsets.commit_soon(self.assignment.commit_offsets()):
+                # Pulls may go on at a follower, so nobody else notices that the leader is another one.
+                await self._find_leader(topic)
+
+    async def _find_leader(self, topic: str) -> None:
+        try:
+            route = await self._remoting.route(topic, refresh=True)
+            await self._remoting.connect_all(route.addresses())
+        except ClientError as error:
+            log.debug("leader_not_found", topic=topic, reason=str(error))
+
+    def _make_puller(self, process_queue: ProcessQueue) -> Puller:
+        subscribed = self._subscribed[process_queue.queue.topic]
+        process_queue.paused = self._is_paused(process_queue.queue)
+        return Puller(
+            self._remoting,
+            self._group,
+            subscribed.subscription,
+            process_queue,
+            self._offsets,
+            self._pull_settings,
+            sub_version=subscribed.sub_version,
+            on_messages=self._board.offer,
+            on_offset_moved=self.assignment.restart_at,
+        )

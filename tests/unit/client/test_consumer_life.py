@@ -1,0 +1,129 @@
+"""The steps that a consumer goes through, of whichever kind, and what is left when one of them fails."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.abc
+import pytest
+
+from mq.client import ClientClosed, PopConsumer, PullConsumer, PushConsumer
+from mq.client.consume.consumer import Consumer
+from mq.client.net.client_core import ClientCore
+from tests.unit.client.fake_cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+
+
+class Recorded(Consumer):
+    """Writes its steps down; `fails` is the one that raises."""
+
+    def __init__(self, namesrv: str, *, fails: str = "") -> None:
+        super().__init__(namesrv, "G")
+        self.steps: list[str] = []
+        self._fails = fails
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if name == self._fails:
+            raise ZeroDivisionError(name)
+
+    def _connected(self, remoting: ClientCore) -> None:
+        self._step("connected")
+
+    async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
+        self._step("start")
+        self.works = anyio.Event()
+        tasks.start_soon(self._work)
+
+    async def _work(self) -> None:
+        try:
+            self.works.set()
+            await anyio.sleep_forever()
+        finally:
+            self._step("work cancelled")
+
+    def _stop(self) -> None:
+        self._step("stop")
+
+    def _closed(self) -> None:
+        self._step("closed")
+
+    async def _leave(self, remoting: ClientCore) -> None:
+        self._step("leave")
+
+
+STOPPED = ["stop", "work cancelled", "closed", "leave"]
+
+
+async def test_a_consumer_that_was_left_may_be_entered_again() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = Recorded(cluster.namesrv)
+        for _ in range(2):
+            consumer.steps.clear()
+            async with consumer:
+                await consumer.works.wait()
+                consumer.steps.append("block")
+            assert consumer.steps == ["connected", "start", "block", *STOPPED]
+
+
+async def test_a_block_that_fails_ends_as_any_other() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = Recorded(cluster.namesrv)
+
+        async def enter_and_fail() -> None:
+            async with consumer:
+                await consumer.works.wait()
+                raise ZeroDivisionError("mine")
+
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            await enter_and_fail()
+        assert consumer.steps == ["connected", "start", *STOPPED]
+
+
+async def test_a_consumer_that_is_cancelled_says_goodbye() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = Recorded(cluster.namesrv)
+        with anyio.CancelScope() as scope:
+            async with consumer:
+                await consumer.works.wait()
+                scope.cancel()
+                await anyio.sleep_forever()
+        # The cancellation reaches the block and the tasks in any order.
+        assert set(consumer.steps[2:4]) == {"stop", "work cancelled"}
+        assert consumer.steps[4:] == ["closed", "leave"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "steps"), [("connected", ["connected"]), ("start", ["connected", "start", "closed", "leave"])]
+)
+async def test_a_consumer_that_cannot_start_is_not_open(fails: str, steps: list[str]) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = Recorded(cluster.namesrv, fails=fails)
+        with pytest.raises(ZeroDivisionError, match=fails):
+            async with consumer:
+                pytest.fail("the block was entered")
+        assert consumer.steps == steps
+        with pytest.raises(ClientClosed):
+            consumer._opened()
+
+
+@pytest.mark.parametrize("kind", ["push", "pull", "pop"])
+async def test_every_kind_says_whether_it_is_new_open_or_closed(kind: str) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer: Consumer
+        match kind:
+            case "push":
+                consumer = PushConsumer(cluster.namesrv, "G")
+            case "pull":
+                consumer = PullConsumer(cluster.namesrv, "G")
+            case _:
+                consumer = PopConsumer(cluster.namesrv, "G", "T")
+        name = type(consumer).__name__
+        with pytest.raises(ClientClosed, match=f"enter the consumer first: async with {name}"):
+            consumer._opened()
+        async with consumer:
+            consumer._opened()
+            assert not repr(consumer).endswith("closed>")
+        with pytest.raises(ClientClosed, match="the consumer is closed"):
+            consumer._opened()
+        assert repr(consumer).endswith("closed>")
