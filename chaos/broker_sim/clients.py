@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from chaos.broker_sim.sockets import Line
+from chaos.broker_sim.sockets import Line, Surroundings
 from chaos.log_sim.node import Node
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header, encode_request, encode_response
-
-if TYPE_CHECKING:
-    from chaos.broker_sim.cluster import BrokerCluster
 
 PATIENCE_SECONDS = 3.0
 
@@ -106,7 +103,7 @@ class Client:
         on_asked: gets the requests of brokers.
     """
 
-    def __init__(self, cluster: BrokerCluster, number: int, on_asked: OnAsked = lambda *_: None) -> None:
+    def __init__(self, cluster: Surroundings, number: int, on_asked: OnAsked = lambda *_: None) -> None:
         self._cluster = cluster
         self.address = (f"10.1.{number // 250}.{number % 250 + 1}", 50_000)
         self.on_asked = on_asked

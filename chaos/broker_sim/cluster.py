@@ -17,8 +17,7 @@ from chaos.broker_sim.sockets import Line, SimDialing
 from chaos.broker_sim.workload import Workload
 from chaos.limits import replaced
 from chaos.log_sim.cluster import Cluster, Outcome
-from chaos.log_sim.node import Node
-from chaos.log_sim.process import Process
+from chaos.log_sim.node import NewProcess, Node, Process
 from chaos.violation import Violation
 from mq.broker.replication import peer_connection
 from mq.broker.settings import BrokerSettings
@@ -40,7 +39,7 @@ class BrokerCluster(Cluster):
         trace: gets one line per event, when given.
     """
 
-    process_class: ClassVar[type[Process]] = BrokerProcess
+    new_process: ClassVar[NewProcess] = BrokerProcess
 
     def __init__(
         self,
@@ -165,6 +164,10 @@ class BrokerCluster(Cluster):
     def needed_from(self) -> int:
         """Physical offset from which on the log must stay."""
         return self.workload.needed_from()
+
+    def committed(self, index: int, body: bytes) -> None:
+        """See `chaos.broker_sim.process.BrokerWorld`."""
+        self.workload.committed(index, body)
 
     def told(self, line: str) -> None:
         """A line of a log or a client, for the trace only."""

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-from chaos.broker_sim.sockets import Line, SimReactor
+from chaos.broker_sim.schedule import BrokerScenario
+from chaos.broker_sim.sockets import Line, SimReactor, Surroundings
 from chaos.log_sim.history import Entry
 from chaos.log_sim.node import DIRECTORY, Node, World
-from chaos.log_sim.process import Process
+from chaos.log_sim.process import LogProcess
+from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
 from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.broker import Broker
@@ -34,10 +36,6 @@ from raftlog.consensus.types import EntryKind, Role, RoleChange
 from raftlog.replica import CommittedEntry, Job
 from raftlog.segment.errors import SegmentError
 
-if TYPE_CHECKING:
-    from chaos.broker_sim.cluster import BrokerCluster
-    from chaos.log_sim.schedule import Scenario
-
 TICK_SECONDS = 0.1
 _DESCRIPTORS_MAX = 1 << 30
 _SECRETS = (bytes(32),)
@@ -45,10 +43,32 @@ _QUEUES_AT_ONCE = 3
 """So few, that there is something applied between two parts of a checkpoint."""
 
 
+class BrokerWorld(World, Surroundings, Protocol):
+    """What a broker's process needs of the simulation around it; see `BrokerCluster`."""
+
+    plan: BrokerScenario
+    dropped_pos: int
+
+    def settings_of(self, node: Node) -> BrokerSettings:
+        """The settings that a broker starts with."""
+
+    def wall_ms(self, node: Node) -> int:
+        """What a machine takes for the time of day."""
+
+    def needed_from(self) -> int:
+        """Physical offset from which on the log must stay."""
+
+    def committed(self, index: int, body: bytes) -> None:
+        """An entry is committed; each replica says so."""
+
+    def told(self, line: str) -> None:
+        """A line of a log or a client, for the trace only."""
+
+
 class TurnLog:
     """Takes a broker's log lines: they go to the trace, and an error is a violation unless a disk may have failed."""
 
-    def __init__(self, cluster: BrokerCluster, node: Node) -> None:
+    def __init__(self, cluster: BrokerWorld, node: Node) -> None:
         self._cluster = cluster
         self._node = node
 
@@ -70,13 +90,13 @@ class TurnLog:
         self.info(event, **values)
 
 
-class BrokerProcess(Process):
+class BrokerProcess(LogProcess):
     """See the module."""
 
     def __init__(
         self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore]
     ) -> None:
-        self._cluster = cast("BrokerCluster", world)
+        self._cluster = cast("BrokerWorld", world)
         with ExitStack() as opened:
             self._opened = opened
             super().__init__(node, world, scenario, rng, core_class)
@@ -158,7 +178,7 @@ class BrokerProcess(Process):
         check_entry(body, position)
 
     def started(self) -> None:
-        """See `Process.started`."""
+        """See `LogProcess.started`."""
         actions = periodic_actions(self.broker, self.settings, cast("Any", self._lines))
         now = self._world.now
         self._actions = [action for _, action in actions]
@@ -220,7 +240,7 @@ class BrokerProcess(Process):
         return Path(f"{self.settings.data_dir}.durable")
 
     def stops(self) -> None:
-        """See `Process.stops`: as the server does it."""
+        """See `LogProcess.stops`: as the server does it."""
         self.broker.close_connections()
         with suppress(SegmentError):
             if (pending := self.broker.prepare_checkpoint()) is not None:
@@ -230,7 +250,7 @@ class BrokerProcess(Process):
                 self._keep_durable()
 
     def ended(self, *, power_cut: bool) -> None:
-        """See `Process.ended`."""
+        """See `LogProcess.ended`."""
         self.reactor.vanish()
         self.queues.close()
         if power_cut and self._cluster.plan.loses_derived and self._rng.random() < 0.5:
@@ -249,12 +269,12 @@ class BrokerProcess(Process):
         self.reactor.flush()
 
     def snapshot(self) -> bytes | None:
-        """See `Process.snapshot`."""
+        """See `LogProcess.snapshot`."""
         captured = self.broker.snapshot()
         return None if captured is None else captured[1]()
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Let the log begin later, as far as restarts, what waits in it and readers allow; see `Process.drop_files`."""
+        """Let the log begin later, as far as restarts, what waits in it and readers allow; see `LogProcess`."""
         log = self.log
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
         held_pos = self.broker.services.bulk.leases.first_pos()
@@ -284,7 +304,7 @@ class BrokerProcess(Process):
             is_new = index > len(history.committed)
             history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)
             if is_new and entry.kind == EntryKind.NORMAL:
-                self._cluster.workload.committed(index, entry.body)
+                self._cluster.committed(index, entry.body)
             self._applied = index
         self.broker.apply(entries)
 

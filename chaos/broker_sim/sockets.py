@@ -9,14 +9,11 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from chaos.log_sim.node import Node, Process
+from chaos.network import Network
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, StreamSocket, Unsent
-
-if TYPE_CHECKING:
-    from chaos.broker_sim.cluster import BrokerCluster
-    from chaos.log_sim.node import Node
-    from chaos.log_sim.process import Process
 
 _SILENCE_SECONDS_MAX = 3.0
 """After so long across a cut link a connection breaks."""
@@ -37,10 +34,39 @@ class End(Protocol):
         """The other end is gone; nothing comes any more."""
 
 
+class Surroundings(Protocol):
+    """What lines, and those who use them, need of the simulation around them; see `BrokerCluster`."""
+
+    now: float
+    rng: random.Random
+    network: Network
+
+    def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
+        """Let ``event`` happen then."""
+
+    def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
+        """Let ``step`` happen at the node's process, unless it has ended by then."""
+
+    def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:
+        """Let something happen in a turn of a process, unless it has ended."""
+
+    def client_latency(self) -> float:
+        """Seconds that the next bytes of a client or for one take."""
+
+    def address_of(self, node: Node) -> Address:
+        """Where a broker serves clients."""
+
+    def node_at(self, address: Address) -> Node:
+        """The machine with an address."""
+
+    def accept(self, node: Node, line: Line, side: int, peer: Address) -> None:
+        """A connection is made to a broker that runs."""
+
+
 class Line:
     """A connection; ``ends`` are its two sides, ``nodes`` the machines that they are on, None for a client's."""
 
-    def __init__(self, cluster: BrokerCluster, nodes: tuple[Node | None, Node | None]) -> None:
+    def __init__(self, cluster: Surroundings, nodes: tuple[Node | None, Node | None]) -> None:
         self._cluster = cluster
         self._nodes = nodes
         self.ends: list[End | None] = [None, None]
@@ -184,7 +210,7 @@ class SimReactor:
 
     receive_buffer = _received
 
-    def __init__(self, cluster: BrokerCluster, process: Process) -> None:
+    def __init__(self, cluster: Surroundings, process: Process) -> None:
         self._cluster = cluster
         self._process = process
         self._handlers: dict[int, Callable[[int], None]] = {}

@@ -6,11 +6,15 @@ import json
 import random
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from chaos.broker_sim.clients import Answer, Client, Connection, Lost
 from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
 from chaos.broker_sim.process import BrokerProcess
+from chaos.broker_sim.schedule import BrokerScenario
+from chaos.broker_sim.sockets import Surroundings
+from chaos.log_sim.node import Node
+from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
 from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
@@ -19,14 +23,30 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.records import StoredMessage, decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
-
-if TYPE_CHECKING:
-    from chaos.broker_sim.cluster import BrokerCluster
+from raftlog.consensus.types import NodeId
 
 _BINARY_CODES_MAX = 32_767
 _ATTEMPTS_MAX = 3
 _LATENESS_MS = (10, 30, 100, 300, 1000, 3000, 10_000)
 _CLIENTS = 4
+
+
+class Brokers(Surroundings, Protocol):
+    """What clients need of the simulation around them; see `BrokerCluster`."""
+
+    scenario: Scenario
+    plan: BrokerScenario
+    nodes: dict[NodeId, Node]
+    dropped_pos: int
+
+    def some_node(self, rng: random.Random) -> Node:
+        """Whom a client asks: mostly who leads, if it has heard of that."""
+
+    def true_ms(self) -> int:
+        """The time of day."""
+
+    def told(self, line: str) -> None:
+        """A line of a log or a client, for the trace only."""
 
 
 class Workload:
@@ -42,7 +62,7 @@ class Workload:
     topic: ClassVar[str] = "T"
     queues: ClassVar[int] = 3
 
-    def __init__(self, cluster: BrokerCluster) -> None:
+    def __init__(self, cluster: Brokers) -> None:
         self.cluster = cluster
         self.rng = random.Random(f"{cluster.scenario.seed} {self.name}")
         self.ledger = Ledger()

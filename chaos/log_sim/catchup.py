@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from chaos.log_sim.node import DIRECTORY, Node
-from chaos.log_sim.process import Process
+from chaos.log_sim.group import Group
+from chaos.log_sim.node import DIRECTORY, Node, Process
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, encode_manifest
-
-if TYPE_CHECKING:
-    from chaos.log_sim.cluster import Cluster
 
 _STEP_SECONDS_MAX = 0.02
 
@@ -24,7 +20,7 @@ _STEP_SECONDS_MAX = 0.02
 class CatchUp:
     """All offers and pulls of a cluster; ``pulls`` are under way, ``finished`` counts those that were completed."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self.pulls: dict[NodeId, _Pull] = {}
         self.finished = 0

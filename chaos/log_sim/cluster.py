@@ -20,8 +20,8 @@ from chaos.limits import drawn
 from chaos.log_sim.catchup import CatchUp
 from chaos.log_sim.history import History
 from chaos.log_sim.nemesis import Nemesis
-from chaos.log_sim.node import DIRECTORY, Node
-from chaos.log_sim.process import Process
+from chaos.log_sim.node import DIRECTORY, NewProcess, Node, Process
+from chaos.log_sim.process import LogProcess
 from chaos.log_sim.repair import Repairs
 from chaos.log_sim.schedule import Scenario
 from chaos.network import Network, Wires
@@ -66,14 +66,14 @@ class Outcome:
 
 
 class Cluster:
-    """The simulated group of a scenario; ``process_class`` is what runs on its machines.
+    """The simulated group of a scenario; ``new_process`` starts what runs on its machines.
 
     Args:
         core_class: the core under test.
         trace: gets one line per event, when given.
     """
 
-    process_class: ClassVar[type[Process]] = Process
+    new_process: ClassVar[NewProcess] = LogProcess
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Cluster:
                 priority=priority,
                 rng=self.rng,
                 core_class=core_class,
-                process_class=self.process_class,
+                new_process=self.new_process,
             )
             for node_id, rate, priority in zip(machines, scenario.clock_rates, scenario.priorities, strict=True)
         }

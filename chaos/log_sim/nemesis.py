@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from chaos.faults import (
     Ambush,
@@ -39,14 +38,11 @@ from chaos.faults import (
     WallStep,
     Weather,
 )
-from chaos.log_sim.node import DIRECTORY, Node
-from chaos.log_sim.process import Process
+from chaos.log_sim.group import Group
+from chaos.log_sim.node import DIRECTORY, Node, Process
 from chaos.log_sim.shared_damage import damage_all
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal, Role
-
-if TYPE_CHECKING:
-    from chaos.log_sim.cluster import Cluster
 
 _VOTERS_IF_DAMAGED = 3
 """Of two voters none can be elected without the other, who may have lost something and not vote before there is a
@@ -62,7 +58,7 @@ def _has_told_everything(leader: RaftCore, peer: NodeId) -> bool:
 class Nemesis:
     """Strikes a cluster. ``injected`` and ``effective`` count faults by the name of their class."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self._rng: random.Random = cluster.rng
         self._ambush: Ambush | None = None

@@ -3,28 +3,81 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk
 from chaos.disk import PowerCut as OutOfPower
 from chaos.log_sim.history import History
 from chaos.log_sim.schedule import Scenario
+from chaos.log_sim.writer import SimWriter
 from chaos.network import Wires
 from chaos.violation import Violation
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import HardState, NodeId
+from raftlog.replica import Replica
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
+from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import SLOT_BYTES, MetaState, decode_slot
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
-if TYPE_CHECKING:
-    from chaos.log_sim.process import Process
-
 DIRECTORY = "/log"
+
+
+class Process(Protocol):
+    """What runs on a node, as the simulation around it sees that; see `chaos.log_sim.process.LogProcess`."""
+
+    node: Node
+    node_id: NodeId
+    core: RaftCore
+    replica: Replica
+    log: SegmentLog
+    writer: SimWriter
+
+    def begun(self) -> None:
+        """The process runs: what it does from now on by itself begins."""
+
+    def stops(self) -> None:
+        """The process is about to end in order."""
+
+    def ended(self, *, power_cut: bool) -> None:
+        """The process has ended, in whatever way."""
+
+    def next_wake(self) -> float:
+        """When the process must have a turn at the latest, as the world counts time."""
+
+    def pump(self) -> None:
+        """End a turn, and check what must hold between turns."""
+
+    def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
+        """Take a frame as it came from the network; returns False when it was no frame."""
+
+    def propose(self, values: Sequence[int], nbytes: int) -> None:
+        """Append entries as clients ask."""
+
+    def read(self) -> None:
+        """Read as a client does."""
+
+    def snapshot(self) -> bytes | None:
+        """What a node needs that begins with the log's base; None while there is nothing to give."""
+
+    def vouches_for(self, index: int, data: bytes) -> bool:
+        """Whether the log counts this very entry as durable."""
+
+    def range_for(self, pos: int, nbytes: int) -> bytes | None:
+        """Bytes of the log for a peer that fetches all of it; None when it never will have them."""
+
+    def drop_files(self, share: float, floor: int) -> bool:
+        """Let the log begin later, not above the entry ``floor``; returns whether it does."""
+
+    def note_damage(self, pos: int) -> None:
+        """Let the next opening look at everything, since something cannot be read."""
+
+    def check_durable(self) -> None:
+        """Raise `Violation` if the log counts bytes as durable that are in the cache only."""
 
 
 class World(Protocol):
@@ -48,6 +101,15 @@ class World(Protocol):
         """The node was elected."""
 
 
+class NewProcess(Protocol):
+    """Starts a process on a node. Raises SegmentError: the log cannot be opened."""
+
+    def __call__(
+        self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore], /
+    ) -> Process:
+        """See above."""
+
+
 class Node:
     """A machine that can lose its power, and a process on it that can be killed, stopped, paused and started."""
 
@@ -61,7 +123,7 @@ class Node:
         priority: int,
         rng: random.Random,
         core_class: type[RaftCore] = RaftCore,
-        process_class: type[Process],
+        new_process: NewProcess,
     ) -> None:
         self.node_id = node_id
         self.config = replace(scenario.config, priority=priority)
@@ -74,7 +136,7 @@ class Node:
         self._world = world
         self._scenario = scenario
         self._core_class = core_class
-        self._process_class = process_class
+        self._new_process = new_process
         self._clock_rate = clock_rate
         self._clock_ahead = 0.0
         self._suspended_seconds = 0.0
@@ -103,7 +165,7 @@ class Node:
         if may_crash and self._world.buggify("crash-while-opening"):
             self.disk.cut_power_after(self._rng.randrange(12))
         try:
-            self.process = self._process_class(self, self._world, self._scenario, self._rng, self._core_class)
+            self.process = self._new_process(self, self._world, self._scenario, self._rng, self._core_class)
         except OutOfPower:
             if self.config.durable_commit:
                 self.disk.crash(self._rng)

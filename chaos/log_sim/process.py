@@ -39,7 +39,7 @@ FORGED_SHARE = 0.01
 """Part of the frames before which a forged copy comes in."""
 
 
-class Process:
+class LogProcess:
     """One start of a node: opens the log, builds the replica, and is its application and transport.
 
     Raises:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from chaos.log_sim.group import Group
 from chaos.log_sim.node import Node
 from raftlog.consensus.types import NodeId
 from raftlog.net.frames import RangeReq, RangeResp
@@ -13,9 +12,6 @@ from raftlog.range_server import GONE, RangeRefused, granted_bytes
 from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
 from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
 from raftlog.segment.repair import Repair
-
-if TYPE_CHECKING:
-    from chaos.log_sim.cluster import Cluster
 
 _STEP_SECONDS_MAX = 0.05
 _PIECES = (60, 1000, 1 << 30)
@@ -25,7 +21,7 @@ _PIECES = (60, 1000, 1 << 30)
 class Repairs:
     """All repairs of a cluster; ``finished`` counts those that were completed."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self.finished = 0
 

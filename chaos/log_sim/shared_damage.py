@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from chaos.faults import SharedDamage
-from chaos.log_sim.node import DIRECTORY, Node
-from chaos.log_sim.process import Process
-
-if TYPE_CHECKING:
-    from chaos.log_sim.cluster import Cluster
+from chaos.log_sim.group import Group
+from chaos.log_sim.node import DIRECTORY, Node, Process
 
 _BEHIND = 2
 """Entries that are certainly intact behind the damage."""
 
 
-def damage_all(cluster: Cluster, fault: SharedDamage, rng: random.Random) -> bool:
+def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
     """Let bits flip as ``fault`` says, and have every node look at its log; returns whether there was an entry for it.
 
     Only while all nodes run and nothing else was ever damaged: then each byte is known to be intact somewhere, or not.
@@ -52,13 +48,13 @@ def damage_all(cluster: Cluster, fault: SharedDamage, rng: random.Random) -> boo
     return True
 
 
-def flip(cluster: Cluster, node: Node, at: int, bit: int) -> None:
+def flip(cluster: Group, node: Node, at: int, bit: int) -> None:
     """Flip one bit of a node's log, at a physical offset."""
     start = at - at % cluster.scenario.segment_bytes
     node.disk.flip_bit(f"{DIRECTORY}/{start:020d}", at - start, bit)
 
 
-def _bring_back(cluster: Cluster, node: Node, at: int, bit: int) -> None:
+def _bring_back(cluster: Group, node: Node, at: int, bit: int) -> None:
     """An operator has found an old copy of a node's file."""
     if node.repair is None and node.process is not None:
         return  # cut, which is for the checks to judge
