@@ -7,11 +7,12 @@ replicas which get the log later accept them: first the old and the new voters t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from raftlog.consensus.confchange import (
     CONF_PROPOSED_BYTES_MAX,
     MEMBERS_MAX,
+    decode_conf,
     encode_conf,
     settled,
 )
@@ -33,6 +34,12 @@ def configuration_at_base(state: MetaState) -> bytes:
         return note
     noted = members_in(state.notes)
     return encode_conf(noted[1]) if noted is not None and noted[0] == 0 else b""
+
+
+def newest_configuration(state: MetaState, configs: Sequence[tuple[int, bytes]]) -> ConfState | None:
+    """The configuration in force at the end of a log with these configuration entries; None if nothing says so."""
+    conf = configs[-1][1] if configs else configuration_at_base(state)
+    return decode_conf(conf) if conf else None
 
 
 def founding_configuration(first: ConfState) -> ConfState:

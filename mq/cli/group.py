@@ -14,6 +14,7 @@ from rich.console import Console
 from mq.cli import group_secret
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.group_force import force
 from mq.cli.group_session import GroupSession
 from mq.cli.group_view import table_of
 from mq.cli.output import Json, print_json
@@ -22,6 +23,7 @@ from mq.protocol.group_admin import GroupAnswer
 
 app = typer.Typer(help="Look at the members of a broker group, and change them.", no_args_is_help=True)
 app.add_typer(group_secret.app, name="secret")
+app.command("force")(force)
 
 Group = Annotated[
     str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")

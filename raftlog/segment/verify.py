@@ -52,6 +52,7 @@ class Report:
 
     ``verdict`` is one of `INTACT`, `TORN` (opening cuts off the torn end), `DAMAGED_STATE` (opening refuses until the
     ranges are repaired from other replicas) and `UNUSABLE` (nothing can be said about the entries, or nothing done).
+    ``configs`` are index and body of the configuration entries of an undamaged log.
     """
 
     directory: str
@@ -61,6 +62,7 @@ class Report:
     first_index: int = 0
     last: EntryRef | None = None
     ranges: Sequence[DamagedRange] = ()
+    configs: Sequence[tuple[int, bytes]] = ()
 
 
 class StoppedLog:
@@ -154,7 +156,7 @@ class StoppedLog:
                 pass
         if note := state.notes.get(DAMAGED):
             findings.append(f"the running node found damage at {note.decode(errors='replace')}")
-        return Report(self.directory, verdict, findings, state, base.index + 1, last, ranges)
+        return Report(self.directory, verdict, findings, state, base.index + 1, last, ranges, list(index.configs))
 
     def entries(self, from_index: int = 1) -> Iterator[EntryRef | DamagedRange]:
         """The entries from ``from_index`` on in order, and in between the ranges that are damaged.

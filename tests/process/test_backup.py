@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,48 @@ async def test_group_is_restored_after_all_its_replicas_are_destroyed(tmp_path: 
         assert await admin.group_offset("readers", early) == 2
         (result,) = await send(cluster.namesrv, "Early", [b"3"])
         assert result.queue_offset == 3
+
+
+async def test_survivor_of_a_lost_majority_goes_on_alone_and_gets_a_new_replica(tmp_path: Path) -> None:
+    bodies = [b"%d" % number for number in range(50)]
+    ports = Ports.free(3)
+    async with DevCluster.open(tmp_path, ports=ports, settings=SETTINGS) as cluster, trio.open_nursery() as nursery:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic("T", 1)
+        await send(cluster.namesrv, "T", bodies)
+        leader = await cluster.leader()
+        survivor, other = [node for node in cluster.node_ids if node != leader]
+        # The data of the survivor is known to be whole before the others are lost: this is about what comes after.
+        await backed_up(cluster, tmp_path / "backup", survivor, await committed(cluster))
+        for lost in (leader, other):
+            cluster.kill(lost)
+            shutil.rmtree(tmp_path / lost, ignore_errors=True)
+        await cluster.stop(survivor)
+
+        force = ["group", "force", "--data-dir", str(tmp_path / survivor)]
+        assert "nothing was changed" in await printed(*force)
+        assert f"done: {survivor} is the only voter" in await printed(*force, "--yes")
+        await cluster.start(survivor)
+        assert await cluster.leader() == survivor
+        consume = ["consume", "T", "--group", "readers", "--count", "50", "--namesrv", cluster.namesrv]
+        assert sorted((await printed(*consume)).encode().split()) == sorted(bodies)
+        (result,) = await send(cluster.namesrv, "T", [b"after"])
+        assert result.queue_offset == 50
+
+        # With the id of one that is lost, and an empty directory.
+        number = int(leader.removeprefix("n"))
+        replication = f"{HOST}:{ports.replication[number]}"
+        shutil.rmtree(tmp_path / leader, ignore_errors=True)
+        command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", leader, "--data-dir"]
+        command += [str(tmp_path / leader), "--replication-listen", replication, "--listen", cluster.address(leader)]
+        command += ["--namesrv", cluster.namesrv, "--set", f"secret_file={cluster.secret_file}"]
+        command += ["--set", f"message_bytes_max={SETTINGS['message_bytes_max']}"]
+        environment = {name: value for name, value in os.environ.items() if name != "RAFTMQ_BROKER_SEGMENT_BYTES"}
+        with cluster.log_path("joined").open("ab") as log:
+            run = partial(trio.run_process, command, stdout=log, stderr=log, check=False, env=environment)
+            await nursery.start(run)
+        added = await printed("group", "add", f"{leader}@{replication}", "--voter", "--namesrv", cluster.namesrv)
+        assert added.splitlines()[-1] == f"{leader} is a voter now"
+        (result,) = await send(cluster.namesrv, "T", [b"acknowledged by both"])
+        assert result.queue_offset == 51
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,163 @@
+"""`raftmq group force` on the directory of a stopped replica."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+from typer.testing import CliRunner, Result
+
+from mq.cli.app import app
+from mq.cli.errors import EXIT_FAILED, CommandFailed
+from raftlog import CoreConfig, NodeId, RealDisk
+from raftlog.bootstrap import configurations, core_for
+from raftlog.consensus.confchange import encode_conf, may_follow
+from raftlog.consensus.types import ConfState
+from raftlog.repair_mode import encode_members
+from raftlog.segment import CONFIG, NORMAL, SegmentLog
+from raftlog.segment.meta_keys import ABSTAINING, MEMBERS, STORES
+
+N0, N1, N2, N3 = map(NodeId, ("n0", "n1", "n2", "n3"))
+THREE = ConfState((N0, N1, N2), (), (), ((N0, "a:1"), (N1, "b:1"), (N2, "c:1")))
+
+
+def opened(data_dir: Path) -> SegmentLog:
+    return SegmentLog.open(
+        str(data_dir / "commitlog"), cluster_id="c", node_id="n0", segment_bytes=4096, disk=RealDisk()
+    )
+
+
+def filled(data_dir: Path, *, conf: ConfState | None = None, noted: ConfState | None = THREE, **notes: bytes) -> Path:
+    """A replica that knows 100 of its 105 entries to be committed."""
+    log = opened(data_dir)
+    for index in range(1, 106):
+        if index == 50 and conf is not None:
+            log.append(CONFIG, index, 3, encode_conf(conf))
+        else:
+            log.append(NORMAL, index, 3, b"%06d" % index * 20)
+    if noted is not None:
+        log.set_note(MEMBERS, encode_members(0, noted))
+    for key, value in notes.items():
+        log.set_note(key, value)
+    log.submit(1, term=5, voted_for="n2", commit_hint=100)
+    log.close()
+    return data_dir
+
+
+def run(data_dir: Path, *more: str) -> Result:
+    return CliRunner().invoke(app, ["group", "force", "--data-dir", str(data_dir), *more])
+
+
+def refusal(result: Result) -> CommandFailed:
+    assert isinstance(result.exception, CommandFailed), result.output
+    return result.exception
+
+
+def content(data_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (data_dir / "commitlog").iterdir() if path.name != "LOCK"}
+
+
+def test_dry_run_is_the_default_and_says_what_may_be_lost(tmp_path: Path) -> None:
+    filled(tmp_path)
+    before = content(tmp_path)
+    for result in (run(tmp_path), run(tmp_path, "--dry-run")):
+        assert result.exit_code == 0, result.output
+        for line in (
+            "entries 1 to 105, the last of term 3",
+            "known to be committed: entries up to 100",
+            "members: voters n0 n1 n2",
+            "n0 becomes the only voter, at a:1",
+            "Removed from the group: n1, n2",
+            "Entries 101 to 105 are kept and become committed",
+            "Every message and offset behind entry 105",
+            "never run again with their old directories: n1, n2",
+            "nothing was changed; --yes does it",
+        ):
+            assert line in result.output
+    assert content(tmp_path) == before
+
+
+def test_yes_makes_it_the_only_voter_in_steps_that_a_new_replica_accepts(tmp_path: Path) -> None:
+    filled(tmp_path, stores=cbor2.dumps({"n1": "x", "n2": "y"}))
+    result = run(tmp_path, "--yes")
+    assert result.exit_code == 0, result.output
+    assert "done: n0 is the only voter" in result.output
+    log = opened(tmp_path)
+    confs = configurations(log, THREE)
+    assert confs[-1] == (107, ConfState((N0,), (), (), ((N0, "a:1"),)))
+    assert all(may_follow(new, old) for (_, old), (_, new) in pairwise(confs))
+    assert (log.meta.term, log.meta.voted_for, log.last_term) == (6, "n0", 6)
+    assert STORES not in log.notes, "new replicas may have the ids of the lost ones"
+    core = core_for(log, confs, node_id=N0, config=CoreConfig(), rng=random.Random(1), now=0.0)
+    core.tick(100.0)
+    assert core.take_effects().role is not None, "it is elected by itself"
+    log.close()
+    assert "n0 is the only voter already" in str(refusal(run(tmp_path, "--yes")))
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        (ConfState((N0, N1, N3), (N0, N1, N2), (), THREE.addresses), "on their way out n0 n1 n2"),
+        (ConfState((N1, N2), (), (N0,), THREE.addresses), "n0 is a learner: it may be far behind"),
+        (ConfState((N0, N1, N2), (), (N3,), THREE.addresses), "Removed from the group: n1, n2, n3"),
+    ],
+)
+def test_changes_under_way_and_learners(tmp_path: Path, conf: ConfState, said: str) -> None:
+    filled(tmp_path, conf=conf)
+    result = run(tmp_path, "--yes")
+    assert said in result.output
+    log = opened(tmp_path)
+    confs = [each for _, each in configurations(log, THREE)][1:]
+    log.close()
+    assert confs[-1].voters == (N0,)
+    assert confs[-1].members == {N0}
+    assert all(may_follow(new, old) for old, new in pairwise(confs))
+
+
+def test_replica_that_abstains_says_so_and_votes_again(tmp_path: Path) -> None:
+    filled(tmp_path, **{ABSTAINING: b"1"})
+    assert "n0 itself may have lost entries that it had acknowledged" in run(tmp_path, "--yes").output
+    log = opened(tmp_path)
+    assert ABSTAINING not in log.notes
+    log.close()
+
+
+def test_members_that_only_the_settings_name(tmp_path: Path) -> None:
+    filled(tmp_path, noted=None)
+    assert "does not say where other replicas reach n0: --address" in str(refusal(run(tmp_path)))
+    result = run(tmp_path, "--address", "d:7", "--yes")
+    assert "its files do not say who belongs to the group" in result.output
+    log = opened(tmp_path)
+    assert configurations(log, THREE)[-1][1] == ConfState((N0,), (), (), ((N0, "d:7"),))
+    log.close()
+
+
+def test_figures_for_programs(tmp_path: Path) -> None:
+    filled(tmp_path)
+    found: dict[str, Any] = json.loads(run(tmp_path, "--json").stdout)
+    assert found["done"] is False
+    assert found["lost_members"] == ["n1", "n2"]
+    assert (found["last_index"], found["last_term"], found["commit_index"], found["term"]) == (105, 3, 100, 5)
+
+
+def test_running_damaged_and_removed_replicas_are_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "running")
+    log = opened(tmp_path / "running")
+    assert "in use by process" in str(refusal(run(tmp_path / "running", "--yes")))
+    log.close()
+    filled(tmp_path / "removed", conf=ConfState((N1, N2), (), (), THREE.addresses))
+    assert "n0 was removed from its group" in str(refusal(run(tmp_path / "removed", "--yes")))
+    filled(tmp_path / "damaged")
+    with open(tmp_path / "damaged" / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff")
+    failed = refusal(run(tmp_path / "damaged", "--yes"))
+    assert failed.exit_code == EXIT_FAILED
+    assert "raftmq log cut" in str(failed)
+    assert "No such file" in str(refusal(run(tmp_path / "running" / "queues", "--yes")))
