@@ -32,7 +32,13 @@ def opened(data_dir: Path) -> SegmentLog:
     )
 
 
-def filled(data_dir: Path, *, conf: ConfState | None = None, noted: ConfState | None = THREE, **notes: bytes) -> Path:
+def filled(
+    data_dir: Path,
+    *,
+    conf: ConfState | None = None,
+    noted: ConfState | None = THREE,
+    notes: dict[str, bytes] | None = None,
+) -> Path:
     """A replica that knows 100 of its 105 entries to be committed."""
     log = opened(data_dir)
     for index in range(1, 106):
@@ -42,7 +48,7 @@ def filled(data_dir: Path, *, conf: ConfState | None = None, noted: ConfState | 
             log.append(NORMAL, index, 3, b"%06d" % index * 20)
     if noted is not None:
         log.set_note(MEMBERS, encode_members(0, noted))
-    for key, value in notes.items():
+    for key, value in (notes or {}).items():
         log.set_note(key, value)
     log.submit(1, term=5, voted_for="n2", commit_hint=100)
     log.close()
@@ -83,7 +89,7 @@ def test_dry_run_is_the_default_and_says_what_may_be_lost(tmp_path: Path) -> Non
 
 
 def test_yes_makes_it_the_only_voter_in_steps_that_a_new_replica_accepts(tmp_path: Path) -> None:
-    filled(tmp_path, stores=cbor2.dumps({"n1": "x", "n2": "y"}))
+    filled(tmp_path, notes={STORES: cbor2.dumps({"n1": "x", "n2": "y"})})
     result = run(tmp_path, "--yes")
     assert result.exit_code == 0, result.output
     assert "done: n0 is the only voter" in result.output
@@ -121,7 +127,7 @@ def test_changes_under_way_and_learners(tmp_path: Path, conf: ConfState, said: s
 
 
 def test_replica_that_abstains_says_so_and_votes_again(tmp_path: Path) -> None:
-    filled(tmp_path, **{ABSTAINING: b"1"})
+    filled(tmp_path, notes={ABSTAINING: b"1"})
     assert "n0 itself may have lost entries that it had acknowledged" in run(tmp_path, "--yes").output
     log = opened(tmp_path)
     assert ABSTAINING not in log.notes
