@@ -24,7 +24,7 @@ from benchmarks.figures import Figure
 from benchmarks.frames import TOPIC
 from benchmarks.latency import share_of
 from benchmarks.neighbours import PULLED_BYTES, Job, neighbours
-from benchmarks.procfs import cpu_seconds, load_average
+from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
 from benchmarks.steady import Job as SteadyJob
 from benchmarks.steady import Report, run_steady
@@ -33,6 +33,7 @@ from benchmarks.suite import Suite
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.monitoring.cpu_time import cpu_seconds
 
 STEADY_TOPIC = "Steady"
 RATE = 200

@@ -32,12 +32,13 @@ import trustme
 from benchmarks.cases import Case, Measurement, Window, all_cases
 from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.load import Job, Report, quantile
-from benchmarks.procfs import cpu_seconds, load_average, machine, rss_bytes
+from benchmarks.procfs import load_average, machine, rss_bytes
 from benchmarks.report import markdown, write_section
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
+from mq.monitoring.cpu_time import cpu_seconds
 
 ROOT = Path(__file__).parent.parent
 WORKERS_MAX = 2

@@ -25,9 +25,9 @@ from pathlib import Path
 import trio
 
 from benchmarks.frames import QUEUES, TOPIC, complete_bytes, send_frame
-from benchmarks.procfs import cpu_seconds
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
+from mq.monitoring.cpu_time import cpu_seconds
 
 PULL_MESSAGE = 11
 _CODES = re.compile(rb'"code":(-?\d+),"extFields":\{"maxOffset"')

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import trio
 
-from benchmarks.procfs import cpu_seconds_without_running_children, rss_bytes_max
+from benchmarks.procfs import rss_bytes_max
 from benchmarks.store_follower import pin
 from benchmarks.store_load import ROOT
+from mq.monitoring.cpu_time import cpu_seconds_without_running_children
 
 START_SECONDS_MAX = 180.0
 _STOP_SECONDS_MAX = 20.0

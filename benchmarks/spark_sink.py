@@ -23,11 +23,12 @@ from typing import NamedTuple
 import pyarrow as pa
 import trio
 
-from benchmarks.procfs import cpu_seconds, load_average
+from benchmarks.procfs import load_average
 from benchmarks.store_load import DISK
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin
+from mq.monitoring.cpu_time import cpu_seconds
 from spark.numbering import Job
 from spark.outgoing import Codec, sink_columns
 from spark.writer import TaskWriter, WriterOptions, Written

@@ -31,10 +31,10 @@ import trio
 
 from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES, complete_bytes
-from benchmarks.procfs import cpu_seconds
 from benchmarks.pulling import Pulled, pull, pull_frame, walk
 from benchmarks.store_load import DISK, ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.monitoring.cpu_time import cpu_seconds
 
 OLD_MESSAGES = 5_000_000
 LAG_BYTES = 64 * 1024 * 1024

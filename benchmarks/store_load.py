@@ -18,10 +18,10 @@ import trio
 from benchmarks.figures import Figure
 from benchmarks.frames import QUEUES, topic_name
 from benchmarks.load import Job, Report
-from benchmarks.procfs import cpu_seconds
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
+from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parent.parent

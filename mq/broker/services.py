@@ -6,6 +6,7 @@ line here: to the method that builds its package, and to the list that this retu
 
 from __future__ import annotations
 
+import os
 import ssl
 from functools import partial
 
@@ -54,6 +55,7 @@ from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HalfMessages
 from mq.broker.transaction.resume_check import ResumeCheck
+from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.codes import PERM_READ
 from mq.protocol.queue_tables import QueueRef
 from mq.store.key_index.index import KeyIndex
@@ -186,6 +188,7 @@ class Services:
             offsets=self.offsets,
             lookup=self.lookup,
             disk_usage=usage,
+            cpu_seconds=partial(cpu_seconds, os.getpid()),
             delete_expired=self.retention.run,
             is_allowed=self.group_admin.is_allowed,
             on_settings_changed=self._settings_changed,

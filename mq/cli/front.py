@@ -41,6 +41,7 @@ GROUPS = {
     "message": ("lookups", "Look single messages up."),
     "consumer-group": ("consumer_groups", "Create, change, list, look at, reset and delete consumer groups."),
     "group": ("group", "Look at the members of a broker group, and change them."),
+    "bench": ("bench.commands", "Measure how fast messages are taken and given."),
     "config": ("config", "Read settings files of RocketMQ."),
     "backup": ("backup", "Back up the log of a replica, and verify backups."),
     "log": ("log_files", "Verify, print and trust the log of a stopped node."),

@@ -96,6 +96,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
             ("topic", "create", "T", "--message-type", "x"),
         ):
             assert await commands.run(*refused, code=2)
+        await speed_is_measured(commands, tmp_path)
 
 
 async def messages_are_found(commands: Commands) -> None:
@@ -189,3 +190,19 @@ async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
         page = await commands.run("top", "--once")
         assert "broker-a: led by n0" in page
         assert "G" in page
+
+
+async def speed_is_measured(commands: Commands, directory: Path) -> None:
+    load = ("--topic", "B", "--queues", "2", "--size", "100", "--seconds", "0.3", "--warm-up", "0.1")
+    produced = await commands.json("bench", "produce", *load, "--batch", "5", "--in-flight", "4")
+    assert produced["produced"]["messages"] >= 5
+    assert produced["failed"] == {}
+    assert produced["acknowledged_ms"]["p50"] > 0
+    assert produced["cpu_us_per_message"].keys() == {"client", "broker-a/n0"}
+    plot = directory / "percentiles.hgrm"
+    both = await commands.json("bench", "both", *load, "--rate", "200", "--percentiles", str(plot))
+    assert both["produced"]["messages"] == both["consumed"]["messages"] > 0
+    assert both["missing"] == 0
+    assert "#[Mean" in plot.read_text()
+    consumed = await commands.json("bench", "consume", "--topic", "B")
+    assert consumed["consumed"]["messages"] > produced["produced"]["messages"]

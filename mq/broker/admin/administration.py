@@ -34,6 +34,7 @@ class Administration(Service):
 
     Args:
         disk_usage: free and total bytes of the log's disk.
+        cpu_seconds: CPU time of the process and its children.
         delete_expired: lets files of the log go whose time is over. Raises OSError.
         is_allowed: whether somebody at this address and port may change settings.
         on_settings_changed: told of each change.
@@ -47,6 +48,7 @@ class Administration(Service):
         offsets: Offsets,
         lookup: OffsetAndTimeQueries,
         disk_usage: Callable[[], tuple[int, int]],
+        cpu_seconds: Callable[[], float],
         delete_expired: Callable[[], None],
         is_allowed: Callable[[str], bool],
         on_settings_changed: Callable[[BrokerSettings], None],
@@ -65,7 +67,7 @@ class Administration(Service):
             on_changed=on_settings_changed,
         )
         runtime = RuntimeInfo(context, stats=stats, disk_usage=disk_usage)
-        status = ReplicaStatus(context, runtime=runtime.table, counters=context.counters)
+        status = ReplicaStatus(context, runtime=runtime.table, counters=context.counters, cpu_seconds=cpu_seconds)
         self._services: tuple[Service, ...] = (
             Topics(context),
             ConsumerGroups(context, version=version),

@@ -20,15 +20,22 @@ class ReplicaStatus(Service):
     Args:
         runtime: figures that stock tools look for.
         counters: figures of the running process, added to the answer as they are.
+        cpu_seconds: CPU time of the process and its children.
     """
 
     def __init__(
-        self, context: BrokerContext, *, runtime: Callable[[], dict[str, str]], counters: Callable[[], dict[str, int]]
+        self,
+        context: BrokerContext,
+        *,
+        runtime: Callable[[], dict[str, str]],
+        counters: Callable[[], dict[str, int]],
+        cpu_seconds: Callable[[], float],
     ) -> None:
         self._settings = context.settings
         self._replica = context.replica
         self._runtime = runtime
         self._counters = counters
+        self._cpu_seconds = cpu_seconds
 
     def table(self) -> dict[str, str]:
         """Everything as name and text."""
@@ -68,6 +75,7 @@ class ReplicaStatus(Service):
             "raftmq.endPosition": str(log.end_pos),
             "raftmq.durability": settings.durability,
             "raftmq.accessControl": "off" if settings.acl_file is None else "on",
+            "raftmq.cpuMs": str(round(self._cpu_seconds() * 1000)),
             "raftmq.peers": json.dumps(peers, separators=(",", ":")),
             **{f"raftmq.{name}": str(value) for name, value in self._counters().items()},
         }

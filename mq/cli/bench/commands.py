@@ -1,0 +1,156 @@
+"""`raftmq bench`: produce, consume, or both at once, and say how fast that went."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from mq.cli.bench import loads
+from mq.cli.bench.plan import BODY_BYTES_MIN, Plan
+from mq.cli.bench.results import Result
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.output import Json, print_json
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.client.admin import Admin
+from mq.client.errors import TopicNotFound
+
+app = typer.Typer(help="Measure how fast messages are taken and given.", no_args_is_help=True)
+
+Topic = Annotated[
+    str, typer.Option(help="Topic; created with --queues if it does not exist, and kept.", metavar="TOPIC")
+]
+Queues = Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group of a topic that is created.")]
+Size = Annotated[int, typer.Option(min=BODY_BYTES_MIN, max=4 << 20, help="Bytes in the body of a message.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that count.")]
+WarmUp = Annotated[float, typer.Option(min=0, help="Seconds before that, which do not count.")]
+InFlight = Annotated[int, typer.Option(min=1, max=65536, help="Requests that wait for an answer at once.")]
+Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages in a request.")]
+Percentiles = Annotated[
+    Path | None,
+    typer.Option(help="Also write all percentiles, in ms, in the format of HdrHistogram's plotter.", metavar="FILE"),
+]
+
+_BENCH_TOPIC = "RaftmqBench"
+
+
+@app.command("produce")
+def produce(
+    topic: Topic = _BENCH_TOPIC,
+    queues: Queues = 8,
+    size: Size = 1024,
+    seconds: Seconds = 10.0,
+    warm_up: WarmUp = 2.0,
+    in_flight: InFlight = 256,
+    batch: Batch = 1,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Messages due a second; default: as fast as they are acknowledged.")
+    ] = None,
+    percentiles: Percentiles = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Send messages. With --rate, a latency counts from the time at which its message was due.
+
+    Exit code 1 if a message was not acknowledged.
+    """
+    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run())
+    _run(loads.produce, plan, queues, percentiles, namesrv, as_json=as_json)
+
+
+@app.command("consume")
+def consume(
+    topic: Topic = _BENCH_TOPIC,
+    seconds: Seconds = 60.0,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Read a topic from its first message on, until its end or for some seconds. No offset is stored.
+
+    Exit code 1 if the topic is empty.
+    """
+    plan = Plan(topic, 0, seconds, 0.0, 1)
+    _run(loads.consume, plan, None, None, namesrv, as_json=as_json)
+
+
+@app.command("both")
+def both(
+    topic: Topic = _BENCH_TOPIC,
+    queues: Queues = 8,
+    size: Size = 1024,
+    seconds: Seconds = 10.0,
+    warm_up: WarmUp = 2.0,
+    in_flight: InFlight = 256,
+    batch: Batch = 1,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Messages due a second; 0: as fast as they are acknowledged.")
+    ] = 1000.0,
+    percentiles: Percentiles = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Send messages at a steady rate and consume them at once: how long from a send to its consumer.
+
+    Exit code 1 if a message was not acknowledged, or acknowledged and not delivered.
+    """
+    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run())
+    _run(loads.both, plan, queues, percentiles, namesrv, as_json=as_json)
+
+
+def _new_run() -> int:
+    return random.getrandbits(64)
+
+
+def _run(
+    load: Callable[[Plan, str], Awaitable[Result]],
+    plan: Plan,
+    queues: int | None,
+    percentiles: Path | None,
+    namesrv: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Run a load and print what it found; with ``queues`` its topic is created if there is none."""
+
+    async def main() -> Result:
+        await _find_topic(plan.topic, queues, namesrv)
+        return await load(plan, namesrv)
+
+    with _opened(percentiles) as file:
+        with client_errors():
+            result = run_trio(main)
+        latencies = result.delivered or result.acknowledged
+        if file is not None and latencies is not None:
+            latencies.histogram.output_percentile_distribution(file, 1000.0)
+    if as_json:
+        print_json({"topic": plan.topic, "body_bytes": plan.body_bytes, **result.as_json()})
+    else:
+        print("\n".join(result.lines()))
+    if result.failed or result.missing:
+        raise CommandFailed("; ".join(result.examples) or "acknowledged messages were not delivered", EXIT_FAILED)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
+    """A file for what will be found, opened before anything is measured. Raises CommandFailed."""
+    try:
+        with nullcontext() if path is None else path.open("wb") as file:
+            yield file
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}", EXIT_FAILED) from error
+
+
+async def _find_topic(topic: str, queues: int | None, namesrv: str) -> None:
+    """Raises ClientError, CommandFailed if there is no such topic and none is to be created."""
+    async with Admin(namesrv) as admin:
+        try:
+            await admin.topic_config(topic)
+        except TopicNotFound:
+            if queues is None:
+                raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED) from None
+            await admin.create_topic(topic, queues)

@@ -1,0 +1,252 @@
+"""The loads: produce, consume, both at once, through the SDK as programs of users have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from mq.cli.bench.plan import Plan, Schedule
+from mq.cli.bench.results import Counted, Latencies, Result
+from mq.cli.cluster_view import ask_cluster
+from mq.cli.errors import EXIT_FAILED, CommandFailed
+from mq.client.admin import Admin
+from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, SendResult
+from mq.client.produce.producer import Producer
+from mq.monitoring.cpu_time import cpu_seconds
+
+GROUP = "raftmq_bench"
+EXAMPLES_MAX = 3
+SEND_SECONDS_MAX = 15.0
+SILENCE_SECONDS_MAX = 10.0
+"""Messages that do not come for so long are missing."""
+_POLL_MAX = 1024
+_CLIENT = "client"
+
+
+class Arrivals:
+    """Which messages are still to be delivered, and how long it took for those that were: pure."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """What was sent until now does not count."""
+        self.latencies = Latencies()
+        self._due: dict[int, float] = {}
+        self._acknowledged: set[int] = set()
+
+    def sent(self, numbers: range, due_at: float) -> None:
+        """Messages are on their way, which were due at that time, in seconds."""
+        self._due.update(dict.fromkeys(numbers, due_at))
+
+    def acknowledged(self, numbers: range) -> None:
+        """They are stored, so they must be delivered."""
+        self._acknowledged.update(number for number in numbers if number in self._due)
+
+    def delivered(self, number: int, now: float) -> bool:
+        """A message was handed out. Returns whether it counts: only the first time does."""
+        due_at = self._due.pop(number, None)
+        if due_at is None:
+            return False
+        self._acknowledged.discard(number)
+        self.latencies.add(now - due_at)
+        return True
+
+    @property
+    def missing(self) -> int:
+        """Acknowledged messages that were not delivered yet."""
+        return len(self._acknowledged)
+
+
+class _Sender:
+    """Sends messages by a plan, and counts what becomes of them."""
+
+    def __init__(self, plan: Plan, producer: Producer, arrivals: Arrivals | None = None) -> None:
+        self._plan = plan
+        self._producer = producer
+        self._arrivals = arrivals
+        self._room = trio.Semaphore(plan.in_flight)
+        self._number = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.counted, self.latencies = Counted(), Latencies()
+        self.failed = {"not stored": 0, "outcome unknown": 0}
+        self.examples: list[str] = []
+
+    async def run(self, seconds: float) -> None:
+        """Send for so long, and wait for the last acknowledgements."""
+        plan = self._plan
+        start = trio.current_time()
+        end = start + seconds
+        schedule = None if plan.rate is None else Schedule(plan.rate, plan.batch)
+        async with trio.open_nursery() as batches:
+            while trio.current_time() < end:
+                if schedule is None:
+                    await self._send(batches, None)
+                    continue
+                for due in schedule.take_due(trio.current_time() - start):
+                    await self._send(batches, start + due)
+                await trio.sleep_until(min(end, start + schedule.next_at))
+        await self._producer.flush()
+
+    async def _send(self, batches: trio.Nursery, due_at: float | None) -> None:
+        """Send the next message or batch as soon as there is room. Without a time it is due at that moment."""
+        await self._room.acquire()
+        numbers = range(self._number, self._number + self._plan.batch)
+        self._number = numbers.stop
+        due_at = trio.current_time() if due_at is None else due_at
+        if self._arrivals is not None:
+            self._arrivals.sent(numbers, due_at)
+        messages = [Message(self._plan.topic, self._plan.body(number)) for number in numbers]
+        settled = partial(self._settled, numbers, due_at)
+        if len(messages) > 1:
+            batches.start_soon(self._send_batch, messages, settled)
+            return
+        try:
+            self._producer.send_nowait(messages[0], settled)
+        except ClientError as refused:
+            settled(refused)
+
+    async def _send_batch(self, messages: list[Message], settled: Callable[[SendResult | ClientError], None]) -> None:
+        try:
+            results = await self._producer.send_batch(messages)
+        except ClientError as error:
+            settled(error)
+        else:
+            settled(results[0])
+
+    def _settled(self, numbers: range, due_at: float, outcome: SendResult | ClientError) -> None:
+        self._room.release()
+        if isinstance(outcome, SendResult):
+            self.counted.add(len(numbers), len(numbers) * self._plan.body_bytes)
+            self.latencies.add(trio.current_time() - due_at, len(numbers))
+            if self._arrivals is not None:
+                self._arrivals.acknowledged(numbers)
+            return
+        self.failed["outcome unknown" if outcome.stored == "unknown" else "not stored"] += len(numbers)
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(str(outcome))
+
+    def report(self, result: Result) -> None:
+        """Put what was counted into a result."""
+        result.produced, result.acknowledged = self.counted, self.latencies
+        result.failed = {what: count for what, count in self.failed.items() if count}
+        result.examples = self.examples
+
+
+def _open_producer(plan: Plan, namesrv: str) -> Producer:
+    return Producer(namesrv, GROUP, timeout=SEND_SECONDS_MAX, in_flight_max=plan.in_flight, compress=None)
+
+
+async def produce(plan: Plan, namesrv: str) -> Result:
+    """Send messages. Raises ClientError if the cluster cannot be asked; sends that fail are in the result."""
+    result = Result()
+    async with _open_producer(plan, namesrv) as producer:
+        sender = _Sender(plan, producer)
+        await sender.run(plan.warm_up_seconds)
+        sender.forget()
+        async with _measured(result, namesrv):
+            await sender.run(plan.seconds)
+            sender.report(result)
+    return result
+
+
+async def consume(plan: Plan, namesrv: str) -> Result:
+    """Read what the topic has, from its first message on, for the seconds of the plan at most. Commits no offset.
+
+    Raises ClientError, CommandFailed if the topic is empty.
+    """
+    async with Admin(namesrv) as admin:
+        ends = await admin.topic_stats(plan.topic)
+    left = sum(queue.max_offset - queue.min_offset for queue in ends.values())
+    if not left:
+        raise CommandFailed(f"topic {plan.topic} is empty; raftmq bench produce fills it", EXIT_FAILED)
+    result = Result(consumed=Counted())
+    assert result.consumed is not None
+    async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measured(result, namesrv):
+        await consumer.assign(ends)
+        for queue in ends:
+            await consumer.seek(queue, "first")
+        with trio.move_on_after(plan.seconds):
+            while left > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
+                result.consumed.add(len(messages), sum(len(message.body) for message in messages))
+                left -= len(messages)
+    return result
+
+
+async def both(plan: Plan, namesrv: str) -> Result:
+    """Send messages and consume them at once, from the ends of the queues on. Commits no offset.
+
+    Raises ClientError if the cluster cannot be asked; sends that fail are in the result.
+    """
+    result, arrivals, counted = Result(), Arrivals(), Counted()
+    news = trio.Event()
+
+    async def receive() -> None:
+        nonlocal news
+        while True:
+            messages = await consumer.poll(_POLL_MAX)
+            now = trio.current_time()
+            for message in messages:
+                number = plan.number_of(message.body)
+                if number is not None and arrivals.delivered(number, now):
+                    counted.add(1, len(message.body))
+            news.set()
+            news = trio.Event()
+
+    async with (
+        PullConsumer(namesrv, GROUP, consume_from="last") as consumer,
+        _open_producer(plan, namesrv) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        queues = await consumer.queues(plan.topic)
+        await consumer.assign(queues)
+        for queue in queues:
+            await consumer.seek(queue, "last")
+        nursery.start_soon(receive)
+        sender = _Sender(plan, producer, arrivals)
+        await sender.run(plan.warm_up_seconds)
+        sender.forget()
+        arrivals.forget()
+        counted = Counted()
+        async with _measured(result, namesrv):
+            await sender.run(plan.seconds)
+            while arrivals.missing:
+                with trio.move_on_after(SILENCE_SECONDS_MAX) as silence:
+                    await news.wait()
+                if silence.cancelled_caught:
+                    break
+            sender.report(result)
+            result.consumed, result.delivered, result.missing = counted, arrivals.latencies, arrivals.missing
+        nursery.cancel_scope.cancel()
+    return result
+
+
+@asynccontextmanager
+async def _measured(result: Result, namesrv: str) -> AsyncIterator[None]:
+    """Note how long the block takes, and the CPU time of every process in it. Raises ClientError."""
+    before = await cpu_ms(namesrv)
+    began = trio.current_time()
+    yield
+    result.seconds = trio.current_time() - began
+    after = await cpu_ms(namesrv)
+    if count := result.messages:
+        result.cpu_us = {name: 1000 * (after[name] - ms) / count for name, ms in before.items() if name in after}
+
+
+async def cpu_ms(namesrv: str) -> dict[str, float]:
+    """CPU time of this process, and of each replica that tells its own, since they started. Raises ClientError."""
+    found = {_CLIENT: 1000 * cpu_seconds(os.getpid())}
+    for group in await ask_cluster(namesrv):
+        for replica in group.replicas:
+            if "raftmq.cpuMs" in replica.figures:
+                found[f"{group.group}/{replica.node_id}"] = float(replica.figures["raftmq.cpuMs"])
+    return found

@@ -1,0 +1,68 @@
+"""What a benchmark is to do, and when its messages are due: pure."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_HEAD = struct.Struct(">QQ")
+"""Every body begins with the number of the run and that of the message."""
+BODY_BYTES_MIN = _HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Messages of ``body_bytes`` to ``topic``, for ``seconds`` after a warm-up that does not count.
+
+    Attributes:
+        in_flight: messages, or batches, that may wait for their acknowledgements at once.
+        batch: messages in one request.
+        rate: messages a second that become due, whether or not those before are acknowledged; None: as fast as they are
+            acknowledged.
+        run: a number that tells the messages of this run from those of others, 0 to 2**64 - 1.
+    """
+
+    topic: str
+    body_bytes: int
+    seconds: float
+    warm_up_seconds: float
+    in_flight: int
+    batch: int = 1
+    rate: float | None = None
+    run: int = 0
+
+    def body(self, number: int) -> bytes:
+        """The body of a message; `number_of` finds the number again."""
+        return _HEAD.pack(self.run, number).ljust(self.body_bytes, b"x")
+
+    def number_of(self, body: bytes) -> int | None:
+        """Which message of this run has that body; None for any other message."""
+        if len(body) < BODY_BYTES_MIN:
+            return None
+        run, number = _HEAD.unpack_from(body)
+        return int(number) if run == self.run else None
+
+
+class Schedule:
+    """When each request of an open loop is due, from the beginning on, in seconds.
+
+    A latency counts from the time at which its request was due. A server that stands still for a second is so charged
+    with all requests that were due in that second, also those that were sent only after it (no coordinated omission).
+    """
+
+    def __init__(self, rate: float, batch: int) -> None:
+        self._interval = batch / rate
+        self._next = 0
+
+    def take_due(self, elapsed: float) -> list[float]:
+        """The times of the requests that have become due since the last call."""
+        due = []
+        while (at := self._next * self._interval) <= elapsed:
+            due.append(at)
+            self._next += 1
+        return due
+
+    @property
+    def next_at(self) -> float:
+        """When the next request is due."""
+        return self._next * self._interval

@@ -1,0 +1,116 @@
+"""What a benchmark found, for people and for programs: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hdrh.histogram import HdrHistogram
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
+_LATENCY_US_MAX = 120_000_000
+_DIGITS = 3
+
+
+class Latencies:
+    """How long messages took: a histogram from 1 us to 2 min, exact to three digits."""
+
+    def __init__(self) -> None:
+        self.histogram = HdrHistogram(1, _LATENCY_US_MAX, _DIGITS)
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """``count`` messages took so long."""
+        self.histogram.record_value(min(max(1, round(seconds * 1e6)), _LATENCY_US_MAX), count)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.histogram.get_total_count())
+
+    def as_milliseconds(self) -> dict[str, float]:
+        """``p50`` to ``p99.9``, and ``max``."""
+        names = [f"p{percentile:g}" if percentile < 100 else "max" for percentile in PERCENTILES]
+        values = [self.histogram.get_value_at_percentile(percentile) / 1000 for percentile in PERCENTILES]
+        return dict(zip(names, values, strict=True))
+
+
+@dataclass(slots=True)
+class Counted:
+    """Messages of one direction within the time that counts."""
+
+    messages: int = 0
+    body_bytes: int = 0
+
+    def add(self, messages: int, body_bytes: int) -> None:
+        self.messages += messages
+        self.body_bytes += body_bytes
+
+    def as_json(self, seconds: float) -> dict[str, float]:
+        return {
+            "messages": self.messages,
+            "messages_per_second": round(self.messages / seconds, 1),
+            "mb_per_second": round(self.body_bytes / seconds / 1e6, 3),
+        }
+
+
+@dataclass(slots=True)
+class Result:
+    """What was measured in ``seconds``, the warm-up not counted.
+
+    Attributes:
+        failed: messages that were not acknowledged, by whether they may be stored.
+        missing: acknowledged messages that no consumer got; only if there was one.
+        cpu_us: CPU time of each process per message, in microseconds; "client" is this one.
+    """
+
+    seconds: float = 0.0
+    produced: Counted | None = None
+    consumed: Counted | None = None
+    acknowledged: Latencies | None = None
+    delivered: Latencies | None = None
+    failed: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+    missing: int | None = None
+    cpu_us: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> int:
+        """Those by which CPU time is divided: of the direction in which there were more."""
+        return max((each.messages for each in (self.produced, self.consumed) if each is not None), default=0)
+
+    def as_json(self) -> dict[str, object]:
+        """For programs. Latencies are in milliseconds."""
+        table: dict[str, object] = {"seconds": round(self.seconds, 3)}
+        for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
+            if counted is not None:
+                table[name] = counted.as_json(self.seconds)
+        for name, latencies in (("acknowledged_ms", self.acknowledged), ("delivered_ms", self.delivered)):
+            if latencies is not None and latencies.count:
+                table[name] = latencies.as_milliseconds()
+        table["failed"] = self.failed
+        if self.missing is not None:
+            table["missing"] = self.missing
+        table["cpu_us_per_message"] = {name: round(us, 1) for name, us in self.cpu_us.items()}
+        return table
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = []
+        for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
+            if counted is not None:
+                row = counted.as_json(self.seconds)
+                lines.append(
+                    f"{name:13s} {counted.messages:,} messages in {self.seconds:.1f} s: "
+                    f"{row['messages_per_second']:,.0f} messages/s, {row['mb_per_second']:,.2f} MB/s"
+                )
+        for name, latencies in (("acknowledged", self.acknowledged), ("delivered", self.delivered)):
+            if latencies is not None and latencies.count:
+                shown = ", ".join(f"{key} {value:,.2f} ms" for key, value in latencies.as_milliseconds().items())
+                lines.append(f"{name:13s} after {shown}")
+        if self.cpu_us:
+            shown = ", ".join(f"{name} {us:.1f} us" for name, us in self.cpu_us.items())
+            lines.append(f"{'CPU':13s} per message: {shown}")
+        lines += [f"{what:13s} {count:,} messages" for what, count in self.failed.items()]
+        if self.missing:
+            lines.append(f"{'missing':13s} {self.missing:,} acknowledged messages were not delivered")
+        return lines

@@ -1,0 +1,108 @@
+"""`raftmq bench`: when messages are due, which are missing, and how the outcome is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mq.cli.bench.commands import app
+from mq.cli.bench.loads import Arrivals
+from mq.cli.bench.plan import BODY_BYTES_MIN, Plan, Schedule
+from mq.cli.bench.results import Counted, Latencies, Result
+from mq.cli.errors import CommandFailed
+
+PLAN = Plan("T", body_bytes=40, seconds=1.0, warm_up_seconds=0.0, in_flight=1, run=7)
+
+
+def test_body_has_its_size_and_its_number() -> None:
+    assert len(PLAN.body(3)) == 40
+    assert PLAN.number_of(PLAN.body(3)) == 3
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * (BODY_BYTES_MIN - 1), b"x" * 40])
+def test_body_of_another_program_has_no_number(body: bytes) -> None:
+    assert PLAN.number_of(body) is None
+
+
+def test_body_of_another_run_has_no_number() -> None:
+    assert Plan("T", 40, 1.0, 0.0, 1, run=8).number_of(PLAN.body(3)) is None
+
+
+def test_requests_that_became_due_while_the_sender_waited_keep_their_times() -> None:
+    schedule = Schedule(rate=10.0, batch=1)
+    assert schedule.take_due(0.0) == [0.0]
+    assert schedule.take_due(0.05) == []
+    assert schedule.next_at == pytest.approx(0.1)
+    assert schedule.take_due(0.35) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_batch_is_due_as_often_as_its_messages_are_at_the_rate() -> None:
+    assert Schedule(rate=100.0, batch=50).take_due(1.0) == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_message_is_missing_from_its_acknowledgement_to_its_delivery() -> None:
+    arrivals = Arrivals()
+    arrivals.sent(range(2), due_at=1.0)
+    assert arrivals.missing == 0
+    arrivals.acknowledged(range(2))
+    assert arrivals.missing == 2
+    assert arrivals.delivered(1, now=1.5)
+    assert arrivals.missing == 1
+    assert arrivals.latencies.as_milliseconds()["max"] == pytest.approx(500, rel=0.01)
+
+
+def test_message_that_is_delivered_before_it_is_acknowledged_is_not_missing() -> None:
+    arrivals = Arrivals()
+    arrivals.sent(range(1), due_at=1.0)
+    assert arrivals.delivered(0, now=1.1)
+    arrivals.acknowledged(range(1))
+    assert arrivals.missing == 0
+
+
+def test_only_the_first_delivery_counts_and_none_of_what_was_forgotten() -> None:
+    arrivals = Arrivals()
+    arrivals.sent(range(1), due_at=1.0)
+    assert arrivals.delivered(0, now=1.1)
+    assert not arrivals.delivered(0, now=1.2)
+    arrivals.sent(range(1, 2), due_at=1.0)
+    arrivals.forget()
+    assert not arrivals.delivered(1, now=1.1)
+    assert arrivals.latencies.count == 0
+
+
+def test_latency_beyond_the_histogram_counts_as_the_longest() -> None:
+    latencies = Latencies()
+    latencies.add(1e6)
+    latencies.add(0.0)
+    assert latencies.count == 2
+    assert latencies.as_milliseconds()["max"] == pytest.approx(120_000, rel=0.01)
+
+
+def a_result() -> Result:
+    acknowledged = Latencies()
+    acknowledged.add(0.002, 1000)
+    produced = Counted(1000, 1_000_000)
+    return Result(2.0, produced, acknowledged=acknowledged, cpu_us={"client": 30.0}, failed={"not stored": 2})
+
+
+def test_result_for_programs() -> None:
+    printed = json.loads(json.dumps(a_result().as_json()))
+    assert printed["produced"] == {"messages": 1000, "messages_per_second": 500.0, "mb_per_second": 0.5}
+    assert printed["acknowledged_ms"]["p99.9"] == pytest.approx(2.0, rel=0.01)
+    assert (printed["failed"], printed["cpu_us_per_message"]) == ({"not stored": 2}, {"client": 30.0})
+    assert "consumed" not in printed
+    assert "missing" not in printed
+
+
+def test_result_for_people() -> None:
+    text = "\n".join(a_result().lines())
+    assert "produced      1,000 messages in 2.0 s: 500 messages/s, 0.50 MB/s" in text
+    assert "p50 2.00 ms" in text
+    assert "not stored    2 messages" in text
+
+
+def test_file_that_cannot_be_written_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="No such file"):
+        app(["produce", "--percentiles", str(tmp_path / "none" / "file")], standalone_mode=False)
