@@ -67,6 +67,8 @@ class NodeSettings:
             ``members`` writes the file if there is none, the others refuse to start without it.
         disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`; less if one file is more than what remains.
         catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
+        software: the version of the software, which peers are told; for people.
+        level_newest: up to which format level the application understands entries; see `raftlog.net.versions`.
         members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
             that will be added to a group that exists. Of no account once the log says who belongs to the group.
     """
@@ -83,11 +85,20 @@ class NodeSettings:
     catch_up_bytes_per_second: float = 50 * 1024 * 1024
     disk_full_ratio: float = 0.90
     disk_pause_ratio: float = 0.95
+    software: str = ""
+    level_newest: int = 1
 
     @property
     def identity(self) -> Identity:
         """What peers must agree on; the store is in the directory."""
-        return Identity(self.cluster_id, self.group, self.node_id, self.segment_bytes)
+        return Identity(
+            self.cluster_id,
+            self.group,
+            self.node_id,
+            self.segment_bytes,
+            software=self.software,
+            level_newest=self.level_newest,
+        )
 
     @property
     def initial(self) -> ConfState:

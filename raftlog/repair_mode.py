@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import cbor2
@@ -79,7 +80,7 @@ class Repairing:
         undo.callback(self._reactor.close)
         store_id = self._repair.meta.store_id
         self._admission = Admission(
-            Identity(identity.cluster_id, identity.group, identity.node_id, identity.segment_bytes, store_id),
+            replace(identity, store_id=store_id),
             stores_in(notes),
             self._learned,
         )

@@ -37,6 +37,7 @@ PURE = (
     "raftlog/bootstrap.py",
     "raftlog/terms.py",
     "raftlog/net/frames.py",
+    "raftlog/net/versions.py",
     "mq/filter",
     "mq/broker/net/clients.py",
     "mq/broker/schedule/read_backoff.py",

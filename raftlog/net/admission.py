@@ -26,6 +26,15 @@ from typing import Final
 from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
 from raftlog.net.frames import Hello, Welcome
+from raftlog.net.versions import (
+    HANDSHAKE_VERSION,
+    NEWEST_VERSION,
+    OLDEST_VERSION,
+    SAYS_NOTHING,
+    Software,
+    spoken,
+    why_apart,
+)
 
 Address = tuple[str, int]
 
@@ -60,13 +69,21 @@ def format_address(address: Address) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What this replica is; ``segment_bytes`` must be equal in a group, ``store_id`` names the directory."""
+    """What this replica is; ``segment_bytes`` must be equal in a group, ``store_id`` names the directory.
+
+    ``software`` is the version of the software, for people. It speaks replication versions from ``oldest`` to
+    ``newest``, and understands format levels up to ``level_newest``.
+    """
 
     cluster_id: str
     group: str
     node_id: NodeId
     segment_bytes: int
     store_id: str = ""
+    software: str = ""
+    oldest: int = OLDEST_VERSION
+    newest: int = NEWEST_VERSION
+    level_newest: int = 1
 
 
 class Admission:
@@ -79,6 +96,7 @@ class Admission:
     Attributes:
         conf_index: the entry that set the configuration in force; 0 for the one that the group began with.
         addresses: its members and where they listen, ``HOST:PORT``; empty for a replica that has not joined.
+        level: the format level of the group, as far as this replica has applied its log.
     """
 
     def __init__(
@@ -86,6 +104,7 @@ class Admission:
     ) -> None:
         self.identity = identity
         self.conf_index = 0
+        self.level = 1
         self.addresses: dict[str, str] = {}
         self._stores = dict(stores)
         self._unrecorded: dict[str, str] = {}
@@ -113,6 +132,12 @@ class Admission:
             if self._unrecorded.get(node) == store:
                 del self._unrecorded[node]
 
+    @property
+    def software(self) -> Software:
+        """What this replica says of its software."""
+        mine = self.identity
+        return Software(mine.software, mine.oldest, mine.newest, self.level, mine.level_newest)
+
     def hello(self, target: NodeId, lane: str, incarnation: str) -> Hello:
         """What to say first when calling ``target``."""
         mine = self.identity
@@ -128,11 +153,14 @@ class Admission:
             stores=self._stores,
             conf_index=self.conf_index,
             addresses=self.addresses,
+            software=self.software,
         )
 
-    def welcome(self, incarnation: str, refusal: str | None) -> Welcome:
-        """What to answer a caller."""
-        return Welcome(incarnation, refusal, self.identity.store_id, self._stores, self.conf_index)
+    def welcome(self, incarnation: str, refusal: str | None, caller: Software = SAYS_NOTHING) -> Welcome:
+        """What to answer a caller, which has said this of its software."""
+        mine = self.software
+        version = spoken(mine, caller) or HANDSHAKE_VERSION
+        return Welcome(incarnation, refusal, self.identity.store_id, self._stores, self.conf_index, mine, version)
 
     def why_not(self, hello: Hello) -> str | None:
         """Why this caller is refused, in words, or None. What it says of stores is learned if it is let in."""
@@ -152,9 +180,19 @@ class Admission:
                 f"log files (segment_bytes) have {mine.segment_bytes} bytes here, "
                 f"{hello.segment_bytes} at {hello.source!r}"
             )
+        if (refusal := why_apart(self.software, hello.software, hello.source)) is not None:
+            return refusal
         if (refusal := self._not_together(hello)) is not None:
             return refusal
         return self.why_not_store(hello.source, hello.store_id, hello.stores, hello.conf_index)
+
+    def why_not_welcome(self, node: str, welcome: Welcome) -> str | None:
+        """Why this replica does not go on with ``node``, which has answered its call; None if it does."""
+        if (refusal := why_apart(self.software, welcome.software, node)) is not None:
+            return refusal
+        if welcome.version != spoken(self.software, welcome.software):
+            return f"{node!r} chose replication version {welcome.version}, not the newest that both sides speak"
+        return self.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 
     def why_not_store(self, node: str, store_id: str, stores: Mapping[str, str], conf_index: int) -> str | None:
         """Why ``node`` with this directory is not talked to, or None; ``stores`` and ``conf_index`` are its own view.

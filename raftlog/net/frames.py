@@ -5,7 +5,7 @@ bytes        field
 ===========  =====================================================================================================
 0-3          length of what follows, unsigned
 4            kind (`Kind`)
-5            format version
+5            format version: `HANDSHAKE_VERSION` up to the welcome, then the one that both sides agreed on
 6-7          zero
 8-11         CRC-32, seeded with the kind, of what is behind it; without the entries, which carry checksums of their own
 12-          the message: packed for what the data path sends, CBOR for the rest
@@ -48,10 +48,10 @@ from raftlog.consensus.messages import (
     VoteResp,
 )
 from raftlog.consensus.types import NUMBER_MAX, ConfState, EntryKind, LogId, NodeId, Number, Span
+from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.plain_cbor import decode_plain
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
 
-VERSION: Final = 3
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
 """Largest frame: an append message holds one entry at least, whatever its size."""
 
@@ -64,6 +64,7 @@ _PREFIX = struct.Struct(">IBBHI")
 _APPEND = struct.Struct(">QQQQQIIH")
 _APPENDED = struct.Struct(">QQ?QQQQ")
 _LENGTH = struct.Struct(">I")
+_VERSION_AT: Final = 5
 _TLS_STARTS = (0x1603, 0x1503)
 """The first two bytes of a TLS connection, which begins with a handshake or an alert record of version 3."""
 
@@ -73,11 +74,12 @@ class WireError(Exception):
 
 
 class OtherVersion(WireError):
-    """The other side speaks another format version; ``theirs`` is that version."""
+    """A frame of another format version than ``ours`` came, which belongs there; ``theirs`` is that version."""
 
-    def __init__(self, theirs: int) -> None:
-        super().__init__(f"frame format version {theirs} came, this replica speaks version {VERSION}")
+    def __init__(self, theirs: int, ours: int) -> None:
+        super().__init__(f"frame format version {theirs} came, this replica speaks version {ours}")
         self.theirs = theirs
+        self.ours = ours
 
 
 class Kind(enum.IntEnum):
@@ -110,6 +112,7 @@ class Hello(msgspec.Struct, frozen=True):
     ``incarnation`` differs for every start of a process, ``store_id`` for every directory that was ever made.
     ``stores`` says which directory each member uses, as far as the caller knows. ``addresses`` are the members of the
     configuration that entry ``conf_index`` set, and where they listen; 0 is the one that the group began with.
+    ``software`` says among other things which format versions the frames behind the welcome may have.
     """
 
     cluster_id: str
@@ -123,16 +126,22 @@ class Hello(msgspec.Struct, frozen=True):
     stores: dict[str, str] = {}
     conf_index: int = 0
     addresses: dict[str, str] = {}
+    software: Software = Software()
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The answer to `Hello`: who answers, and why the caller must go away, if it must. Fields as there."""
+    """The answer to `Hello`: who answers, and why the caller must go away, if it must. Fields as there.
+
+    ``version`` is that of the frames that follow.
+    """
 
     incarnation: str
     refusal: str | None = None
     store_id: str = ""
     stores: dict[str, str] = {}
     conf_index: int = 0
+    software: Software = Software()
+    version: int = HANDSHAKE_VERSION
 
 
 class ResetOffer(msgspec.Struct, frozen=True):
@@ -204,7 +213,14 @@ _KIND_OF: dict[type[Any], Kind] = {cls: kind for kind, cls in _COLD.items()}
 
 def _frame(kind: Kind, payload: bytes, tail_bytes: int, crc: int) -> bytes:
     length = _PREFIX.size - 4 + len(payload) + tail_bytes
-    return _PREFIX.pack(length, kind, VERSION, 0, crc) + payload
+    return _PREFIX.pack(length, kind, HANDSHAKE_VERSION, 0, crc) + payload
+
+
+def stamped(buffer: bytes | memoryview, version: int) -> bytes | memoryview:
+    """The first buffer of a frame, with a format version; what is in it is the same in all versions so far."""
+    if buffer[_VERSION_AT] == version:
+        return buffer
+    return b"".join((buffer[:_VERSION_AT], bytes((version,)), buffer[_VERSION_AT + 1 :]))
 
 
 PING: Final = _frame(Kind.PING, b"", 0, 0)
@@ -279,17 +295,21 @@ def decode_opening(expected: Kind, kind: Kind, payload: memoryview) -> bytes:
 def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
     """Cut every complete frame without a tag: (kind, crc and what is behind it), and the bytes they take.
 
+    All must have the version of a handshake.
+
     Raises as `split_tagged` does.
     """
     frames, consumed = split_tagged(data, 0)
     return [(kind, frame[8:]) for kind, frame, _ in frames], consumed
 
 
-def split_tagged(data: memoryview, tag_bytes: int) -> tuple[list[tuple[Kind, memoryview, memoryview]], int]:
+def split_tagged(
+    data: memoryview, tag_bytes: int, wanted_version: int = HANDSHAKE_VERSION
+) -> tuple[list[tuple[Kind, memoryview, memoryview]], int]:
     """Cut every complete frame with a tag of so many bytes behind it: (kind, frame, tag), and the bytes they take.
 
     Raises:
-        OtherVersion: the other side speaks another version.
+        OtherVersion: a frame has another version than ``wanted_version``.
         WireError: a length or kind that no replica sends.
     """
     frames: list[tuple[Kind, memoryview, memoryview]] = []
@@ -304,8 +324,8 @@ def split_tagged(data: memoryview, tag_bytes: int) -> tuple[list[tuple[Kind, mem
             raise WireError(f"frame of {length} bytes, allowed are {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
         if zero:
             raise WireError(f"frame with {zero} where zero belongs")
-        if version != VERSION:
-            raise OtherVersion(version)
+        if version != wanted_version:
+            raise OtherVersion(version, wanted_version)
         end = start + 4 + length
         if end + tag_bytes > size:
             break

@@ -39,6 +39,7 @@ from raftlog.net.listener import Listener, configure_replication_socket
 from raftlog.net.reactor import Reactor, StreamSocket
 from raftlog.net.refusal_log import RefusalLog
 from raftlog.net.secret_file import SecretFile, SecretUnusable
+from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.segment.errors import FrameCorrupt
 
 CONNECT_SECONDS_MAX = 1.0
@@ -55,7 +56,7 @@ STRANGER_BYTES_MAX = 64 * 1024
 SECRET_POLL_SECONDS = 1.0
 REFUSALS_KEPT: Final = 100
 """Reasons for which callers were turned away last."""
-PURPOSE: Final = b"replication, version %d" % wire.VERSION
+PURPOSE: Final = b"replication, version %d" % HANDSHAKE_VERSION
 NOT_RECORDED = "its directory is being recorded, it may call again"
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -79,11 +80,12 @@ class PeerRefused(Exception):
 
 
 class _Link(NamedTuple):
-    """An open connection to a peer, and what makes the tags of its frames."""
+    """An open connection to a peer, what makes the tags of its frames, and which version these have."""
 
     stream: StreamSocket
     seal: Seal
     secret_id: bytes
+    version: int
 
 
 class ListenRefused(Exception):
@@ -140,6 +142,7 @@ class Transport:
         """Why callers were refused last, the newest at the end."""
         self.failures: dict[NodeId, str] = {}
         """Why peers to which no connection stands could not be called last."""
+        self._software: dict[NodeId, Software] = {}
         try:
             self._listener = Listener(reactor, *listen, self._accept)
         except (OSError, UnicodeError) as error:
@@ -160,6 +163,10 @@ class Transport:
         """Whether both lanes to ``peer`` stand."""
         return all((peer, lane) in self._outbound for lane in Lane)
 
+    def software(self, peer: NodeId) -> Software | None:
+        """What ``peer`` said of its software as it answered last; None while a connection to it is missing."""
+        return self._software.get(peer) if self.connected(peer) else None
+
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
         """Queue one frame; returns False when it was dropped (no connection, or too much waiting in it).
 
@@ -168,6 +175,8 @@ class Transport:
         link = self._outbound.get((peer, lane))
         if link is None or link.stream.out_bytes > lane.queued_bytes_max:
             return False
+        if link.version != HANDSHAKE_VERSION:
+            buffers[0] = wire.stamped(buffers[0], link.version)
         tag = link.seal.tag(buffers[0], buffers[-1]) if len(buffers) > 1 else link.seal.tag(buffers[0])
         link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
         return True
@@ -242,7 +251,7 @@ class Transport:
         while True:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
-                sock, keys, incarnation = await self._dial(peer, address, lane)
+                sock, keys, welcome = await self._dial(peer, address, lane)
             except _DIAL_ERRORS as error:
                 failures += 1
                 if isinstance(error, ConnectionRefusedError):
@@ -255,17 +264,18 @@ class Transport:
                 continue
             failures, reported = 0, ""
             self.failures.pop(peer, None)
-            if self._incarnations.get(peer, incarnation) != incarnation:
+            if self._incarnations.get(peer, welcome.incarnation) != welcome.incarnation:
                 self._gone(peer)
-            self._incarnations[peer] = incarnation
-            await self._hold(peer, lane, sock, keys)
+            self._incarnations[peer] = welcome.incarnation
+            self._software[peer] = welcome.software
+            await self._hold(peer, lane, sock, keys, welcome.version)
 
     def _gone(self, peer: NodeId) -> None:
         self._incarnations.pop(peer, None)
         self._on_peer_gone(peer)
         self._reactor.wake()
 
-    async def _dial(self, peer: NodeId, address: Address, lane: Lane) -> tuple[socket.socket, _CallerKeys, str]:
+    async def _dial(self, peer: NodeId, address: Address, lane: Lane) -> tuple[socket.socket, _CallerKeys, Welcome]:
         with trio.fail_after(CONNECT_SECONDS_MAX):
             infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
             family, kind, protocol, _, sockaddr = infos[0]
@@ -285,30 +295,29 @@ class Transport:
         if not self._is_valid(keys.secret_id):
             sock.close()
             raise AuthenticationFailed("the group secret was changed in between")
-        refusal = welcome.refusal or self._admission.why_not_store(
-            peer, welcome.store_id, welcome.stores, welcome.conf_index
-        )
+        refusal = welcome.refusal or self._admission.why_not_welcome(peer, welcome)
         if refusal is None and self._admission.must_wait(peer):
             refusal = NOT_RECORDED
         if refusal is not None:
             sock.close()
             raise PeerRefused(refusal)
-        return socket.socket(fileno=sock.detach()), keys, welcome.incarnation
+        return socket.socket(fileno=sock.detach()), keys, welcome
 
-    async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket, keys: _CallerKeys) -> None:
+    async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket, keys: _CallerKeys, version: int) -> None:
         """Serve one open lane until it closes."""
         closed = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closed.set())
-        self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id)
-        self._log.info("peer_connected", peer=peer, lane=lane.label)
+        self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id, version)
+        ping = bytes(wire.stamped(wire.PING, version))
+        self._log.info("peer_connected", peer=peer, lane=lane.label, version=version)
         try:
             while True:
                 with trio.move_on_after(PING_SECONDS):
                     await closed.wait()
                     return
                 # Data that nobody acknowledges lets TCP_USER_TIMEOUT find a dead link before it is needed.
-                stream.send(wire.PING + keys.seal.tag(wire.PING))
+                stream.send(ping + keys.seal.tag(ping))
                 self._reactor.wake()
         finally:
             del self._outbound[peer, lane]
@@ -395,6 +404,7 @@ class _Inbound:
         self.source: NodeId | None = None
         self.secret_id = b""
         self.incarnation = ""
+        self._version = HANDSHAKE_VERSION
         self.accepted_at = self.heard_at = trio.current_time()
         self._keys: Keys | None = None
         self._seal: Seal | None = None
@@ -440,7 +450,7 @@ class _Inbound:
         return consumed
 
     def _on_frames(self, data: memoryview, seal: Seal) -> int:
-        frames, consumed = wire.split_tagged(data, TAG_BYTES)
+        frames, consumed = wire.split_tagged(data, TAG_BYTES, self._version)
         for kind, frame, tag in frames:
             seal.check(tag, *wire.tagged_parts(kind, frame))
             if self.source is not None:
@@ -469,9 +479,11 @@ class _Inbound:
         assert self._keys is not None, "a hello without a challenge"
         transport = self._transport
         refusal = transport._why_not(hello)
-        welcome = wire.encode_cold(transport._admission.welcome(transport._incarnation, refusal))
+        answer = transport._admission.welcome(transport._incarnation, refusal, hello.software)
+        welcome = wire.encode_cold(answer)
         self.stream.send(welcome + Seal(self._keys.listener).tag(welcome))
         if refusal is None:
+            self._version = answer.version
             self.source = NodeId(hello.source)
             self.secret_id = self._keys.secret_id
             self.incarnation = hello.incarnation

@@ -14,6 +14,7 @@ from mq.protocol.frames import BINARY, FRAME_BYTES_MAX, JSON, encode_frame
 from mq.protocol.headers import encode_request
 from raftlog.net import frames as replication
 from raftlog.net.frames import Kind
+from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.attacks.target import HOST, MIB, PRODUCER, Target, connected
 from tests.unit.broker.running import send_ext
 
@@ -49,7 +50,7 @@ def lengths(rng: random.Random) -> Iterator[bytes]:
             yield struct.pack(">iI", length, header) + rng.randbytes(64)
     for length in (0, 7, 8, 2**32 - 1, replication.FRAME_BYTES_MAX + 1):
         for kind in Kind:
-            yield struct.pack(">IBBHI", length, kind, replication.VERSION, 0, 0) + rng.randbytes(64)
+            yield struct.pack(">IBBHI", length, kind, HANDSHAKE_VERSION, 0, 0) + rng.randbytes(64)
 
 
 def headers(rng: random.Random) -> Iterator[bytes]:
@@ -107,7 +108,7 @@ async def test_requests_that_never_end_take_bounded_memory_and_hold_up_nobody(ta
     """Many connections, each with the beginning of a large request, and then a byte now and then."""
     begun = struct.pack(">iI", FRAME_BYTES_MAX - 4, 100) + bytes(MIB // 2)
     if port == "replication":
-        begun = struct.pack(">IBBHI", 40, Kind.CALL, replication.VERSION, 0, 0)
+        begun = struct.pack(">IBBHI", 40, Kind.CALL, HANDSHAKE_VERSION, 0, 0)
 
     async def drip(started: trio.Event) -> None:
         try:

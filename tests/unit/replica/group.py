@@ -29,6 +29,7 @@ from raftlog.net.frames import Kind
 from raftlog.net.reactor import Deadline, Mailbox
 from raftlog.net.secret_file import SecretFile, create_secret
 from raftlog.net.transport import Transport
+from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
 from raftlog.segment.writer import Writer
 from tests.free_ports import free_ports
 
@@ -75,6 +76,7 @@ class Node:
         ports: dict[str, int],
         cluster: str = CLUSTER,
         config: CoreConfig | None = None,
+        versions: tuple[int, int] = (OLDEST_VERSION, NEWEST_VERSION),
     ) -> None:
         self.name = name
         self.reactor = Reactor()
@@ -103,7 +105,11 @@ class Node:
         self.transport = Transport(
             reactor=self.reactor,
             secrets=self.secrets,
-            admission=Admission(Identity(cluster, "g", NodeId(name), SEGMENT_BYTES), {}, lambda stores: None),
+            admission=Admission(
+                Identity(cluster, "g", NodeId(name), SEGMENT_BYTES, oldest=versions[0], newest=versions[1]),
+                {},
+                lambda stores: None,
+            ),
             incarnation=f"{name}-{random.Random().random()}",
             listen=("127.0.0.1", ports[name]),
             on_frame=self._receive,

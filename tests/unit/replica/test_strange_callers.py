@@ -18,6 +18,7 @@ from raftlog.net import authentication, frames
 from raftlog.net.authentication import CHALLENGE_BYTES, NONCE_BYTES
 from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
 from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
+from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
@@ -76,13 +77,15 @@ STRANGERS = {
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
-    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.CALL, frames.VERSION, 0, 0),
-    "a call that does not end": struct.pack(">IBBHI", 10**6, Kind.CALL, frames.VERSION, 0, 0) + bytes(2000),
+    "a length beyond all measure": struct.pack(">IBBHI", 2**32 - 1, Kind.CALL, HANDSHAKE_VERSION, 0, 0),
+    "a call that does not end": struct.pack(">IBBHI", 10**6, Kind.CALL, HANDSHAKE_VERSION, 0, 0) + bytes(2000),
     "two calls": 2 * CALL,
     "a damaged call": damaged(CALL, 40),
     "a challenge instead of a call": frames.encode_opening(Kind.CHALLENGE, bytes(CHALLENGE_BYTES)),
-    "a length a byte too large": struct.pack(">IBBHI", frames.FRAME_BYTES_MAX + 1, Kind.APPEND, frames.VERSION, 0, 0),
-    "an unknown kind": struct.pack(">IBBHI", 8, 77, frames.VERSION, 0, 0),
+    "a length a byte too large": struct.pack(
+        ">IBBHI", frames.FRAME_BYTES_MAX + 1, Kind.APPEND, HANDSHAKE_VERSION, 0, 0
+    ),
+    "an unknown kind": struct.pack(">IBBHI", 8, 77, HANDSHAKE_VERSION, 0, 0),
     "a hello": frames.encode_cold(HELLO),
     "a heartbeat": frames.encode_cold(Heartbeat(N1, N0, 2**62, seq=1, commit=0)),
     "a request for the log": frames.encode_cold(RangeReq("log", 0, 1024 * 1024)),
@@ -102,7 +105,7 @@ PEERS_WITH_BUGS = {
     "a heartbeat of itself": frames.encode_cold(Heartbeat(N0, N0, 1, seq=1, commit=0)),
     "an entry that is none": append(bytes(100)),
     "damaged entries": damaged(append(), 20),
-    "a short acknowledgement": struct.pack(">IBBHI", 8, Kind.APPENDED, frames.VERSION, 0, 0),
+    "a short acknowledgement": struct.pack(">IBBHI", 8, Kind.APPENDED, HANDSHAKE_VERSION, 0, 0),
 }
 
 
@@ -254,12 +257,12 @@ async def test_strangers_with_ever_new_mistakes_do_not_silence_what_is_said_of_m
 
 async def test_mixed_version_cluster(tmp_path: Path) -> None:
     """A caller that speaks another version reads our version in the prefix of what it gets, and both are logged."""
-    theirs = frames.VERSION + 1
+    theirs = HANDSHAKE_VERSION + 1
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             data = await received(await call(port, struct.pack(">IBBHI", 8, Kind.HELLO, theirs, 0, 0)))
         assert data == frames.encode_opening(Kind.CHALLENGE, b"")
-        assert data[5] == frames.VERSION
-        words = f"version {theirs} came, this replica speaks version {frames.VERSION}"
+        assert data[5] == HANDSHAKE_VERSION
+        words = f"version {theirs} came, this replica speaks version {HANDSHAKE_VERSION}"
         assert [words in line["error"] for line in log if line["event"] == "peer_refused"] == [True]
         await check_unharmed(node, port, node.log.last_index)

@@ -32,6 +32,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.types import LogId, Span
 from raftlog.net import frames as wire
 from raftlog.net.frames import Hello, Kind, RangeReq, RangeResp, ResetOffer, Welcome, WireError
+from raftlog.net.versions import HANDSHAKE_VERSION
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
 from raftlog.segment.errors import FrameCorrupt
 
@@ -213,7 +214,7 @@ def test_a_vote_does_not_pass_for_another_message() -> None:
 @given(st.binary(max_size=200), st.sampled_from(Kind))
 @settings(max_examples=300)
 def test_anything_with_a_good_checksum_is_refused_or_a_message(body: bytes, kind: Kind) -> None:
-    data = struct.pack(">IBBHI", 8 + len(body), kind, wire.VERSION, 0, zlib.crc32(body, kind)) + body
+    data = struct.pack(">IBBHI", 8 + len(body), kind, HANDSHAKE_VERSION, 0, zlib.crc32(body, kind)) + body
     found, payload = only_frame(data)
     with contextlib.suppress(WireError, FrameCorrupt):
         decode(found, payload)
@@ -236,7 +237,7 @@ def test_anything_with_a_good_checksum_is_refused_or_a_message(body: bytes, kind
 )
 def test_strange_cbor_is_refused(body: bytes) -> None:
     for kind in (Kind.HELLO, Kind.VOTE, Kind.HEARTBEAT_RESPONSE):
-        data = struct.pack(">IBBHI", 8 + len(body), kind, wire.VERSION, 0, zlib.crc32(body, kind)) + body
+        data = struct.pack(">IBBHI", 8 + len(body), kind, HANDSHAKE_VERSION, 0, zlib.crc32(body, kind)) + body
         with pytest.raises(WireError):
             decode(*only_frame(data))
 
@@ -256,14 +257,14 @@ def test_frames_are_cut_at_every_place() -> None:
 @pytest.mark.parametrize(
     ("prefix", "words"),
     [
-        (struct.pack(">IBBHI", 7, 5, wire.VERSION, 0, 0), "frame of 7 bytes"),
-        (struct.pack(">IBBHI", 0, 5, wire.VERSION, 0, 0), "frame of 0 bytes"),
-        (struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, 5, wire.VERSION, 0, 0), "frame of 33554433 bytes"),
-        (struct.pack(">IBBHI", 2**32 - 1, 5, wire.VERSION, 0, 0), "frame of 4294967295 bytes"),
-        (struct.pack(">IBBHI", 8, 0, wire.VERSION, 0, 0), "unknown frame kind 0"),
-        (struct.pack(">IBBHI", 8, 255, wire.VERSION, 0, 0), "unknown frame kind 255"),
+        (struct.pack(">IBBHI", 7, 5, HANDSHAKE_VERSION, 0, 0), "frame of 7 bytes"),
+        (struct.pack(">IBBHI", 0, 5, HANDSHAKE_VERSION, 0, 0), "frame of 0 bytes"),
+        (struct.pack(">IBBHI", wire.FRAME_BYTES_MAX + 1, 5, HANDSHAKE_VERSION, 0, 0), "frame of 33554433 bytes"),
+        (struct.pack(">IBBHI", 2**32 - 1, 5, HANDSHAKE_VERSION, 0, 0), "frame of 4294967295 bytes"),
+        (struct.pack(">IBBHI", 8, 0, HANDSHAKE_VERSION, 0, 0), "unknown frame kind 0"),
+        (struct.pack(">IBBHI", 8, 255, HANDSHAKE_VERSION, 0, 0), "unknown frame kind 255"),
         (struct.pack(">IBBHI", 8, 5, 1, 0, 0), "version 1 came, this replica speaks version 3"),
-        (struct.pack(">IBBHI", 8, 5, wire.VERSION, 9, 0), "frame with 9 where zero belongs"),
+        (struct.pack(">IBBHI", 8, 5, HANDSHAKE_VERSION, 9, 0), "frame with 9 where zero belongs"),
     ],
 )
 def test_frames_that_nobody_sends(prefix: bytes, words: str) -> None:

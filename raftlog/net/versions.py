@@ -1,0 +1,80 @@
+"""Which version of the replication protocol two replicas speak, and what each says of its software. Pure.
+
+Both sides say in the handshake, which looks the same in all versions, from which to which version they speak. A
+connection uses the newest that both do. So replicas of two releases work together, while one after the other is
+replaced.
+
+An application may count *format levels*: from a level on, entries mean what older software does not understand. Each
+replica says up to which level it understands entries, and at which level the group is as far as it knows. Two replicas
+do not talk to each other if one of them could not understand what is in the log of the other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+HANDSHAKE_VERSION: Final = 3
+"""Of all frames up to the welcome, whatever is spoken behind it."""
+OLDEST_VERSION: Final = 3
+NEWEST_VERSION: Final = 3
+VERSION_MAX: Final = 255
+LEVEL_MAX: Final = 2**31 - 1
+SOFTWARE_CHARS_MAX: Final = 64
+
+
+class Software(msgspec.Struct, frozen=True):
+    """What a replica says of itself. The defaults are those of replicas that say nothing.
+
+    ``version`` is that of the software, for people. The others are numbers, as the module says: replication versions
+    from ``oldest`` to ``newest``; the group is at ``level``, and levels up to ``level_newest`` are understood.
+    """
+
+    version: str = ""
+    oldest: int = HANDSHAKE_VERSION
+    newest: int = HANDSHAKE_VERSION
+    level: int = 1
+    level_newest: int = 1
+
+
+SAYS_NOTHING: Final = Software()
+
+
+def spoken(ours: Software, theirs: Software) -> int | None:
+    """The newest replication version that both speak, if there is one."""
+    newest = min(ours.newest, theirs.newest)
+    return newest if newest >= max(ours.oldest, theirs.oldest) else None
+
+
+def why_apart(ours: Software, theirs: Software, node: str) -> str | None:
+    """Why this replica does not talk to ``node``, in words with the numbers of both; None if it does."""
+    if (refusal := _why_implausible(theirs)) is not None:
+        return refusal
+    if spoken(ours, theirs) is None:
+        return (
+            f"replication versions {_span(ours.oldest, ours.newest)} are spoken here, "
+            f"{_span(theirs.oldest, theirs.newest)} by {node!r}"
+        )
+    if theirs.level_newest < ours.level:
+        return f"the group is at format level {ours.level}, {node!r} understands none above {theirs.level_newest}"
+    if theirs.level > ours.level_newest:
+        return (
+            f"the group is at format level {theirs.level} as {node!r} knows, "
+            f"this replica understands none above {ours.level_newest}"
+        )
+    return None
+
+
+def _span(oldest: int, newest: int) -> str:
+    return f"{oldest} to {newest}"
+
+
+def _why_implausible(software: Software) -> str | None:
+    if not 0 < software.oldest <= software.newest <= VERSION_MAX:
+        return f"replication versions {software.oldest} to {software.newest} are none"
+    if not 0 < software.level <= LEVEL_MAX or not 0 < software.level_newest <= LEVEL_MAX:
+        return f"format levels {software.level} and {software.level_newest} are none"
+    if len(software.version) > SOFTWARE_CHARS_MAX or not software.version.isprintable():
+        return f"a version of the software is printable and has at most {SOFTWARE_CHARS_MAX} characters"
+    return None
