@@ -21,7 +21,7 @@ from raftlog.segment.entry_runs import entry_runs
 from raftlog.segment.errors import FrameCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import CONF
-from raftlog.segment.snapshot_install import Manifest, SnapshotInstall
+from raftlog.segment.snapshot_install import SnapshotInstall
 
 Wanted = Callable[[bytes], bool]
 """Whether a normal entry with this body is to be restored; the log ends in front of the first one that is not."""
@@ -110,18 +110,7 @@ def restore(
     manifest = backup.manifest
     base_conf = found.base_conf or ConfState(tuple(addresses), (), (), tuple(addresses.items()))
     if found.closed_last.index > 0:
-        install = SnapshotInstall(
-            disk,
-            directory,
-            Manifest(
-                manifest.base,
-                found.closed_last,
-                encode_conf(base_conf),
-                manifest.segment_bytes,
-                manifest.snapshot_bytes,
-                manifest.snapshot_crc,
-            ),
-        )
+        install = SnapshotInstall(disk, directory, manifest.as_offer(found.closed_last, encode_conf(base_conf)))
         try:
             snapshot = backup.snapshot() or b""
             while (piece := install.wanted()) is not None:

@@ -25,6 +25,9 @@ SNAPSHOT_SECONDS = 15.0
 """A checkpoint that the vote file does not know to be committed yet is waited for."""
 PROGRESS_SECONDS = 10.0
 
+EXIT_LEADS = 3
+"""Nothing was copied, since the replica leads: for a timer on every replica that is no failure."""
+
 
 class _TakeByDefault(TyperGroup):
     """``raftmq backup DIR`` is ``raftmq backup take DIR``."""
@@ -53,7 +56,7 @@ def take(
 ) -> None:
     """Add to the backup in DIR what the replica has committed since; the first time, copy everything.
 
-    The name servers are asked whether the replica leads; if it does, nothing is copied (exit code 1). If they do not
+    The name servers are asked whether the replica leads; if it does, nothing is copied (exit code 3). If they do not
     answer, it is copied all the same. Whatever goes wrong, the backup is what it was before.
     """
     from mq.broker.settings import LOG_DIRECTORY
@@ -69,7 +72,7 @@ def take(
             raise CommandFailed(
                 f"{source.state.node_id} leads its group, nothing was copied: take the backup from another replica, "
                 "or say --leader",
-                EXIT_FAILED,
+                EXIT_LEADS,
             )
         target = BackupTarget(RealDisk(), str(directory))
     except SegmentError as error:

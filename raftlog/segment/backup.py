@@ -33,6 +33,7 @@ from raftlog.segment.errors import (
 )
 from raftlog.segment.meta import Base
 from raftlog.segment.running_log import RunningLog
+from raftlog.segment.snapshot_install import Manifest, why_impossible
 
 MANIFEST_NAME: Final = "manifest.json"
 SNAPSHOT_FILE_NAME: Final = "snapshot"
@@ -91,6 +92,17 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         """Physical offset of the end of the last entry."""
         return self.last.pos + self.last.size
 
+    def as_offer(self, last: EntryRef | None = None, conf: bytes | None = None) -> Manifest:
+        """The same for a replica that takes the log over, up to the entry ``last``."""
+        return Manifest(
+            self.base,
+            self.last if last is None else last,
+            self.conf if conf is None else conf,
+            self.segment_bytes,
+            self.snapshot_bytes,
+            self.snapshot_crc,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -126,7 +138,10 @@ def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupMani
             raise ValueError(f"checksum {crc:#010x} where {sealed.crc32:#010x} was written")
         if (found := msgspec.json.decode(inner, type=_Format).format) > FORMAT:
             raise FormatTooNew(path, "the backup", found, FORMAT)
-        return msgspec.json.decode(inner, type=BackupManifest)
+        manifest = msgspec.json.decode(inner, type=BackupManifest)
+        if (reason := why_impossible(manifest.as_offer())) is not None:
+            raise ValueError(f"no log has such a backup: {reason}")
+        return manifest
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error
 

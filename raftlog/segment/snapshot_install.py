@@ -117,12 +117,13 @@ def decode_manifest(data: bytes) -> Manifest:
         raise
     except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"no manifest: {error}") from error
-    if (reason := _why_impossible(manifest)) is not None:
+    if (reason := why_impossible(manifest)) is not None:
         raise ValueError(f"a manifest that no log has: {reason}")
     return manifest
 
 
-def _why_impossible(manifest: Manifest) -> str | None:
+def why_impossible(manifest: Manifest) -> str | None:
+    """Why no log has such a manifest, in words; None for one that makes sense."""
     base, last, segment_bytes = manifest.base, manifest.last, manifest.segment_bytes
     numbers = (base.index, base.term, base.pos, last.index, last.term, last.pos, last.size, manifest.snapshot_bytes)
     if min(numbers) < 0 or max(*numbers, segment_bytes) > _NUMBER_MAX or segment_bytes <= HEADER_BYTES:

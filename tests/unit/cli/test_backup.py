@@ -80,7 +80,7 @@ def test_name_servers_that_do_not_answer_are_no_reason_not_to_copy(data_dir: Pat
 def test_leader_copies_nothing_unless_told(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_leads", lambda source, namesrv: True)
     failed = refusal(taken(tmp_path / "backup", data_dir))
-    assert failed.exit_code == EXIT_FAILED
+    assert failed.exit_code == command.EXIT_LEADS
     assert "n1 leads its group, nothing was copied" in str(failed)
     assert not (tmp_path / "backup").exists()
     assert taken(tmp_path / "backup", data_dir, "--leader").exit_code == 0

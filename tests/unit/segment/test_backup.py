@@ -288,6 +288,15 @@ def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() 
         decode_backup_manifest(encode_backup_manifest(replace(manifest, format=2)))
 
 
+def test_manifest_that_no_log_has_is_refused() -> None:
+    home = LogHome()
+    filled(home, 10)
+    manifest = Operator(home).run()
+    for wrong in (replace(manifest, segment_bytes=0), replace(manifest, last=replace(manifest.last, pos=2**63))):
+        with pytest.raises(ValueError, match="no log has such a backup"):
+            decode_backup_manifest(encode_backup_manifest(wrong))
+
+
 def test_directory_with_something_else_is_refused() -> None:
     home = LogHome()
     filled(home, 10)
