@@ -129,8 +129,9 @@ def verify(directory: Directory, as_json: Json = False) -> None:
 class Pace:
     """Keeps a rate, and says now and then how far it is."""
 
-    def __init__(self, bytes_per_second: float) -> None:
+    def __init__(self, bytes_per_second: float, done: str = "copied") -> None:
         self.nbytes = 0
+        self._done = done
         self._bytes_per_second = bytes_per_second
         self._begin = self._told_at = time.monotonic()
 
@@ -140,7 +141,7 @@ class Pace:
         now = time.monotonic()
         if now > self._told_at + PROGRESS_SECONDS:
             self._told_at = now
-            print(f"{decimal(self.nbytes)} copied", file=sys.stderr)
+            print(f"{decimal(self.nbytes)} {self._done}", file=sys.stderr)
         if self._bytes_per_second and (early := self._begin + self.nbytes / self._bytes_per_second - now) > 0:
             time.sleep(early)
 

@@ -54,7 +54,7 @@ def restore(
         raise CommandFailed(f"--peers: {error}") from error
     data_dirs = _targets(targets, addresses.keys())
     cut_ms = None if until is None else round(parse_time(until).timestamp() * 1000)
-    pace = Pace(0)
+    pace = Pace(0, "read and written")
     try:
         backup = Backup(ReadOnlyDisk(), str(directory))
         try:
