@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from chaos.planted.__main__ import names as planted_names
 from jepsen.deployments import BACKENDS, default_backend, why_not
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
-from jepsen.judge import REPORT, NotARun, judge, states_met
+from jepsen.judge import REPORT, NotARun, VerdictNotWritten, judge, states_met
 from jepsen.matrix import Row, not_run, read_rows, report_of, row_of, still_to_run, table, without, worst, write_report
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.nemeses.needs import why_not_together
@@ -162,12 +163,21 @@ def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
         raise CannotRun(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("interrupted; what there is, is judged", err=True)
-        return judge(directory), directory, True
+        return _judged(directory), directory, True
     except shutil.Error as error:
         typer.echo(f"the run failed: {len(error.args[0])} files could not be copied: {error.args[0][0]}", err=True)
     except (ClusterFailed, ClientError, OSError, subprocess.CalledProcessError) as error:
         typer.echo(f"the run failed: {error}", err=True)
-    return judge(directory), directory, False
+    return _judged(directory), directory, False
+
+
+def _judged(directory: Path) -> Verdict:
+    """The verdict on a stored run, also if its directory takes no more. Raises NotARun."""
+    try:
+        return judge(directory)
+    except VerdictNotWritten as error:
+        typer.echo(str(error), err=True)
+        return error.verdict
 
 
 @app.command("matrix")
@@ -276,7 +286,7 @@ def serve(
 @app.command("check")
 def check(directory: Annotated[Path, typer.Argument(help="Of a run.", metavar="DIR")]) -> None:
     """Judge a stored run again, and write its verdict and its page anew."""
-    _tell(judge(directory), directory)
+    _tell(_judged(directory), directory)
 
 
 @app.command("list")
@@ -326,4 +336,7 @@ def main() -> None:
         sys.exit(EXIT_CANNOT_RUN)
     except NotARun as error:
         typer.echo(f"raftmq-jepsen: {error}", err=True)
+        sys.exit(EXIT_UNKNOWN)
+    except Exception:  # a mistake of the harness proves nothing about brokers, and must not count as broken
+        traceback.print_exc()
         sys.exit(EXIT_UNKNOWN)

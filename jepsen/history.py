@@ -21,30 +21,9 @@ from typing import Any, Literal
 
 import msgspec
 
-FORMAT = 1
+from jepsen.events import NEMESIS, OPERATIONS, RUN, Event, why_no_end, why_refused
 
-Type = Literal["invoke", "ok", "fail", "info"]
 Outcome = Literal["ok", "fail", "info"]
-
-NEMESIS = "nemesis"
-RUN = "run"
-
-
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line of a history; the fields are those of the module's docstring."""
-
-    i: int
-    t: int
-    p: int | str
-    type: Type
-    f: str
-    k: str | None = None
-    v: Any = None
-    o: int | None = None
-    n: str | None = None
-    err: str | None = None
-    again: bool = False
-    pos: int | None = None
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
@@ -169,22 +148,31 @@ _DECODER = msgspec.json.Decoder(Event)
 def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """The events of a history. A last line without its end is left out: the run was killed while it wrote.
 
-    Raises HistoryDamaged.
+    Raises HistoryDamaged, also for an event that lacks what its name needs, and for a time before that of the last one.
     """
+    before = 0
     for number, line in enumerate(lines, 1):
         try:
             event = _DECODER.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 return
             raise HistoryDamaged(number, str(error)) from error
         if event.i != number - 1:
             raise HistoryDamaged(number, f"it is event {event.i}, {number - 1} was due")
+        if event.t < before:
+            raise HistoryDamaged(number, f"its time, {event.t}, is before that of the last event, {before}")
+        if (reason := why_refused(event)) is not None:
+            raise HistoryDamaged(number, reason)
+        before = event.t
         yield event
 
 
 def gather(events: Iterable[Event]) -> History:
-    """Put beginnings and ends together. Raises HistoryDamaged for an end without a beginning, or a second beginning."""
+    """Put beginnings and ends together.
+
+    Raises HistoryDamaged for an end without a beginning or of another operation, and for a second beginning.
+    """
     others: list[Event] = []
     open_invocations: dict[int, Event] = {}
     operations: list[Operation] = []
@@ -196,25 +184,29 @@ def gather(events: Iterable[Event]) -> History:
         if not isinstance(event.p, int):
             others.append(event)
             continue
+        if event.p in retired:
+            raise HistoryDamaged(event.i + 1, f"process {event.p} went on although its last operation is open")
+        if event.type == "ok" and OPERATIONS[event.f].is_handed:
+            # What a consumer is handed comes while it may be asking for something else.
+            operations.append(_operation(event, event, texts))
+            continue
         begun = open_invocations.pop(event.p, None)
         if event.type == "invoke":
-            if begun is not None or event.p in retired:
+            if begun is not None:
                 raise HistoryDamaged(event.i + 1, f"process {event.p} began although its last operation is open")
             open_invocations[event.p] = event
             continue
         if event.type == "info":
             retired.add(event.p)
-        if begun is None and event.type != "ok":
-            raise HistoryDamaged(event.i + 1, f"process {event.p} ended an operation that it never began")
-        if begun is not None and begun.f != event.f:
-            # What a consumer is handed comes while it may be asking for something else.
-            open_invocations[event.p] = begun
-            begun = None
-        operations.append(_operation(begun or event, event, texts))
+        if begun is None or begun.f != event.f:
+            raise HistoryDamaged(event.i + 1, f"process {event.p} ended {event.f}, which it never began")
+        if (reason := why_no_end(begun, event)) is not None:
+            raise HistoryDamaged(event.i + 1, reason)
+        operations.append(_operation(begun, event, texts))
     operations += [_operation(event, None, texts) for event in open_invocations.values()]
     operations.sort(key=lambda operation: operation.index)
     plan: dict[str, Any] = next((event.v for event in others if event.p == RUN and event.f == "begin"), {})
-    return History(others, operations, list(_faults(others)), plan, first or 0, last)
+    return History(others, operations, _faults(others), plan, first or 0, last)
 
 
 class _Texts(dict[str, str]):
@@ -260,22 +252,30 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
     )
 
 
-def _faults(events: list[Event]) -> Iterator[Fault]:
-    ends = {event.v["id"]: event.t for event in events if event.p == NEMESIS and event.f == "ends"}
-    seen = {event.v["id"]: str(event.v["seen"]) for event in events if event.p == NEMESIS and event.f == "confirmed"}
+def _faults(events: list[Event]) -> list[Fault]:
+    """Raises HistoryDamaged if one begins or ends twice, or was confirmed or ends without a beginning."""
+    faults: dict[int, Fault] = {}
     for event in events:
-        if event.p == NEMESIS and event.f == "begins":
-            number = event.v["id"]
-            yield Fault(
-                number,
-                event.v["kind"],
-                event.v["what"],
-                tuple(event.v["nodes"]),
-                event.t,
-                ends.get(number),
-                seen.get(number),
-                bool(event.v["majority"]),
+        if event.p != NEMESIS:
+            continue
+        number = event.v["id"]
+        fault = faults.get(number)
+        if event.f == "begins":
+            if fault is not None:
+                raise HistoryDamaged(event.i + 1, f"fault {number} begins twice")
+            nodes = tuple(event.v["nodes"])
+            faults[number] = Fault(
+                number, event.v["kind"], event.v["what"], nodes, event.t, None, None, event.v["majority"]
             )
+        elif fault is None:
+            raise HistoryDamaged(event.i + 1, f"fault {number} never began")
+        elif event.f == "confirmed":
+            faults[number] = msgspec.structs.replace(fault, seen=event.v["seen"])
+        elif fault.ended is not None:
+            raise HistoryDamaged(event.i + 1, f"fault {number} ends twice")
+        else:
+            faults[number] = msgspec.structs.replace(fault, ended=event.t)
+    return list(faults.values())
 
 
 def batches(history: History) -> list[Batch]:

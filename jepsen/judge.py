@@ -22,8 +22,16 @@ class NotARun(Exception):
     """The directory holds no history that can be judged; the message says why."""
 
 
+class VerdictNotWritten(Exception):
+    """There is a verdict, and the directory of the run does not take it; the message says why."""
+
+    def __init__(self, verdict: Verdict, directory: Path, error: OSError) -> None:
+        super().__init__(f"the verdict cannot be written to {directory}: {error.strerror}")
+        self.verdict = verdict
+
+
 def read_history(directory: Path) -> History:
-    """What happened in a stored run. Raises NotARun, OSError."""
+    """What happened in a stored run. Raises NotARun."""
     path = directory / HISTORY
     try:
         with path.open("rb") as lines:
@@ -32,10 +40,12 @@ def read_history(directory: Path) -> History:
         raise NotARun(f"there is no {HISTORY} in {directory}") from None
     except HistoryDamaged as damaged:
         raise NotARun(f"{path}: {damaged}") from damaged
+    except OSError as error:
+        raise NotARun(f"{path} cannot be read: {error.strerror}") from error
 
 
 def states_met(directory: Path) -> Counter[str]:
-    """How often a stored run met each rare state. Raises NotARun, OSError."""
+    """How often a stored run met each rare state. Raises NotARun."""
     history = read_history(directory)
     counts = met_in_history(history)
     for event in history.of_run("met"):
@@ -44,7 +54,7 @@ def states_met(directory: Path) -> Counter[str]:
 
 
 def judge(directory: Path) -> Verdict:
-    """The verdict on a stored run; also written into its directory. Raises NotARun, OSError."""
+    """The verdict on a stored run; also written into its directory. Raises NotARun, VerdictNotWritten."""
     history = read_history(directory)
     workload = str(history.plan.get("workload", ""))
     if workload not in CHECKERS:
@@ -54,6 +64,9 @@ def judge(directory: Path) -> Verdict:
         results = list(map(of_unfinished, results))
     verdict = Verdict(results, history.plan)
     text = msgspec.json.format(msgspec.json.encode({"valid": verdict.valid, **msgspec.to_builtins(verdict)}), indent=1)
-    (directory / VERDICT).write_bytes(text + b"\n")
-    (directory / REPORT).write_text(page(history, verdict))
+    try:
+        (directory / VERDICT).write_bytes(text + b"\n")
+        (directory / REPORT).write_text(page(history, verdict))
+    except OSError as error:
+        raise VerdictNotWritten(verdict, directory, error) from error
     return verdict

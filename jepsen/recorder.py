@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from jepsen.history import NEMESIS, RUN, Event, Type
+from jepsen.events import NEMESIS, RUN, Event, Type
 
 
 class Recorder:

@@ -24,8 +24,8 @@ from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.operators import verify_log
 from jepsen.deployments.shim import open_shims
+from jepsen.events import FORMAT
 from jepsen.final import read_replicas
-from jepsen.history import FORMAT
 from jepsen.logs import Verified, differences
 from jepsen.nemeses import heal, torment
 from jepsen.nemeses.injection import Injection

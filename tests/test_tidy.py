@@ -20,6 +20,7 @@ SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "test
 PURE = (
     "jepsen/checkers",
     "jepsen/deployments/packets.py",
+    "jepsen/events.py",
     "jepsen/history.py",
     "jepsen/profiles.py",
     "jepsen/rare.py",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from jepsen.history import RUN, History
+from jepsen.events import RUN
+from jepsen.history import History
 from jepsen.verdict import Findings, Result
 
 PROMISE = (

@@ -16,7 +16,8 @@ import trio
 
 from jepsen.deployments.disks import Lost, open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
-from jepsen.history import FORMAT, History, final_reads
+from jepsen.events import FORMAT
+from jepsen.history import History, final_reads
 from jepsen.nats.client import NatsClient, NatsError, open_nats
 from jepsen.nats.servers import Servers, open_servers
 from jepsen.recorder import Recorder, Worker

@@ -14,7 +14,8 @@ import pytest
 
 from jepsen.deployments import why_not
 from jepsen.deployments.cluster import ROOT
-from jepsen.history import Event, gather
+from jepsen.events import Event
+from jepsen.history import gather
 from jepsen.judge import REPORT, VERDICT, judge
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.run import HISTORY

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jepsen.history import NEMESIS, RUN, Event, History, Type, gather
+from jepsen.events import NEMESIS, RUN, Event, Type
+from jepsen.history import History, gather
 
 NODES = ("n0", "n1", "n2")
 QUEUE = "Log/0"

@@ -13,7 +13,7 @@ from jepsen.checkers.coverage import ACKNOWLEDGED_MIN, check_coverage
 from jepsen.checkers.send_order import check_order
 from jepsen.checkers.servers import MEMORY_BYTES_MAX, check_servers, errors_in
 from jepsen.checkers.total_queue import CAUSE_NS, check_total_queue
-from jepsen.history import RUN
+from jepsen.events import RUN
 from jepsen.verdict import Findings, in_words, merge
 from tests.unit.jepsen.histories import NODES, QUEUE, Script
 
@@ -323,7 +323,6 @@ def test_answer_that_leaves_a_message_out_is_found() -> None:
 
 
 def polled(script: Script, *offsets: int) -> None:
-    script.add(40, "invoke", "poll")
     script.add(40, "ok", "poll", k=QUEUE, v=[[offset, f"1.{offset}.10"] for offset in offsets])
 
 

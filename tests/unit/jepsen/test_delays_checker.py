@@ -8,7 +8,7 @@ import pytest
 
 from jepsen.checkers.append_log import check_log
 from jepsen.checkers.delays import check_delays
-from jepsen.history import Type
+from jepsen.events import Type
 from tests.unit.jepsen.histories import QUEUE, Script
 
 A, B, C = "1.0.0", "1.1.0", "1.2.0"

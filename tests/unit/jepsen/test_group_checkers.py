@@ -9,7 +9,7 @@ import pytest
 
 from jepsen.checkers.consumer_offsets import check_offsets, check_told_offsets
 from jepsen.checkers.exclusive import check_exclusive
-from jepsen.history import Type
+from jepsen.events import Type
 from tests.unit.jepsen.histories import QUEUE, Script
 
 # --------------------------------------------------------------------------------------- exclusive queues

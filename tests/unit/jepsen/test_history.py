@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import msgspec
 import pytest
 
-from jepsen.history import Event, HistoryDamaged, decode_events, gather
+from jepsen.events import NEMESIS, RUN, Event
+from jepsen.history import HistoryDamaged, decode_events, gather
 from tests.unit.jepsen.histories import QUEUE, Script
 
 
@@ -55,7 +59,7 @@ def test_process_does_nothing_after_an_unknown_outcome() -> None:
     script = Script()
     script.failed("1.1.10", 1, "info")
     script.add(1, "invoke", "send", k=QUEUE, v="1.2.10")
-    with pytest.raises(HistoryDamaged, match="process 1 began"):
+    with pytest.raises(HistoryDamaged, match="process 1 went on"):
         script.history()
 
 
@@ -95,3 +99,91 @@ def test_run_without_an_end_is_not_complete() -> None:
     script = Script()
     assert not gather(script.events).is_complete
     assert script.history().is_complete
+
+
+def decoded(*events: dict[str, Any]) -> list[Event]:
+    """What is read from these events; numbers and times are added where there are none."""
+    numbered = [{"i": number, "t": number, **event} for number, event in enumerate(events)]
+    return list(decode_events(msgspec.json.encode(event) + b"\n" for event in numbered))
+
+
+BEGIN = {"p": RUN, "type": "info", "f": "begin", "v": {"workload": "log"}}
+SEND = {"p": 1, "type": "invoke", "f": "send", "k": QUEUE, "v": "1.1.10"}
+SENT = {**SEND, "type": "ok", "o": 0}
+READ = {"p": 2, "type": "ok", "f": "read", "k": QUEUE, "n": "n0", "v": [[0, "1.1.10", 7]]}
+FAULT = {"id": 1, "kind": "kill", "what": "kill n0", "nodes": ["n0"], "majority": True}
+BEGINS = {"p": NEMESIS, "type": "info", "f": "begins", "v": FAULT}
+
+
+def test_events_with_all_that_they_need_are_read() -> None:
+    assert len(decoded(BEGIN, SEND, SENT, READ, BEGINS)) == 5
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({**SEND, "f": "sned"}, "there is no operation 'sned'"),
+        ({**SEND, "p": "nobody"}, "there is no process 'nobody'"),
+        ({**SEND, "v": 5}, "the value of send is not as it must be"),
+        ({**SENT, "o": None}, "ok of send has no field o"),
+        ({**SENT, "k": None}, "ok of send has no field k"),
+        ({**READ, "v": None}, "the value of read is not as it must be"),
+        ({**READ, "v": [[0, "1.1.10"]]}, "the value of read is not as it must be"),
+        ({**READ, "v": [["0", "1.1.10", 7]]}, "the value of read is not as it must be"),
+        ({**READ, "v": [[0, ["1.1.10"], 7]]}, "the value of read is not as it must be"),
+        ({"p": 1, "type": "ok", "f": "check", "v": ["1.1.10"]}, "the value of check is not as it must be"),
+        ({"p": 1, "type": "ok", "f": "get", "k": "r", "v": [1]}, "the value of get is not as it must be"),
+        ({"p": 1, "type": "invoke", "f": "pop"}, "invoke of pop has no field o"),
+        ({"p": 1, "type": "invoke", "f": "receive"}, "receive has no beginning"),
+        ({**BEGINS, "f": "began"}, "nemesis has no event 'began'"),
+        ({**BEGINS, "type": "ok"}, "nemesis begins is ok, not info"),
+        ({**BEGINS, "v": {**FAULT, "nodes": 3}}, "the value of begins is not as it must be"),
+        ({**BEGINS, "v": {"id": 1}}, "the value of begins is not as it must be"),
+        ({**BEGIN, "v": {"nodes": "n0"}}, "the value of begin is not as it must be"),
+        ({"p": RUN, "type": "info", "f": "verified", "v": "intact"}, "info of verified has no field n"),
+        ({"p": RUN, "type": "info", "f": "base", "n": "n0", "v": "0"}, "the value of base is not as it must be"),
+        ({**SEND, "t": -1}, "its time, -1, is before that of the last event, 0"),
+        ({**SEND, "o": 1.5}, "Expected `int | null`"),
+    ],
+)
+def test_event_that_lacks_what_it_needs_is_named(event: dict[str, Any], reason: str) -> None:
+    with pytest.raises(HistoryDamaged, match=rf"^line 2: .*{re.escape(reason)}"):
+        decoded(BEGIN, event)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\xff\xfe{}\n", b"[1]\n", b"\0" * 10 + b"\n"])
+def test_line_that_is_no_json_object_is_named(line: bytes) -> None:
+    with pytest.raises(HistoryDamaged, match="line 1"):
+        list(decode_events([line]))
+
+
+def test_value_that_is_nested_too_deeply_is_named() -> None:
+    line = b'{"i":0,"t":1,"p":1,"type":"ok","f":"poll","k":"a","v":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    with pytest.raises(HistoryDamaged, match="line 1"):
+        list(decode_events([line]))
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([SENT], "process 1 ended send, which it never began"),
+        ([SEND, {"p": 1, "type": "ok", "f": "end", "k": QUEUE, "n": "n0", "o": 3}], "ended end, which it never began"),
+        ([SEND, {**SENT, "v": "1.2.10"}], "began send of 1.1.10 and ended that of 1.2.10"),
+        ([{**READ, "type": "invoke", "v": None}, {**READ, "n": "n1"}], "began read with n n0 and ended it with n1"),
+        ([{**BEGINS, "f": "ends", "v": {"id": 1}}], "fault 1 never began"),
+        ([{**BEGINS, "f": "confirmed", "v": {"id": 1, "seen": "gone"}}], "fault 1 never began"),
+        ([BEGINS, BEGINS], "fault 1 begins twice"),
+        ([BEGINS, *2 * [{**BEGINS, "f": "ends", "v": {"id": 1}}]], "fault 1 ends twice"),
+    ],
+)
+def test_end_that_does_not_fit_its_beginning_is_named(events: list[dict[str, Any]], reason: str) -> None:
+    with pytest.raises(HistoryDamaged, match=rf"^line {len(events) + 1}: .*{re.escape(reason)}"):
+        gather(decoded(BEGIN, *events))
+
+
+def test_client_does_nothing_more_once_an_outcome_is_unknown() -> None:
+    script = Script()
+    script.failed("1.1.10", 1, "info")
+    script.received("1.1.10", 0, process=1)
+    with pytest.raises(HistoryDamaged, match="process 1 went on"):
+        script.history()

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from jepsen.checkers import CHECKERS
-from jepsen.cli import CannotRun, app
-from jepsen.history import RUN, Event, decode_events, gather
-from jepsen.judge import REPORT, VERDICT, NotARun, judge
+from jepsen.cli import CannotRun, app, main
+from jepsen.events import RUN, Event
+from jepsen.history import decode_events, gather
+from jepsen.judge import REPORT, VERDICT, NotARun, VerdictNotWritten, judge
 from jepsen.recorder import Recorder, Worker
 from jepsen.records import UNREADABLE, values_in
 from jepsen.report import page
@@ -121,6 +122,36 @@ def test_damaged_line_is_named(tmp_path: Path) -> None:
         file.write(b"rubbish\n")
     with pytest.raises(NotARun, match=r"line \d+"):
         judge(tmp_path)
+
+
+def test_history_that_cannot_be_read_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / HISTORY).mkdir()
+    with pytest.raises(NotARun, match="cannot be read: Is a directory"):
+        judge(tmp_path)
+    with pytest.raises(NotARun, match="cannot be read: Not a directory"):
+        judge(Path(__file__))
+
+
+def test_verdict_is_told_although_it_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored(good_run(), tmp_path)
+    (tmp_path / VERDICT).mkdir()
+    with pytest.raises(VerdictNotWritten, match=r"cannot be written to .*: Is a directory") as raised:
+        judge(tmp_path)
+    assert raised.value.verdict.valid is True
+    assert command("check", str(tmp_path)) == 0
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_mistake_of_a_checker_is_no_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(directory: Path) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("jepsen.cli.judge", fail)
+    monkeypatch.setattr("jepsen.cli.configure_logging", lambda level: None)
+    monkeypatch.setattr("sys.argv", ["raftmq-jepsen", "check", "store"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
 
 
 def test_run_that_ended_before_it_began_is_no_run(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from jepsen.checkers.linearizable import Access, is_linearizable
 from jepsen.checkers.registers import check_registers
-from jepsen.history import Type
+from jepsen.events import Type
 from tests.unit.jepsen.histories import Script
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from jepsen.checkers.numbered import check_numbered
-from jepsen.history import Type
+from jepsen.events import Type
 from tests.unit.jepsen.histories import QUEUE, Script
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from jepsen.checkers.pops import check_ordered_pops, check_pops
-from jepsen.history import Type
+from jepsen.events import Type
 from tests.unit.jepsen.histories import QUEUE, STEP_NS, Script
 
 A, B = "1.0.0", "1.1.0"

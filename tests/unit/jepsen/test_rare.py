@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from jepsen import rare
-from jepsen.history import RUN
+from jepsen.events import RUN
 from jepsen.rare import IN_HISTORIES, IN_LOGS, met, met_in_history
 from tests.unit.jepsen.histories import Script
 

@@ -1,0 +1,228 @@
+"""One line of a history, and what it must carry, by its name: checkers rely on that. Pure.
+
+Names are those of the tables in `docs/jepsen.md`. An event with an unknown name is refused: a checker that does not
+look at it must not call the run valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+FORMAT = 1
+
+Type = Literal["invoke", "ok", "fail", "info"]
+
+NEMESIS = "nemesis"
+RUN = "run"
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One line of a history; the fields are those of the docstring of `jepsen.history`."""
+
+    i: int
+    t: int
+    p: int | str
+    type: Type
+    f: str
+    k: str | None = None
+    v: Any = None
+    o: int | None = None
+    n: str | None = None
+    err: str | None = None
+    again: bool = False
+    pos: int | None = None
+
+
+Pair = tuple[str, str]
+Register = int | str | None
+Polled = list[tuple[int, str]]
+"""Offset and value of each message."""
+Records = list[tuple[int, str, int]]
+"""And the checksum of each stored record."""
+Popped = list[tuple[str, int, str]]
+"""Queue, offset and value of each message."""
+
+
+class OperationSchema(NamedTuple):
+    """What events of a client's operation carry.
+
+    Attributes:
+        asked: the type of the value when it begins.
+        answered: the type of the value when it ends `ok`. If it is the same type, it must be the same value.
+        needs: fields that the end has if it is `ok`.
+        asked_with: fields that the beginning has.
+        is_handed: it has no beginning: it is one event, what a client was handed or noted.
+    """
+
+    asked: Any = None
+    answered: Any = None
+    needs: tuple[str, ...] = ()
+    asked_with: tuple[str, ...] = ()
+    is_handed: bool = False
+
+
+OPERATIONS: Mapping[str, OperationSchema] = {
+    "send": OperationSchema(str, str, ("k", "o")),
+    "half": OperationSchema(str, str),
+    "schedule": OperationSchema(str, str, (), ("o",)),
+    "attempt": OperationSchema(str, str, ("k", "o")),
+    "recall": OperationSchema(str, str),
+    "receive": OperationSchema(None, str, ("k", "o"), is_handed=True),
+    "read": OperationSchema(None, Records, ("k", "n")),
+    "final-read": OperationSchema(None, Records, ("k", "n")),
+    "dead-read": OperationSchema(None, Records, ("n",)),
+    "bulk-read": OperationSchema(int, Records, ("k", "n", "o")),
+    "removed": OperationSchema(None, None, ("k", "n", "o"), is_handed=True),
+    "poll": OperationSchema(None, Polled, ("k",), is_handed=True),
+    "seek": OperationSchema(None, None, ("k", "o")),
+    "end": OperationSchema(None, None, ("k", "n", "o")),
+    "known-end": OperationSchema(None, None, ("k", "n", "o")),
+    "identity": OperationSchema(None, str, ("n",), is_handed=True),
+    "commit": OperationSchema(str, str, ("k", "o")),
+    "stored": OperationSchema(str, str, ("k", "n", "o")),
+    "handle": OperationSchema(None, None, ("k", "o")),
+    "end-transaction": OperationSchema(Pair, Pair),
+    "check": OperationSchema(None, Pair, is_handed=True),
+    "pop": OperationSchema(None, Popped, (), ("o",)),
+    "ack": OperationSchema(str, str, ("k",), ("o",)),
+    "give-back": OperationSchema(str, str, ("k",), ("o",)),
+    "try": OperationSchema(None, str, ("o",), is_handed=True),
+    "write": OperationSchema(Register, Register, ("k",)),
+    "get": OperationSchema(None, Register, ("k",)),
+    "join": OperationSchema(),
+    "leave": OperationSchema(),
+}
+
+
+class Plan(msgspec.Struct):
+    """What checkers and the report need of a run's plan; it has more."""
+
+    workload: str = ""
+    format: int = 1
+    nodes: list[str] = []
+    queues: list[str] = []
+    nemeses: list[str] = []
+    programs: list[str] = []
+
+
+class Begins(msgspec.Struct):
+    """A fault that begins."""
+
+    id: int
+    kind: str
+    what: str
+    nodes: list[str]
+    majority: bool
+
+
+class Confirmed(msgspec.Struct):
+    """A fault whose effect was seen."""
+
+    id: int
+    seen: str
+
+
+class Ends(msgspec.Struct):
+    """A fault that is over."""
+
+    id: int
+
+
+class TookPart(msgspec.Struct):
+    """What a client in a process of its own did."""
+
+    sent: int
+    received: int
+
+
+class NoteSchema(NamedTuple):
+    """What an event of the run itself or of a fault carries: the type of its value, and fields that it has."""
+
+    value: Any = None
+    needs: tuple[str, ...] = ()
+
+
+FAULTS: Mapping[str, NoteSchema] = {
+    "begins": NoteSchema(Begins),
+    "confirmed": NoteSchema(Confirmed),
+    "ends": NoteSchema(Ends),
+}
+
+NOTES: Mapping[str, NoteSchema] = {
+    "begin": NoteSchema(Plan),
+    "end": NoteSchema(),
+    "role": NoteSchema(Pair, ("n",)),
+    "ended": NoteSchema(None, ("n", "err")),
+    "misbehaved": NoteSchema(None, ("n", "err")),
+    "not-repaired": NoteSchema(list[str], ("n",)),
+    "not-recovered": NoteSchema(None, ("err",)),
+    "memory": NoteSchema(int, ("n",)),
+    "members": NoteSchema(list[str]),
+    "base": NoteSchema(int, ("n",)),
+    "verified": NoteSchema(str, ("n",)),
+    "compared": NoteSchema(list[str]),
+    "said": NoteSchema(str, ("n",)),
+    "met": NoteSchema(dict[str, int], ("n",)),
+    "took-part": NoteSchema(TookPart, ("n",)),
+    "stream-made-again": NoteSchema(),
+}
+
+
+def why_refused(event: Event) -> str | None:
+    """What is wrong with this event by itself; None if nothing is."""
+    if isinstance(event.p, int):
+        return _of_client(event)
+    notes = {NEMESIS: FAULTS, RUN: NOTES}.get(event.p)
+    if notes is None:
+        return f"there is no process {event.p!r}"
+    note = notes.get(event.f)
+    if note is None:
+        return f"{event.p} has no event {event.f!r}"
+    if event.type != "info":
+        return f"{event.p} {event.f} is {event.type}, not info"
+    return _missing(event, note.needs) or _mistyped(event, note.value)
+
+
+def _of_client(event: Event) -> str | None:
+    operation = OPERATIONS.get(event.f)
+    if operation is None:
+        return f"there is no operation {event.f!r}"
+    if event.type == "ok":
+        return _missing(event, operation.needs) or _mistyped(event, operation.answered)
+    if event.type == "invoke":
+        if operation.is_handed:
+            return f"{event.f} has no beginning"
+        return _missing(event, operation.asked_with) or _mistyped(event, operation.asked)
+    return None
+
+
+def _missing(event: Event, names: tuple[str, ...]) -> str | None:
+    for name in names:
+        if getattr(event, name) is None:
+            return f"{event.type} of {event.f} has no field {name}"
+    return None
+
+
+def _mistyped(event: Event, wanted: Any) -> str | None:
+    if wanted is None or (wanted is str and type(event.v) is str):
+        return None
+    try:
+        msgspec.convert(event.v, wanted)
+    except msgspec.ValidationError as error:
+        return f"the value of {event.f} is not as it must be: {error}"
+    return None
+
+
+def why_no_end(begun: Event, ended: Event) -> str | None:
+    """Why the second event cannot be the end of the operation that the first one began; None if it can."""
+    operation = OPERATIONS[begun.f]
+    if operation.asked is operation.answered and operation.asked is not None and ended.v not in (None, begun.v):
+        return f"process {ended.p} began {begun.f} of {begun.v} and ended that of {ended.v}"
+    for name in ("k", "n"):
+        asked, told = getattr(begun, name), getattr(ended, name)
+        if asked is not None and told is not None and asked != told and begun.f != "send":
+            return f"process {ended.p} began {begun.f} with {name} {asked} and ended it with {told}"
+    return None
