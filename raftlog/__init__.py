@@ -34,6 +34,7 @@ from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
+from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION, Software
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import Application, CommittedEntry, Job, Replica
 from raftlog.segment.disk import RealDisk
@@ -43,6 +44,8 @@ from raftlog.segment_size import group_segment_bytes, stored_segment_bytes
 from raftlog.workers import Workers
 
 __all__ = [
+    "NEWEST_VERSION",
+    "OLDEST_VERSION",
     "Application",
     "CauseKind",
     "CommittedEntry",
@@ -82,6 +85,7 @@ __all__ = [
     "SegmentLog",
     "SnapshotMissing",
     "SniffingSocket",
+    "Software",
     "StateMachine",
     "StreamSocket",
     "TlsSocket",

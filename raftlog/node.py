@@ -249,6 +249,10 @@ class Run:
         self.reactor.at_turn_end(hosted.end_turn)
         self.reactor.at_turn_end(self._timer.refresh)
 
+    def set_level(self, level: int) -> None:
+        """The group is at this format level as of what is applied: replicas that do not understand it are refused."""
+        self.admission.level = level
+
     def restart(self, reason: str) -> None:
         """End this run and begin the next one."""
         if self._restart_reason is None:

@@ -21,7 +21,9 @@ from chaos.log_sim.node import NewProcess, Node, Process
 from chaos.violation import Violation
 from mq.broker.replication import peer_connection
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.format_level import LEVEL_NEWEST, announced_level
 from mq.store.checkpoint import QUEUE_DIRECTORY
+from raftlog import NodeId, Software
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Role
 
@@ -52,6 +54,8 @@ class BrokerCluster(Cluster):
         self._directory = Path(tempfile.mkdtemp(prefix="chaos-", dir=_RAM if _RAM.is_dir() else None))
         self._numbers = {node_id: number for number, node_id in enumerate(self.nodes, 1)}
         self._client_rng = random.Random(f"{scenario.seed} clients")
+        self._upgrades = random.Random(f"{scenario.seed} upgrades")
+        self._levels: dict[str, int] = {}
         self.dropped_pos = 0
         """Physical offset below which some log may have been dropped at some time."""
         self.workload = workload(self)
@@ -82,6 +86,7 @@ class BrokerCluster(Cluster):
             "checkpoint_seconds": scenario.checkpoint_seconds,
             "retention_check_seconds": 10.0**9,  # the log is dropped when the schedule says so
             "message_bytes_max": 1024,
+            "format_level_max": self._level_of(node.node_id),
         }
         # Smaller than a user may have them.
         small: dict[str, Any] = {
@@ -91,6 +96,25 @@ class BrokerCluster(Cluster):
             "election_timeout_seconds_max": config.election_timeout_seconds_max,
         }
         return BrokerSettings(**chosen).model_copy(update=small | self.workload.settings())
+
+    def _level_of(self, node_id: str) -> int:
+        """The format level that a node understands: some begin with older software, and are upgraded at a restart.
+
+        All have the newest where nodes come and go: one that left with older software and comes back would be refused
+        by the others' handshake, which is not simulated.
+        """
+        if self.scenario.spares:
+            return LEVEL_NEWEST
+        if self._levels.get(node_id) != LEVEL_NEWEST:
+            self._levels[node_id] = self._upgrades.choice((LEVEL_NEWEST - 1, LEVEL_NEWEST))
+        return self._levels[node_id]
+
+    def software_of(self, node_id: str) -> Software | None:
+        """What the running process of a node says of itself; a name of no node here is one that does not run."""
+        node = self.nodes.get(NodeId(node_id))
+        if node is None or not isinstance(node.process, BrokerProcess):
+            return None
+        return Software(level_newest=announced_level(node.process.settings.format_level_max))
 
     def flip_derived(self, node: Node, place: float) -> bool:
         """See `Cluster.flip_derived`."""
@@ -221,7 +245,9 @@ class BrokerCluster(Cluster):
             if least is None or behind < least:
                 least, deadline = behind, self.now + patience
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
-            if not (quiet and self.workload.is_settled() and self.workload.has_read_all):
+            if not (quiet and self._has_level(running)):
+                continue
+            if not (self.workload.is_settled() and self.workload.has_read_all):
                 continue
             if all(self.workload.has_whole_queues(process) for process in running):
                 self._check_end(cast("list[Process]", running))
@@ -229,9 +255,18 @@ class BrokerCluster(Cluster):
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed: settled {self.workload.is_settled()}, "
-            f"all read {self.workload.has_read_all}; "
+            f"all read {self.workload.has_read_all}, "
+            f"format levels {[process.metadata.format_level.level for process in self.brokers()]}; "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
+
+    def _has_level(self, members: list[BrokerProcess]) -> bool:
+        """Whether the format level of all members is the highest that all of them understand."""
+        understood = min(announced_level(process.settings.format_level_max) for process in members)
+        levels = {process.metadata.format_level.level for process in members}
+        if max(levels) > understood:
+            raise Violation(f"format levels {levels}, a member understands none above {understood}")
+        return levels == {understood}
 
     def _derive_again(self, patience: float) -> None:
         """One replica forgets what it derived from its log, as far as it has all of it, and comes to the same again."""

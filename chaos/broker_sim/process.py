@@ -26,11 +26,13 @@ from mq.broker.broker import Broker
 from mq.broker.context import Environment
 from mq.broker.server import periodic_actions
 from mq.broker.settings import BrokerSettings
+from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
 from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.opening import LogBounds, open_store
 from mq.store.queue_store import QueueStoreSettings
+from raftlog import Software
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import EntryKind, Role, RoleChange
 from raftlog.replica import CommittedEntry, Job
@@ -51,6 +53,9 @@ class BrokerWorld(World, Surroundings, Protocol):
 
     def settings_of(self, node: Node) -> BrokerSettings:
         """The settings that a broker starts with."""
+
+    def software_of(self, node_id: str) -> Software | None:
+        """What the running process of a node says of its software."""
 
     def wall_ms(self, node: Node) -> int:
         """What a machine takes for the time of day."""
@@ -139,7 +144,7 @@ class BrokerProcess(LogProcess):
         while self.queues.expire_some(log.base_pos):
             pass
         self._keep_durable()
-        metadata = Metadata()
+        metadata = Metadata(announced_level(self.settings.format_level_max))
         metadata.restore(opened.checkpoint.state)
         self.metadata = metadata
         node.replacing = False
@@ -163,6 +168,8 @@ class BrokerProcess(LogProcess):
             on_registration_changed=lambda topics: None,
             descriptors=DescriptorLimits.of(_DESCRIPTORS_MAX),
             log=cast("Any", self._lines),
+            peer_software=cluster.software_of,
+            set_level=lambda level: None,
         )
         self.broker = Broker(
             settings=self.settings,

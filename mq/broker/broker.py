@@ -26,6 +26,7 @@ from mq.broker.net.linearizable_reads import LinearizableReads
 from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
+from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.metadata import Changes, Metadata, as_registered
 from mq.broker.state.table import CommandUnknown
 from mq.protocol import bodies
@@ -124,6 +125,7 @@ class Broker:
         self._replica = replica
         self._reads = LinearizableReads(replica.read, self._clock)
         self._applied_index = replica.applied_index
+        self._environment.set_level(self._metadata.format_level.level)
         context = broker_context(
             self._settings,
             self._environment,
@@ -354,6 +356,8 @@ class Broker:
                 changed = Changes(deleted_topics=(decoded.name,) if isinstance(decoded, DeleteTopic) else ())
             else:
                 changed = self._metadata.apply(decoded)
+                if isinstance(decoded, RaiseLevel):
+                    self._level_reached()
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
                 self.queue_offsets.deletion_applied(topic)
@@ -363,6 +367,11 @@ class Broker:
                 self._on_registration_changed(changed.topics)
             if changed.replicas:
                 self.services.forwarder.leader_changed()
+
+    def _level_reached(self) -> None:
+        level = self._metadata.format_level.level
+        self._environment.set_level(level)
+        self._log.info("format_level", level=level)
 
     def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRecord]]:
         """Add to the queues what the entry's records add; returns its commands and its records with numbers."""

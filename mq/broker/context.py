@@ -29,7 +29,7 @@ from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
-from raftlog import Job, LatencyHistogram, Reactor, Replica, parse_address
+from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, parse_address
 
 Log = structlog.stdlib.BoundLogger
 
@@ -59,6 +59,8 @@ class Environment:
         namesrv_tls: for connections to name servers; None for those without TLS.
         certificate: of connections that use TLS; None where none may.
         access: which requests of clients are served; None for all of them.
+        peer_software: what a member of the group says of its software; None while it is not connected.
+        set_level: told at which format level the group is, so that replicas which do not understand it are refused.
         sync_latency: how long writes to the log with their syncs took; None where nobody measures it.
         descriptors: how many of the process's file descriptors clients may take.
     """
@@ -78,6 +80,8 @@ class Environment:
     on_registration_changed: Callable[[Iterable[str] | None], None]
     descriptors: DescriptorLimits
     log: Log
+    peer_software: Callable[[str], Software | None]
+    set_level: Callable[[int], None]
     sync_latency: LatencyHistogram | None = None
     access: AccessControl | None = None
     certificate: Certificate | None = None

@@ -26,11 +26,12 @@ from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_obje
 from mq.broker.broker import Broker
 from mq.broker.context import Environment, wall_clock_ms
 from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
+from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
-from mq.monitoring.process import process_families
+from mq.monitoring.process import VERSION, process_families
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
@@ -281,6 +282,8 @@ class _Host:
             on_registration_changed=lambda topics: registrar.changed(topics),
             descriptors=allow_descriptors(),
             log=log,
+            peer_software=lambda node: run.transport.software(NodeId(node)),
+            set_level=run.set_level,
             sync_latency=run.sync_latency,
             access=self.access,
             certificate=self.certificate,
@@ -462,6 +465,8 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
         catch_up_bytes_per_second=settings.catch_up_bytes_per_second,
         disk_full_ratio=settings.disk_full_ratio,
         disk_pause_ratio=max(0.95, settings.disk_full_ratio),
+        software=VERSION,
+        level_newest=announced_level(settings.format_level_max),
         core=CoreConfig(
             heartbeat_seconds=settings.heartbeat_seconds,
             announce_seconds=_ANNOUNCE_SECONDS,

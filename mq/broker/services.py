@@ -11,6 +11,7 @@ import ssl
 from functools import partial
 
 from mq.broker.admin.administration import Administration
+from mq.broker.admin.format_level import LevelRaises
 from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.raft_members import RaftMembers
 from mq.broker.admin.stats import Stats
@@ -193,7 +194,7 @@ class Services:
             is_allowed=self.group_admin.is_allowed,
             on_settings_changed=self._settings_changed,
         )
-        return stats, self.group_admin, administration
+        return stats, self.group_admin, administration, LevelRaises(context)
 
     def _replication(self, context: BrokerContext) -> tuple[Service, ...]:
         self.forwarder = Forwarder(

@@ -74,6 +74,12 @@ class BrokerSettings(ProcessSettings):
     )
     priority: int = Field(0, ge=-1000, le=1000, description="who is to lead, if there is a choice: higher comes first")
     lease_reads: bool = Field(False, description="read without asking a majority, trusting clocks to run equally fast")
+    format_level_max: int | None = Field(
+        None,
+        ge=1,
+        description="hold the group at this format level, so that it can go back to older software; default: it rises "
+        "once all replicas understand a higher one",
+    )
     catch_up_bytes_per_second: int = Field(50 * MIB, ge=MIB, description="for each replica that fetches whole segments")
     admin_from: str = Field(
         "", description="networks that may change the group besides this host, as 10.0.0.0/8, comma separated"

@@ -12,7 +12,8 @@ from typing import Final
 from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.families import Family, Kind
 
-_VERSION: Final = version("raftmq")
+VERSION: Final = version("raftmq")
+"""Of the software."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -20,7 +21,7 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
     """The metrics, with these labels."""
     names, values = (*labels,), (*labels.values(),)
     yield Family(
-        "raftmq_build_info", Kind.GAUGE, "1, with the version.", (*names, "version"), [((*values, _VERSION), 1.0)]
+        "raftmq_build_info", Kind.GAUGE, "1, with the version.", (*names, "version"), [((*values, VERSION), 1.0)]
     )
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = usage.ru_utime + usage.ru_stime

@@ -136,7 +136,8 @@ class Admission:
     def software(self) -> Software:
         """What this replica says of its software."""
         mine = self.identity
-        return Software(mine.software, mine.oldest, mine.newest, self.level, mine.level_newest)
+        understood = max(self.level, mine.level_newest)
+        return Software(mine.software, mine.oldest, mine.newest, self.level, understood)
 
     def hello(self, target: NodeId, lane: str, incarnation: str) -> Hello:
         """What to say first when calling ``target``."""

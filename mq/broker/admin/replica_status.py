@@ -9,9 +9,12 @@ from mq.broker.admin.raft_members import member_roles
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.service import Route, Service
+from mq.broker.state.format_level import LEVEL_NEWEST, announced_level
+from mq.monitoring.process import VERSION
 from mq.protocol import bodies
 from mq.protocol.codes import MQ_VERSION
 from mq.protocol.headers import GetBrokerRuntimeInfo
+from raftlog import NEWEST_VERSION, OLDEST_VERSION
 
 
 class ReplicaStatus(Service):
@@ -33,6 +36,7 @@ class ReplicaStatus(Service):
     ) -> None:
         self._settings = context.settings
         self._replica = context.replica
+        self._metadata = context.metadata
         self._runtime = runtime
         self._counters = counters
         self._cpu_seconds = cpu_seconds
@@ -74,6 +78,11 @@ class ReplicaStatus(Service):
             "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
             "raftmq.endPosition": str(log.end_pos),
             "raftmq.durability": settings.durability,
+            "raftmq.softwareVersion": VERSION,
+            "raftmq.replicationVersions": f"{OLDEST_VERSION}-{NEWEST_VERSION}",
+            "raftmq.formatLevel": str(self._metadata.format_level.level),
+            "raftmq.formatLevelNewest": str(LEVEL_NEWEST),
+            "raftmq.formatLevelMax": str(announced_level(settings.format_level_max)),
             "raftmq.accessControl": "off" if settings.acl_file is None else "on",
             "raftmq.cpuMs": str(round(self._cpu_seconds() * 1000)),
             "raftmq.peers": json.dumps(peers, separators=(",", ":")),

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
+from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
@@ -233,6 +234,7 @@ Command: TypeAlias = (
     | CompleteEntries
     | SkipEntries
     | PutRequestMode
+    | RaiseLevel
     | AdvanceChecks
     | PopMessages
     | AckMessages
@@ -264,6 +266,7 @@ _Written: TypeAlias = (
     | CompleteEntries
     | SkipEntries
     | PutRequestMode
+    | RaiseLevel
     | AdvanceChecks
     | PopMessages
     | AckMessages

@@ -37,6 +37,7 @@ from mq.broker.state.commands import (
     offset_pairs,
 )
 from mq.broker.state.completion_marks import CompletionMarks
+from mq.broker.state.format_level import LEVEL_NEWEST, FormatLevel, RaiseLevel
 from mq.broker.state.nested_tables import NestedTables, Rows, in_order
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
@@ -107,13 +108,17 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Metadata:
-    """Topics, groups and consumer offsets of one broker group. Read freely; changed by `apply` only."""
+    """Topics, groups and consumer offsets of one broker group. Read freely; changed by `apply` only.
 
-    def __init__(self) -> None:
+    Args:
+        level_newest: up to which format level entries are understood.
+    """
+
+    def __init__(self, level_newest: int = LEVEL_NEWEST) -> None:
         self.topics: dict[str, TopicConfig] = {}
         self.topic_identities: dict[str, str] = {}
         """For each topic what no other topic has, of its name or another one: see `topic_identity`. Topics that a
-        release created which knew no identities have none."""
+        release created which knew no identities have none before format level 2."""
         self.groups: dict[str, GroupConfig] = {}
         self.consumer_offsets: NestedTables[tuple[str, str], int, int] = NestedTables()
         """By (group, topic): for each queue id the next offset to consume."""
@@ -140,7 +145,10 @@ class Metadata:
         """Which messages with a sequence number the log has."""
         self.checks = CheckCursors()
         """How often was asked about which half messages."""
+        self.format_level = FormatLevel(level_newest)
+        """What entries may mean."""
         self._parts: dict[str, StateTable] = {
+            "format_level": self.format_level,
             "marks": self.marks,
             "pops": self.pops,
             "request_modes": self.request_modes,
@@ -227,9 +235,22 @@ class Metadata:
                     return Changes()
                 self.replicas[node_id] = address
                 return Changes(replicas=(node_id,))
+            case RaiseLevel():
+                return self._raise_level(command)
             case TableCommand():
                 self._part_of[type(command)].apply(command)
                 return Changes()
+
+    def _raise_level(self, command: RaiseLevel) -> Changes:
+        before = self.format_level.level
+        self.format_level.apply(command)
+        if not before < 2 <= self.format_level.level:
+            return Changes()
+        nameless = sorted(self.topics.keys() - self.topic_identities.keys())
+        for name in nameless:
+            self.data_version = self.data_version.next(command.timestamp_ms)
+            self.topic_identities[name] = f"{self.data_version.counter}-{command.timestamp_ms}"
+        return Changes(topics=tuple(nameless))
 
     def topic_identity(self, name: str) -> str:
         """What tells a topic from one of the same name that was deleted before, or that is in another cluster.

@@ -1,0 +1,102 @@
+"""The format level of a group: from which level on the log may mean what older software does not understand.
+
+A group begins at level 1. The leader proposes the next one when all members have said that they understand it, and the
+level rises with the entry that says so, on each replica at the same place in the log. What a level allows is not used
+before its entry is applied. A replica that does not understand the level stops there, and says both numbers.
+
+Levels are never taken back, and each includes those before it:
+
+2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
+   deleted and made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from mq.broker.state.table import CommandUnknown, SnapshotDamaged, TableCommand, check_range
+
+LEVEL_FIRST: Final = 1
+LEVEL_NEWEST: Final = 2
+"""Up to which level this version of the software understands the log."""
+FEATURES: Final = {2: "topic-identities"}
+"""What each level allows, in a word."""
+_LEVEL_MAX: Final = 2**31 - 1
+
+
+class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
+    """The group is at this level from here on; one that it has reached already changes nothing."""
+
+    level: int
+    timestamp_ms: int
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_range("level", self.level, LEVEL_FIRST, _LEVEL_MAX)
+        check_range("timestamp_ms", self.timestamp_ms, 0, 2**63 - 1)
+
+
+class FormatLevel:
+    """The level as far as the log is applied; a `StateTable` of one number.
+
+    Args:
+        newest: the highest that is understood.
+
+    Attributes:
+        level: the one in force.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = (RaiseLevel,)
+
+    def __init__(self, newest: int = LEVEL_NEWEST) -> None:
+        self.level = LEVEL_FIRST
+        self.newest = newest
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable`. Raises CommandUnknown, with both numbers, for a level that is not understood."""
+        assert isinstance(command, RaiseLevel), f"{command} is no command of the format level"
+        if command.level > self.newest:
+            raise CommandUnknown(_too_new(command.level, self.newest))
+        self.level = max(self.level, command.level)
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable`. Level 1 is not written: software from before there were levels reads such snapshots."""
+        level = self.level
+        return lambda: None if level == LEVEL_FIRST else level
+
+    def restore(self, state: object) -> None:
+        """See `StateTable`."""
+        level = LEVEL_FIRST if state is None else msgspec.convert(state, Annotated[int, Meta(ge=1, le=_LEVEL_MAX)])
+        if level > self.newest:
+            raise SnapshotDamaged(_too_new(level, self.newest))
+        self.level = level
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable`."""
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable`."""
+
+
+def announced_level(format_level_max: int | None) -> int:
+    """Up to which level a replica with this setting says that it understands the log."""
+    return LEVEL_NEWEST if format_level_max is None else min(LEVEL_NEWEST, format_level_max)
+
+
+def next_level(current: int, own: int, others: Iterable[int | None]) -> int:
+    """The level that a leader may propose: the highest that all members understand, or ``current``.
+
+    Args:
+        own: up to which level the leader understands the log.
+        others: the same of all other members; None of one that has not said it, since it is not connected.
+    """
+    understood = [own, *(LEVEL_FIRST if level is None else level for level in others)]
+    return max(current, min(understood))
+
+
+def _too_new(found: int, newest: int) -> str:
+    return f"the group is at format level {found}, and this version of the software understands none above {newest}"
