@@ -290,6 +290,7 @@ class BackupTarget:
             StorageCorrupt, FormatTooNew: an entry of the source is damaged, or of a newer version.
             EntryGone: retention took a file of the source that was not copied yet.
             StorageFailed: a disk refused, or has no room. In all these cases the backup is what it was.
+            BackupDamaged: files of the backup are gone.
         """
         state = source.state
         before = self.manifest
@@ -305,6 +306,7 @@ class BackupTarget:
                 last = run.entries[-1] if run.entries else last
                 copied(len(run.data))
             writing.finish()
+            self._check_present(range(before.base.pos, last.pos + last.size, state.segment_bytes))
             if self.manifest is None and snapshot is not None:
                 self._replace(SNAPSHOT_FILE_NAME, snapshot.data)
             manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
@@ -374,6 +376,16 @@ class BackupTarget:
         if reason is not None:
             raise BackupRefused(self.directory, reason)
 
+    def _check_present(self, starts: range) -> None:
+        """Whoever removes files of a backup meanwhile must not end up with a manifest that counts them.
+
+        Raises BackupDamaged, OSError.
+        """
+        names = set(self._disk.listdir(os.path.join(self.directory, FILES_DIRECTORY)))
+        for start in starts:
+            if f"{start:020d}" not in names:
+                raise BackupDamaged(_file_path(self.directory, start), "the file is missing")
+
     def _replace(self, name: str, content: bytes) -> None:
         """Have a file with this content, or the one before, whatever happens. Raises OSError."""
         path = os.path.join(self.directory, name)
@@ -394,14 +406,17 @@ class _Files:
         self._unsynced = 0
 
     def write(self, pos: int, data: bytes) -> None:
-        """Raises OSError."""
+        """Raises BackupDamaged, OSError."""
         start = pos - pos % self._segment_bytes
         if start != self.start:
             self._sync()
             self.close()
-            self._disk.mkdir(os.path.join(self._directory, FILES_DIRECTORY))
-            self._fd = self._disk.open(_file_path(self._directory, start), create=True)
+            path = _file_path(self._directory, start)
+            # What is there already is not made: the target may have been removed, or mounted elsewhere.
+            self._fd = self._disk.open(path, create=pos == start)
             self.start = start
+            if (size := self._disk.size(self._fd)) < pos - start:
+                raise BackupDamaged(path, f"it has {size} bytes where {pos - start} were written")
             self._disk.truncate(self._fd, pos - start)
         write_fully(self._disk.pwritev, self._fd, [data], pos - start)
         self._unsynced += len(data)

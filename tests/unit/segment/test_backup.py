@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 
 import pytest
 from msgspec.structs import replace
 
 from chaos.disk import MemoryDisk, PowerCut
-from raftlog.segment import EntryGone, FormatTooNew, InlineWriter, SegmentLog, StorageCorrupt, StorageFailed
+from raftlog.segment import EntryGone, FormatTooNew, InlineWriter, RealDisk, SegmentLog, StorageCorrupt, StorageFailed
 from raftlog.segment.backup import (
     Backup,
     BackupDamaged,
@@ -147,6 +149,45 @@ def test_full_target_leaves_the_backup_as_it_was() -> None:
     with pytest.raises(StorageFailed, match="No space left"):
         operator.run()
     assert operator.bodies() == [body(index) for index in range(1, 101)]
+
+
+@pytest.mark.parametrize("entries", [20, 100])
+def test_target_that_disappears_in_the_middle_is_no_backup(tmp_path: Path, entries: int) -> None:
+    home = LogHome()
+    filled(home, entries)
+    source, target = RunningLog(home.disk, DIRECTORY), BackupTarget(RealDisk(), str(tmp_path / "backup"))
+    with pytest.raises(StorageFailed, match="No such file"):
+        target.extend(source, conf=b"", snapshot=None, now_ms=1, copied=lambda nbytes: shutil.rmtree(target.directory))
+    source.close()
+    target.close()
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("start", [0, 4096, 8192])
+def test_files_of_a_backup_that_are_gone_are_noticed_by_the_next_run(start: int) -> None:
+    home = LogHome()
+    log = filled(home, 60)
+    operator = Operator(home)
+    operator.run()
+    operator.disk.unlink(f"{TARGET}/log/{start:020d}")
+    home.put(log, body(61))
+    home.submit(log, commit_hint=61)
+    with pytest.raises((BackupDamaged, StorageFailed), match=f"{start:020d}.*(missing|No such file)"):
+        operator.run()
+
+
+def test_unfinished_file_of_a_backup_that_was_cut_is_noticed_by_the_next_run() -> None:
+    home = LogHome()
+    log = filled(home, 60)
+    operator = Operator(home)
+    operator.run()
+    fd = operator.disk.open(f"{TARGET}/log/{8192:020d}")
+    operator.disk.truncate(fd, 100)
+    operator.disk.close(fd)
+    home.put(log, body(61))
+    home.submit(log, commit_hint=61)
+    with pytest.raises(BackupDamaged, match="it has 100 bytes where"):
+        operator.run()
 
 
 @pytest.mark.parametrize("operations", range(1, 60, 3))
