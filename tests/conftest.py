@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+# Before any of them is imported: their assertions say what was compared, as those of tests do.
+pytest.register_assert_rewrite("tests.support")
 
 # Hundreds of servers are started. Where this is set, each of them compiles all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

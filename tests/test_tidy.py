@@ -253,6 +253,23 @@ def test_no_files_import_each_other_in_a_ring() -> None:
     assert not cycle, " imports ".join(cycle)
 
 
+def is_test_module(module: str) -> bool:
+    return module.startswith("tests.") and module.rpartition(".")[2].startswith("test_")
+
+
+def borrowed_tests(imports: dict[str, set[str]]) -> Iterator[str]:
+    """Imports of test modules, by whichever module."""
+    for module, imported in sorted(imports.items()):
+        for each in sorted(filter(is_test_module, imported)):
+            yield f"{module} imports {each}: move what both need to tests/support, or a fixture to conftest.py"
+
+
+def test_no_test_module_is_imported() -> None:
+    files = [path for path in python_files() if path.relative_to(ROOT).parts[0] == "tests"]
+    breaches = list(borrowed_tests(imports_of((str(path.relative_to(ROOT)), path.read_text()) for path in files)))
+    assert not breaches, "\n".join(breaches)
+
+
 CALLED_BY_LIBRARIES = frozenset(
     {
         "getDefaultReadLimit",  # Spark's data source API
@@ -368,3 +385,14 @@ def test_import_rings_are_found_also_of_types() -> None:
     ring = import_cycle(imports_of([("mq/a.py", a), ("mq/b.py", b), ("mq/c.py", c)]))
     assert ring == ["mq.a", "mq.b", "mq.c", "mq.a"]
     assert not import_cycle(imports_of([("mq/a.py", a), ("mq/b.py", b), ("mq/c.py", "import os")]))
+
+
+def test_imports_of_test_modules_are_found() -> None:
+    fake, sends = "class Fake: ...", "from tests.support.fake import Fake\ndef test_sends(): ..."
+    fine = [("tests/support/fake.py", fake), ("tests/unit/test_sends.py", sends)]
+    assert not list(borrowed_tests(imports_of(fine)))
+    for line in ("from tests.unit.test_sends import Fake", "from tests.unit import test_sends"):
+        breach = [*fine, ("tests/unit/test_replies.py", line)]
+        assert [each.partition(":")[0] for each in borrowed_tests(imports_of(breach))] == [
+            "tests.unit.test_replies imports tests.unit.test_sends"
+        ]

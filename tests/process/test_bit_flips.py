@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,8 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.protocol.records import StoredMessage, decode_records
-from tests.process.test_forwarding import transfer
-from tests.unit.broker.running import SECONDS_MAX, Client
+from tests.support.real_groups import connected, transfer, wait_level
+from tests.unit.broker.running import SECONDS_MAX
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -61,12 +58,6 @@ def flip(content: bytearray, kind: str, number: int) -> bool:
     return True
 
 
-@asynccontextmanager
-async def connected(cluster: DevCluster, node_id: str) -> AsyncIterator[Client]:
-    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(node_id)) as stream:
-        yield Client(stream)
-
-
 async def send_all(cluster: DevCluster) -> None:
     async with Admin(cluster.namesrv) as admin:
         for topic in ("T", "Filler"):
@@ -78,23 +69,6 @@ async def send_all(cluster: DevCluster) -> None:
         rng = random.Random(1)
         for _ in range(3):  # so that the file is closed; this cannot be compressed
             await producer.send(Message("Filler", rng.randbytes(3_900_000)))
-
-
-async def wait_level(cluster: DevCluster) -> None:
-    """Until all replicas have the same log."""
-    with trio.fail_after(SECONDS_MAX):
-        while True:
-            tables = []
-            with contextlib.suppress(OSError):  # one may be starting
-                for node_id in cluster.node_ids:
-                    async with connected(cluster, node_id) as client:
-                        tables.append(await client.info())
-            if (
-                len(tables) == len(cluster.node_ids)
-                and len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1
-            ):
-                return
-            await trio.sleep(0.1)
 
 
 def check(message: StoredMessage) -> None:

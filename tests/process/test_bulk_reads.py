@@ -19,9 +19,7 @@ from spark.options import Topics
 from spark.plan import LogRange, QueueRange, replica_order
 from spark.reader import TaskOptions
 from spark.survey import Survey
-from tests.process.test_bit_flips import wait_level
-from tests.process.test_forwarding import transfer
-from tests.process.test_slow_consumers import connected
+from tests.support.real_groups import connected, transfer, wait_level
 from tests.unit.broker.running import SECONDS_MAX
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

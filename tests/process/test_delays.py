@@ -16,7 +16,7 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SendResult
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import decode_records
-from tests.process.test_sdk import Cluster
+from tests.support.real_groups import Cluster, delivered
 from tests.unit.broker.running import Client, properties
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
@@ -39,15 +39,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         opened = DevCluster.open(directory, ports=Ports.free(3), settings=settings, group="broker-a")
         with portal.wrap_async_context_manager(opened) as inner:
             yield Cluster(inner, portal)
-
-
-async def delivered(cluster: Cluster, topic: str, group: str, seen: list[ReceivedMessage]) -> None:
-    """Gather all messages of a topic for ever."""
-    consumer = PushConsumer(cluster.namesrv, group, consume_from="first")
-    consumer.subscribe(topic)
-    async with consumer:
-        async for message in consumer:
-            seen.append(message)
 
 
 async def counts(cluster: Cluster, topic: str) -> dict[str, int]:

@@ -19,10 +19,10 @@ from mq.client import Admin
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
-from mq.protocol.group_admin import GroupCommand
 from mq.protocol.group_bodies import QueueLocks
 from mq.protocol.headers import Response, decode_header, encode_request
 from mq.protocol.queue_tables import QueueRef
+from tests.support.real_groups import transfer
 from tests.unit.broker.running import Client, pull_ext, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -194,17 +194,6 @@ async def stock_client(cluster: DevCluster, node_id: str) -> AsyncIterator[Stock
 
 async def connect(cluster: DevCluster, node_id: str) -> trio.SocketStream:
     return await trio.open_tcp_stream("127.0.0.1", cluster.port(node_id))
-
-
-async def transfer(cluster: DevCluster, to: str) -> None:
-    async with Admin(cluster.namesrv) as admin:
-        leader = cluster.address(await cluster.leader())
-        command = GroupCommand(action="transfer", node=to)
-        with trio.fail_after(60):
-            # A replica that has only just been heard of is given its time, and one that was too slow another chance.
-            while not (answer := await admin.manage_group(leader, command)).done:
-                assert answer.code in ("NOT_CAUGHT_UP", "TRANSFER_FAILED"), answer
-                await trio.sleep(0.05)
 
 
 async def stored_messages(cluster: DevCluster) -> dict[tuple[int, int], bytes]:

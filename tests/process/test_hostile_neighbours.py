@@ -11,7 +11,7 @@ from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, Producer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import encode_request
-from tests.process.test_slow_consumers import connected
+from tests.support.real_groups import connected
 from tests.unit.broker.running import SECONDS_MAX, pull_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

@@ -23,8 +23,9 @@ from mq.client import Admin
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.dispatch import QUEUE_ENTRY_BYTES
+from tests.support.group_clients import TOPICS, Clients, held
+from tests.support.real_groups import LOST, SETTINGS
 from tests.unit.broker.running import Client, properties, pull_ext, send_ext
-from tests.unit.broker.test_replay import TOPICS, Clients, held
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -33,16 +34,6 @@ ENOUGH = 500
 """How many messages are stored at least before the brokers are left alone."""
 QUEUES = 4
 CLIENTS = 6
-SETTINGS = {
-    "segment_bytes": str(1024 * 1024),
-    "message_bytes_max": str(64 * 1024),
-    "entry_bytes_max": "2048",
-    "checkpoint_seconds": "0.5",
-    "offset_commit_seconds": "0.05",
-    "disk_warn_ratio": "1",  # whatever else is on this disk: nothing expires
-    "disk_expire_ratio": "1",
-    "disk_full_ratio": "1",
-}
 SHORT_LOG = {
     "segment_bytes": str(128 * 1024),
     "message_bytes_max": "60000",
@@ -52,7 +43,6 @@ SHORT_LOG = {
     "delay_levels": " ".join(["1s"] * 9),  # what waits for longer keeps the log from being shortened
     "timer_delay_max_seconds": "60",
 }
-LOST = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, AssertionError, OSError)
 
 
 class Counted:

@@ -13,7 +13,7 @@ from jepsen.wire import ask_figures
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.process.test_mixed_failover import LOST, SETTINGS
+from tests.support.real_groups import LOST, SETTINGS
 from tests.unit.broker.popping import Popped, batch_body, now_ms, pop_ext, read_popped
 from tests.unit.broker.running import Client, send_ext
 

@@ -12,7 +12,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.process.test_mixed_failover import LOST, SETTINGS
+from tests.support.real_groups import LOST, SETTINGS
 from tests.unit.broker.running import Answer, Client, properties, pull_ext, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]

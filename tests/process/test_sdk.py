@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -29,6 +28,7 @@ from mq.client import (
     SendResult,
 )
 from mq.protocol.codes import ResponseCode
+from tests.support.real_groups import Cluster, until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 
@@ -42,30 +42,6 @@ numbers = itertools.count()
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """What outlives the event loop of one test: it runs in a thread of its own."""
-
-    inner: DevCluster
-    portal: anyio.from_thread.BlockingPortal
-
-    @property
-    def namesrv(self) -> str:
-        return self.inner.namesrv
-
-    async def leader(self) -> str:
-        return await anyio.to_thread.run_sync(self.portal.call, self.inner.leader)
-
-    @asynccontextmanager
-    async def dead(self, node_id: str) -> AsyncGenerator[None]:
-        """The replica is killed now, and is up again when the block has ended."""
-        self.inner.kill(node_id)
-        yield
-        await until(lambda: not self.inner.is_running(node_id))
-        await anyio.to_thread.run_sync(self.portal.call, self.inner.start, node_id)
-        await anyio.to_thread.run_sync(self.portal.call, self.inner.wait_ready)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +62,6 @@ async def new_topic(cluster: Cluster) -> AsyncGenerator[str]:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(topic, QUEUES)
         yield topic
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - other processes have no event to wait for
-        await anyio.sleep(0.01)
 
 
 def consumer_of(cluster: Cluster, topic: str, tags: str = "*") -> PushConsumer:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.protocol.codes import ResponseCode
+from tests.support.real_groups import connected
 from tests.unit.broker.running import SECONDS_MAX, Answer, Client
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
@@ -21,13 +21,6 @@ MIB = 1024 * 1024
 BODY_BYTES = 8000
 MESSAGES = 600
 SETTINGS = {"slow_consumer_bytes": str(MIB)}
-
-
-@asynccontextmanager
-async def connected(cluster: DevCluster, node_id: str) -> AsyncIterator[Client]:
-    host, _, port = cluster.address(node_id).rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        yield Client(stream)
 
 
 async def fill(cluster: DevCluster) -> None:

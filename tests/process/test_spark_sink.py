@@ -14,18 +14,16 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
-from mq.protocol.codes import RequestCode, ResponseCode
 from spark.numbering import Job
 from spark.outgoing import sink_columns
 from spark.writer import TaskWriter, WriterOptions, Written
-from tests.process.test_mixed_failover import SETTINGS
-from tests.unit.broker.running import Client, pull_ext
+from tests.support.real_groups import SETTINGS
+from tests.support.stored_rows import QUEUES, all_stored
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 ROWS = 30_000
 """In requests of at most 50 rows: more of them than brokers know the places of."""
-QUEUES = 3
 
 
 def rows_of(number: int) -> list[bytes]:
@@ -74,20 +72,6 @@ async def kill_leader_at(cluster: DevCluster, task: Task, row: int) -> None:
     while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
         await trio.sleep(0.01)
     await cluster.start(node)
-
-
-async def all_stored(cluster: DevCluster) -> Counter[bytes]:
-    found: Counter[bytes] = Counter()
-    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
-        client = Client(stream)
-        for queue in range(QUEUES):
-            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Out", queue), 0
-            while offset < end:
-                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Out", queue, offset))
-                assert answer.code == ResponseCode.SUCCESS, answer
-                found.update(record.body for record in answer.records)
-                offset = int(answer.ext["nextBeginOffset"])
-    return found
 
 
 async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

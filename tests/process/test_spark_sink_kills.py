@@ -25,8 +25,8 @@ from mq.client import Admin
 from spark import writer
 from spark.numbering import Job
 from spark.outgoing import sink_columns
-from tests.process.test_mixed_failover import SETTINGS
-from tests.process.test_spark_sink import QUEUES, all_stored
+from tests.support.real_groups import SETTINGS
+from tests.support.stored_rows import QUEUES, all_stored
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

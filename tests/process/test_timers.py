@@ -13,8 +13,7 @@ import pytest
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, BrokerError, Message, Producer, ReceivedMessage, SendResult
-from tests.process.test_delays import delivered
-from tests.process.test_sdk import Cluster
+from tests.support.real_groups import Cluster, delivered
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 

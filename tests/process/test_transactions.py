@@ -23,9 +23,9 @@ from mq.client import (
     TransactionProducer,
 )
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.process.test_sdk import Cluster
+from tests.support.half_messages import COMMIT, PREPARED, end, half_text
+from tests.support.real_groups import Cluster
 from tests.unit.broker.running import Client
-from tests.unit.broker.test_transactions import COMMIT, PREPARED, end, half_text
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 

@@ -29,6 +29,9 @@ from mq.protocol.signing import signed
 from raftlog import Replica
 from tests.free_ports import free_ports
 
+ADDED = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""What brokers add to the properties of each message."""
+
 SECONDS_MAX = 60.0
 """How long a test waits for what must come; only a test that fails waits that long."""
 

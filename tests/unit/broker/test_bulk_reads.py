@@ -12,27 +12,15 @@ import trio
 from mq.broker.bulk import bulk_read
 from mq.protocol.bulk import BULK_BYTES_MAX, RANGES_MAX, BulkStatus, ReadRange, decode_answer, encode_ranges
 from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.damaged_records import FIELDS, File, body_of, close_the_first_file, send
+from tests.support.sent_messages import sent
+from tests.support.short_logs import SMALL, fill, shortened
 from tests.unit.broker.bulk import bulk, bulk_ext, bulk_request, read_all, records
-from tests.unit.broker.running import Client, properties, pull_ext, running, send_ext
-from tests.unit.broker.test_damaged_records import FIELDS, File, body_of, close_the_first_file, send
-from tests.unit.broker.test_retention import SMALL, fill, shortened
+from tests.unit.broker.running import Client, pull_ext, running
 
 pytestmark = pytest.mark.trio
 
 RANGE = Struct(">iqq")
-
-
-async def sent(client: Client, count: int, queues: int = 3, body_bytes: int = 100, topic: str = "T") -> None:
-    """Messages that go to the queues in turn; every second one of a queue is tagged "even"."""
-    posted = [
-        await client.post(
-            RequestCode.SEND_MESSAGE_V2,
-            send_ext(topic, e=n % queues, i=properties(TAGS="odd" if n // queues % 2 else "even", n=str(n))),
-            b"%06d" % n * (body_bytes // 6),
-        )
-        for n in range(count)
-    ]
-    assert [(await client.answer(opaque)).code for opaque in posted] == [0] * count
 
 
 async def pulled(client: Client, topic: str, queue_id: int, end: int) -> list[bytes]:

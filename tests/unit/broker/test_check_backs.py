@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -15,47 +14,18 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused, SnapshotDamaged
 from mq.broker.transaction.check_back import CheckTrack
 from mq.broker.transaction.half_messages import IMMUNITY_MS_MAX, immunity_ms
-from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.headers import CheckTransactionState
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.records import decode_record
-from tests.unit.broker.running import Client, properties, running, send_ext, until
-from tests.unit.broker.test_transactions import (
-    COMMIT,
-    PREPARED,
-    ROLLBACK,
-    end,
-    end_ext,
-    figure,
-    half_text,
-    send_half,
-    stored,
-)
+from tests.support.check_backs import FAST, grows, produce
+from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, end, end_ext, half_text, send_half
+from tests.support.stored_messages import figure, stored
+from tests.unit.broker.running import properties, running, send_ext
 
-FAST: dict[str, Any] = {"transaction_timeout_seconds": 0.1, "transaction_check_seconds": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.transaction.check_back._RUN_SECONDS", 0.005)
-
-
-async def produce(client: Client, group: str = "P", client_id: str = "p1") -> None:
-    """Make a connection one of a producer group's."""
-    data = HeartbeatData(client_id, producers=[ProducerData(group)])
-    assert (await client.request(RequestCode.HEART_BEAT, body=data.encode())).code == 0
-
-
-async def grows(client: Client, name: str, least: int = 1) -> int:
-    async def enough() -> bool:
-        return await figure(client, name) >= least
-
-    await until(enough)
-    return await figure(client, name)
-
+pytestmark = pytest.mark.usefixtures("often")
 
 # -- asking ------------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +16,16 @@ from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import SCHEDULE_TOPIC
-from mq.protocol.records import Host, StoredMessage
+from mq.protocol.records import Host
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.unit.broker.running import LONG_NAMES, Client, note_brokers, properties, running, send_ext, until
+from tests.support.stored_messages import figure, stored, wait_stored
+from tests.support.waiting_messages import WallClock, beats
+from tests.unit.broker.running import LONG_NAMES, note_brokers, properties, running, send_ext
 
 pytestmark = pytest.mark.trio
 
 SEND_V2 = RequestCode.SEND_MESSAGE_V2
-
-
-class WallClock:
-    """Milliseconds since the epoch, as the broker sees them; they pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_ms = time.time_ns() // 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    clock = WallClock()
-    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
-    return clock
-
-
-async def stored(client: Client, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    """All messages of a queue."""
-    records: list[StoredMessage] = []
-    while (answer := await client.pull(topic, queue_id, len(records))).code == ResponseCode.SUCCESS:
-        records += answer.records
-    return records
-
-
-async def wait_stored(client: Client, count: int, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    """All messages of a queue, once there are so many."""
-
-    async def there() -> bool:
-        return await client.offset(RequestCode.GET_MAX_OFFSET, topic, queue_id) >= count
-
-    await until(there)
-    return await stored(client, topic, queue_id)
-
-
-async def beats(client: Client) -> None:
-    """Let the broker's timers run some times."""
-    for _ in range(20):
-        await client.info()
-
-
-async def progress(client: Client, name: str) -> int:
-    return int((await client.info())[f"raftmq.{name}"])
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
@@ -185,7 +140,7 @@ async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallC
         assert bodies == [b"%d" % n + bytes(n % 50) for n in range(1000)]
         await beats(client)
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 1000
-        assert await progress(client, "delayedDelivered") == 1000
+        assert await figure(client, "delayedDelivered") == 1000
 
 
 async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
@@ -234,7 +189,7 @@ async def test_a_message_whose_topic_is_gone_is_dropped(
         assert (await client.create_topic("Behind", 1)).code == 0
         clock.now_ms += 1000
         await wait_stored(client, 2)
-        assert await progress(client, "delayedDropped") == 1
+        assert await figure(client, "delayedDropped") == 1
         await client.create_topic("Gone", 1)
         await beats(client)
         assert await stored(client, "Gone") == []
@@ -253,7 +208,7 @@ async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
         queue.min_offset = 4
         clock.now_ms += 1000
         assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
-        assert await progress(client, "delayedExpired") == 4
+        assert await figure(client, "delayedExpired") == 4
 
 
 async def test_what_was_due_while_nobody_led_comes_at_once_and_once(tmp_path: Path, clock: WallClock) -> None:

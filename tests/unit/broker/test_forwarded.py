@@ -14,9 +14,9 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.headers import Response, encode_request
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
+from tests.support.half_messages import end_ext
 from tests.unit.broker.replica_client import add_learner, as_response, authenticate, connect_replica, fields_of
 from tests.unit.broker.running import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext, until
-from tests.unit.broker.test_transactions import end_ext
 
 pytestmark = pytest.mark.trio
 

@@ -12,6 +12,7 @@ import trio
 from mq.broker.consume import queue_locks
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from tests.support.queue_locks import lock_body, queue
 from tests.unit.broker.running import SUBSCRIPTION, Answer, Client, properties, running
 
 pytestmark = pytest.mark.trio
@@ -23,15 +24,6 @@ COMMIT_OFFSET = 1
 def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes a lock away but who asks for it: some tests let all be over at once."""
     monkeypatch.setattr("mq.broker.consume.queue_locks.EXPIRE_SOME_SECONDS", 3600.0)
-
-
-def queue(queue_id: int = 0, topic: str = "T") -> dict[str, Any]:
-    return {"brokerName": "broker-a", "queueId": queue_id, "topic": topic}
-
-
-def lock_body(client_id: str, *queue_ids: int, group: str = "G", topic: str = "T") -> bytes:
-    queues = [queue(queue_id, topic) for queue_id in queue_ids]
-    return json.dumps({"clientId": client_id, "consumerGroup": group, "mqSet": queues}).encode()
 
 
 async def lock(client: Client, client_id: str, *queue_ids: int, **given: Any) -> list[int]:

@@ -11,9 +11,9 @@ from mq.broker.bulk.log_lease import NOTHING, LogLeases
 from mq.broker.net.call import Call
 from mq.protocol.bulk_requests import HoldLog, HoldLogExt
 from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.short_logs import SMALL, fill, shortened
 from tests.unit.broker.bulk import bulk, read_all
 from tests.unit.broker.running import Answer, Client, broker_settings, running
-from tests.unit.broker.test_retention import SMALL, fill, shortened
 
 
 class Leases:

@@ -15,9 +15,9 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.sequencing import SEQUENCE_MAX
 from tests.free_ports import free_ports
+from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.numbered_messages import numbered, one, place
 from tests.unit.broker.running import Answer, Client, running, send_ext
-from tests.unit.broker.test_repeats import numbered, one, place
-from tests.unit.broker.test_sdk_requests import cluster
 
 pytestmark = pytest.mark.trio
 
@@ -187,7 +187,7 @@ async def test_numbers_and_shared_properties_go_together(tmp_path: Path, seriali
 
 
 async def test_the_sdk_sends_them_and_says_when_places_are_not_known(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _), Producer(namesrv, "P") as producer:
+    async with cluster_and_broker(tmp_path) as (namesrv, _), Producer(namesrv, "P") as producer:
         batch = [Message("T", b"%d:" % number) for number in range(3)]
         queue = MessageQueue("T", "broker-a", 0)
         numbers = {"RAFTMQ_PRODUCER": "billing-7", "RAFTMQ_SEQUENCE": "500"}

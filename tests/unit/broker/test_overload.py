@@ -9,8 +9,8 @@ import pytest
 
 from mq.broker.write_path.appender import Appender
 from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.queue_locks import lock_body
 from tests.unit.broker.running import running
-from tests.unit.broker.test_locks import lock_body
 
 pytestmark = pytest.mark.trio
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX
-from tests.unit.broker.test_pop_crashes import INVISIBLE_MS, CrashMachine, started
+from tests.support.pop_crashes import INVISIBLE_MS, CrashMachine, started
 
 
 def test_a_new_leader_whose_clock_is_far_behind_hides_messages_no_longer_than_they_were_popped_for() -> None:

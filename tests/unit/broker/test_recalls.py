@@ -11,7 +11,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.recall import SEARCHES_MAX
 from mq.protocol.codes import ResponseCode
-from tests.unit.broker.test_timer_model import DAY, START_MS, Client, TimerMachine, recall_request
+from tests.support.timer_model import DAY, START_MS, Client, TimerMachine, recall_request
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +12,18 @@ from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.free_ports import free_ports
+from tests.support.half_messages import COMMIT, PREPARED, end, half_text
+from tests.support.numbered_messages import numbered, one, place
 from tests.unit.broker.running import (
     LONG_NAMES,
     Answer,
     Client,
-    RunningBroker,
     properties,
-    running,
     send_ext,
     until,
 )
-from tests.unit.broker.test_transactions import COMMIT, PREPARED, end, half_text
 
 pytestmark = pytest.mark.trio
-
-
-@contextlib.asynccontextmanager
-async def one(directory: Path, **given: Any) -> AsyncIterator[tuple[RunningBroker, Client]]:
-    async with running(directory, **given) as broker:
-        yield broker, await broker.connect()
-
-
-def numbered(number: object, producer: str = "p1", **given: str) -> str:
-    return properties(RAFTMQ_PRODUCER=producer, RAFTMQ_SEQUENCE=str(number), **given)
-
-
-def place(answer: Answer) -> dict[str, str]:
-    assert answer.code == ResponseCode.SUCCESS, answer
-    return answer.ext
 
 
 async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[bytes]:

@@ -6,7 +6,6 @@ the log, and whatever is in the log of one entered it together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,51 +35,16 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
-from mq.protocol.records import StoredMessage, decode_records, encode_host
+from mq.protocol.records import StoredMessage, decode_records
 from mq.protocol.sequencing import sent_range, stored_range
 from mq.store.annotation import split_annotation
 from mq.store.sequenced import scan_sequenced
 from raftlog import Refusal
+from tests.support.model_log import HOST, Log
 from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings, send_ext
 
-HOST = encode_host("127.0.0.1", 10911)
-HEADER = bytes(48)
 COPY = b"copy"
-
-
-class Log:
-    """The log of the replica that leads: what is committed, and what was framed behind it."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.committed: list[tuple[int, bytes, bytes]] = []
-        self.framed: list[tuple[int, bytes, bytes]] = []
-        self.refusals: list[Refusal | None] = []
-
-    @property
-    def end_pos(self) -> int:
-        return len(self.data)
-
-    def pread(self, position: int, nbytes: int) -> bytes:
-        assert position + nbytes <= len(self.data)
-        return bytes(self.data[position : position + nbytes])
-
-    def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal:
-        refusal = self.refusals.pop(0) if self.refusals else None
-        if refusal is not None:
-            return refusal
-        position = len(self.data) + len(HEADER)
-        body, annotation = build(position)
-        self.data += HEADER + body
-        self.framed.append((position, body, annotation))
-        return len(self.committed) + len(self.framed)
-
-    def cut(self) -> None:
-        """Another replica leads, which never got what is not committed."""
-        if self.framed:
-            del self.data[self.framed[0][0] - len(HEADER) :]
-            self.framed.clear()
 
 
 class Client:

@@ -11,14 +11,13 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import CheckTransactionState
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
+from tests.support.check_backs import FAST, grows, produce
+from tests.support.half_messages import COMMIT, send_half
+from tests.support.replies import three_replicas
+from tests.support.stored_messages import stored
 from tests.unit.broker.running import Answer, Client, note_brokers, running
-from tests.unit.broker.test_check_backs import FAST, grows, often, produce
-from tests.unit.broker.test_replies import three_replicas
-from tests.unit.broker.test_transactions import COMMIT, send_half, stored
 
-__all__ = ["often"]
-
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("often")]
 
 CODE = RequestCode.RESUME_CHECK_HALF_MESSAGE
 ONE_CHECK = FAST | {"transaction_checks_max": 1}

@@ -16,10 +16,9 @@ from mq.protocol.names import METADATA_TOPIC, SCHEDULE_TOPIC
 from mq.protocol.records import HEAD, MAGIC_V1, StoredMessage
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
+from tests.support.stored_messages import stored, wait_stored
+from tests.support.waiting_messages import WallClock, beats
 from tests.unit.broker.running import Answer, Client, properties, running
-from tests.unit.broker.test_delays import WallClock, beats, clock, stored, wait_stored
-
-__all__ = ["clock"]
 
 pytestmark = pytest.mark.trio
 

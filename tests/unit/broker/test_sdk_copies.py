@@ -10,10 +10,9 @@ import trio
 from mq.client import BrokerError, Message, NotRecalled, Producer, PushConsumer, ReceivedMessage
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
-from tests.unit.broker.test_delays import WallClock, clock, stored, wait_stored
-from tests.unit.broker.test_sdk_requests import cluster
-
-__all__ = ["clock"]
+from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.stored_messages import stored, wait_stored
+from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
 
@@ -29,7 +28,7 @@ async def test_a_copy_waits_comes_again_and_dies_like_what_was_taken_back(
     comes, came = trio.open_memory_channel[None](9)
     with trio.fail_after(60):
         async with (
-            cluster(tmp_path) as (namesrv, broker),
+            cluster_and_broker(tmp_path) as (namesrv, broker),
             Producer(namesrv) as producer,
             trio.open_nursery() as nursery,
         ):
@@ -67,7 +66,7 @@ async def test_a_copy_waits_comes_again_and_dies_like_what_was_taken_back(
 
 
 async def test_a_recall_that_comes_too_late_says_so(tmp_path: Path, clock: WallClock) -> None:
-    async with cluster(tmp_path) as (namesrv, broker), Producer(namesrv) as producer:
+    async with cluster_and_broker(tmp_path) as (namesrv, broker), Producer(namesrv) as producer:
         sent = [await producer.send(Message("T", b"x", deliver_at=clock.now_ms + 60_000)) for _ in range(2)]
         assert await producer.recall(sent[0].recall_handle) == sent[0].message_id
         with pytest.raises(NotRecalled, match="recalled before") as refused:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,24 +14,9 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from mq.client import Admin, ClientError, Message, MessageQueue, NoRoute, Producer, TopicNotFound
-from mq.namesrv.server import serve
-from mq.namesrv.settings import NamesrvSettings
-from tests.unit.broker.running import running
+from tests.support.name_server_and_broker import cluster
 
 pytestmark = pytest.mark.trio
-
-
-@asynccontextmanager
-async def cluster(directory: Path) -> AsyncIterator[str]:
-    """The address of a name server that knows a broker."""
-    settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
-    async with trio.open_nursery() as nursery:
-        host, port = await nursery.start(serve, settings)
-        namesrv = f"{host}:{port}"
-        async with running(directory, namesrv=namesrv), Admin(namesrv) as admin:
-            await admin.create_topic("T", 1)
-            yield namesrv
-        nursery.cancel_scope.cancel()
 
 
 async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mq.client.errors import ConnectionLost
 from mq.client.net.connection import Connection
 from mq.client.sync import SyncPopConsumer
 from mq.protocol.codes import RequestCode
-from tests.unit.broker.test_sdk_lookups import cluster
+from tests.support.name_server_and_broker import cluster
 
 pytestmark = pytest.mark.trio
 

@@ -11,9 +11,8 @@ from mq.client import Message, PopConsumer, Producer, TopicNotFound
 from mq.client.sync import SyncPopConsumer
 from mq.protocol import properties as props
 from mq.protocol.receipts import Receipt
+from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.unit.broker.running import properties
-from tests.unit.broker.test_sdk_lookups import cluster
-from tests.unit.broker.test_sdk_requests import cluster as cluster_and_broker
 
 pytestmark = pytest.mark.trio
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -33,23 +32,11 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_admin import GroupCommand
 from mq.protocol.reply_requests import PushReplyMessageToClient
-from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, RunningBroker, running, until
-from tests.unit.broker.test_replies import V2, produces, pushed, reply_ext, three_replicas
+from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.replies import V2, produces, pushed, reply_ext, three_replicas
+from tests.unit.broker.running import SUBSCRIPTION, SUSPEND, until
 
 pytestmark = pytest.mark.trio
-
-
-@asynccontextmanager
-async def cluster(directory: Path, **given: Any) -> AsyncIterator[tuple[str, RunningBroker]]:
-    """The address of a name server that knows a broker, and the broker."""
-    settings = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None)
-    async with trio.open_nursery() as nursery:
-        host, port = await nursery.start(serve, settings)
-        namesrv = f"{host}:{port}"
-        async with running(directory, namesrv=namesrv, **given) as broker:
-            await (await broker.connect()).create_topic("T", 1)
-            yield namesrv, broker
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -73,7 +60,7 @@ async def replying(namesrv: str) -> AsyncIterator[list[ReceivedMessage]]:
 
 async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path) as (namesrv, _),
+        cluster_and_broker(tmp_path) as (namesrv, _),
         Producer(namesrv, "P") as producer,
         PullConsumer(namesrv, "G", consume_from="first") as consumer,
         trio.open_nursery() as nursery,
@@ -91,7 +78,7 @@ async def test_a_pull_consumer_replies(tmp_path: Path) -> None:
 
 async def test_a_pop_consumer_replies(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path) as (namesrv, _),
+        cluster_and_broker(tmp_path) as (namesrv, _),
         Producer(namesrv, "P") as producer,
         PopConsumer(namesrv, "G", "T", consume_from="first") as consumer,
         trio.open_nursery() as nursery,
@@ -107,7 +94,11 @@ async def test_a_pop_consumer_replies(tmp_path: Path) -> None:
 
 
 async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _), Producer(namesrv, "P") as producer, replying(namesrv) as seen:
+    async with (
+        cluster_and_broker(tmp_path) as (namesrv, _),
+        Producer(namesrv, "P") as producer,
+        replying(namesrv) as seen,
+    ):
         reply = await producer.request(Message("T", b"hello"), timeout=5)
         assert (reply.body, reply.topic, reply.properties["from"]) == (b"re: hello", "DefaultCluster_REPLY_TOPIC", "G")
         (asked,) = seen
@@ -134,7 +125,7 @@ async def test_a_request_gets_its_own_reply(tmp_path: Path) -> None:
 
 async def test_a_request_without_a_reply_ends_in_time_and_a_late_reply_is_dropped(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path) as (namesrv, broker),
+        cluster_and_broker(tmp_path) as (namesrv, broker),
         replying(namesrv) as seen,
         Producer(namesrv, "P", in_flight_max=1) as producer,
     ):
@@ -168,7 +159,7 @@ async def _expect_no_reply(producer: Producer) -> None:
 
 async def test_what_cannot_be_replied_to(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path) as (namesrv, broker),
+        cluster_and_broker(tmp_path) as (namesrv, broker),
         Producer(namesrv, "P") as producer,
         PushConsumer(namesrv, "G", consume_from="first") as consumer,
     ):
@@ -193,7 +184,7 @@ async def test_what_cannot_be_replied_to(tmp_path: Path) -> None:
 
 async def test_a_java_program_asks_and_replies(tmp_path: Path) -> None:
     """What Java's producer sends for a request, and what its consumer replies, byte for byte the same properties."""
-    async with cluster(tmp_path) as (namesrv, broker):
+    async with cluster_and_broker(tmp_path) as (namesrv, broker):
         java = await broker.connect()
         await produces(java, "10.0.0.1@7", "JP")
         async with replying(namesrv):
@@ -258,7 +249,7 @@ async def test_requests_are_replied_to_while_leaders_change(tmp_path: Path) -> N
 
 
 async def test_threads_ask_and_reply(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _):
+    async with cluster_and_broker(tmp_path) as (namesrv, _):
 
         def program() -> bytes:
             with (

@@ -28,7 +28,7 @@ from mq.client import (
 from mq.client.produce import tracing as client_tracing
 from mq.protocol import properties as props
 from mq.protocol.trace import TRACE_TOPIC, ContextCode, MessageKind, MessageTrace, TraceRecord, decode_trace
-from tests.unit.broker.test_sdk_requests import cluster
+from tests.support.name_server_and_broker import cluster_and_broker
 
 pytestmark = pytest.mark.trio
 
@@ -45,7 +45,7 @@ async def story(admin: Admin, message_id: str, done: Callable[[MessageTrace], bo
 
 async def test_the_story_of_a_message(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path) as (namesrv, broker),
+        cluster_and_broker(tmp_path) as (namesrv, broker),
         Admin(namesrv) as admin,
         Producer(namesrv, "P", trace=True) as producer,
         trio.open_nursery() as nursery,
@@ -104,7 +104,7 @@ async def test_the_story_of_a_message(tmp_path: Path) -> None:
 
 
 async def test_streams_batches_and_a_topic_of_ones_own(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+    async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P", trace="MyTrace") as producer:
             batch = await producer.send_batch([Message("T", b"1", keys=["one"]), Message("T", b"22", tags="two")])
             pending = await producer.submit(Message("T", b"333"))
@@ -134,7 +134,7 @@ async def test_streams_batches_and_a_topic_of_ones_own(tmp_path: Path) -> None:
 
 
 async def test_delays_and_recalls_are_in_the_story(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+    async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P", trace=True) as producer:
             sent = await producer.send(Message("T", b"later", delay=100))
             assert sent.recall_handle is not None
@@ -152,7 +152,7 @@ async def test_delays_and_recalls_are_in_the_story(tmp_path: Path) -> None:
 
 
 async def test_records_of_stock_clients_are_read(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, broker), Admin(namesrv) as admin:
+    async with cluster_and_broker(tmp_path) as (namesrv, broker), Admin(namesrv) as admin:
         java = await broker.connect()
         lines = (
             "Pub|1700000000123|DefaultRegion|JP|T|AB12|null|null|10.0.0.1:10911|5|12|3|OFF|true",
@@ -186,7 +186,7 @@ async def test_tracing_fails_nothing_and_stays_within_its_bounds(
 ) -> None:
     monkeypatch.setattr(client_tracing, "RECORDS_MAX", 50)
     monkeypatch.setattr(client_tracing, "SEND_SECONDS", 0.1)
-    async with cluster(tmp_path) as (namesrv, broker):
+    async with cluster_and_broker(tmp_path) as (namesrv, broker):
         await (await broker.connect()).create_topic("NoTrace", perm=4)
         async with Producer(namesrv, "P", trace="NoTrace") as producer:
             assert len(await producer.send_many([Message("T", b"x") for _ in range(200)])) == 200
@@ -196,7 +196,7 @@ async def test_tracing_fails_nothing_and_stays_within_its_bounds(
 
 
 async def test_every_one_of_thousands_is_found(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+    async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P", trace=True, in_flight_max=500) as producer:
             keys = ["\u00e9t\u00e9", "k" * 100]
             messages = [Message("T", b"%d" % n, keys=[*keys, f"n{n}"], tags="\u2603 x") for n in range(3000)]
@@ -229,7 +229,7 @@ async def test_transactions_are_in_the_story(tmp_path: Path) -> None:
         return answers.pop(0)
 
     settings = {"transaction_timeout_seconds": 0.2, "transaction_check_seconds": 0.2}
-    async with cluster(tmp_path, **settings) as (namesrv, broker), Admin(namesrv) as admin:
+    async with cluster_and_broker(tmp_path, **settings) as (namesrv, broker), Admin(namesrv) as admin:
         async with TransactionProducer(namesrv, "P", check=check, trace=True) as producer:
             async with producer.transaction(Message("T", b"seen", tags="a", keys=["k", "l"])) as good:
                 pass
@@ -267,7 +267,7 @@ async def test_a_check_may_answer_with_what_counts_as_true_or_false(tmp_path: Pa
 
     settings = {"transaction_timeout_seconds": 0.2, "transaction_check_seconds": 0.2}
     async with (
-        cluster(tmp_path, **settings) as (namesrv, _),
+        cluster_and_broker(tmp_path, **settings) as (namesrv, _),
         Admin(namesrv) as admin,
         TransactionProducer(namesrv, "P", check=check, trace=True) as producer,
     ):
@@ -279,7 +279,7 @@ async def test_a_check_may_answer_with_what_counts_as_true_or_false(tmp_path: Pa
 
 
 async def test_what_a_pull_consumer_was_given_is_handled(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
+    async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P") as producer:
             sent = [await producer.send(Message("T", b"%d" % n)) for n in range(2)]
         async with PullConsumer(namesrv, "G", consume_from="first", trace=True) as consumer:

@@ -16,11 +16,10 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.records import CRC_MASK, FIXED, Host, encode_host, encode_record
-from tests.unit.broker.running import LONG_NAMES, Client, properties, running, send_ext, until
+from tests.unit.broker.running import ADDED, LONG_NAMES, Client, properties, running, send_ext, until
 
 pytestmark = pytest.mark.trio
 
-ADDED = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 GET_MAX, GET_MIN = RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET
 

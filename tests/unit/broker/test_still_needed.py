@@ -12,12 +12,12 @@ import trio
 
 from mq.broker.broker import Broker
 from mq.protocol.codes import ResponseCode
+from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half
+from tests.support.replies import three_replicas
+from tests.support.short_logs import MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
+from tests.support.waiting_messages import WallClock
 from tests.unit.broker.popping import Popped, ack, popped
 from tests.unit.broker.running import Client, RunningBroker, note_brokers, properties, running, until
-from tests.unit.broker.test_delays import WallClock
-from tests.unit.broker.test_replies import three_replicas
-from tests.unit.broker.test_retention import MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
-from tests.unit.broker.test_transactions import COMMIT, ROLLBACK, end, send_half
 
 pytestmark = pytest.mark.trio
 

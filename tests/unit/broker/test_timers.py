@@ -20,8 +20,9 @@ from mq.protocol.recall import RecallHandle
 from mq.protocol.records import RawRecord, RecordError, split_record
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
+from tests.support.stored_messages import figure, stored, wait_stored
+from tests.support.waiting_messages import WallClock, beats
 from tests.unit.broker.running import LONG_NAMES, Answer, Client, note_brokers, properties, running, send_ext
-from tests.unit.broker.test_delays import WallClock, beats, progress, stored, wait_stored
 
 pytestmark = pytest.mark.trio
 
@@ -90,7 +91,7 @@ async def test_a_message_comes_at_its_time(tmp_path: Path, clock: WallClock, cod
         clock.now_ms = due_ms - 1
         await beats(client)
         assert await stored(client, "T", 2) == []
-        assert await progress(client, "timersPending") == 1
+        assert await figure(client, "timersPending") == 1
         clock.now_ms += 1
         [message] = await wait_stored(client, 1, "T", 2)
         assert message.properties == kept | {"TIMER_ENQUEUE_MS": str(sent_ms), "TIMER_DEQUEUE_MS": str(due_ms)}
@@ -100,7 +101,7 @@ async def test_a_message_comes_at_its_time(tmp_path: Path, clock: WallClock, cod
         await beats(client)
         assert len(await stored(client, "T", 2)) == 1
         assert len((await client.pull("T", 2, subscription="café")).records) == 1, "the tag code is that of the tags"
-        assert (await progress(client, "timersPending"), await progress(client, "timersDelivered")) == (0, 1)
+        assert (await figure(client, "timersPending"), await figure(client, "timersDelivered")) == (0, 1)
 
 
 async def test_each_way_to_say_when(tmp_path: Path, clock: WallClock) -> None:
@@ -143,7 +144,7 @@ async def test_what_is_due_already_comes_at_once(tmp_path: Path, clock: WallCloc
         assert (answer.code, answer.ext["queueOffset"], "recallHandle" in answer.ext) == (0, "0", False)
         [message] = await stored(client)
         assert "REAL_TOPIC" not in message.properties
-        assert await progress(client, "timersPending") == 0
+        assert await figure(client, "timersPending") == 0
 
 
 async def test_what_cannot_be_a_time_is_refused(tmp_path: Path, clock: WallClock) -> None:
@@ -167,7 +168,7 @@ async def test_what_cannot_be_a_time_is_refused(tmp_path: Path, clock: WallClock
         sent = await client.send(TIMER_TOPIC, i=properties(TIMER_DELAY_SEC="1"))
         assert sent.code == ResponseCode.NO_PERMISSION
         assert (await client.send(i=properties(TIMER_DELAY_SEC="60"))).code == 0
-        assert await progress(client, "timersPending") == 1
+        assert await figure(client, "timersPending") == 1
 
 
 async def test_a_message_far_ahead_is_stored_anew_each_day(tmp_path: Path, clock: WallClock, brokers: Any) -> None:
@@ -189,8 +190,8 @@ async def test_a_message_far_ahead_is_stored_anew_each_day(tmp_path: Path, clock
         [message] = await wait_stored(client, 1)
         assert (message.body, message.properties["TIMER_ROLL_TIMES"]) == (b"far", "3")
         assert message.properties["UNIQ_KEY"] == sent.ext["transactionId"]
-        assert await progress(client, "timersRolled") == 3
-        assert await progress(client, "timersExpired") == 0
+        assert await figure(client, "timersRolled") == 3
+        assert await figure(client, "timersExpired") == 0
 
 
 async def test_many_messages_come_once_and_in_the_order_of_their_times(tmp_path: Path, clock: WallClock) -> None:
@@ -208,7 +209,7 @@ async def test_many_messages_come_once_and_in_the_order_of_their_times(tmp_path:
         assert [message.body for message in await wait_stored(client, 1000)] == [b"%d" % n for n in range(1000)]
         await beats(client)
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 1000
-        assert await progress(client, "timersPending") == 0
+        assert await figure(client, "timersPending") == 0
 
 
 async def test_what_was_due_while_nobody_led_comes_at_once_and_once(tmp_path: Path, clock: WallClock) -> None:
@@ -313,7 +314,7 @@ async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
         queue.min_offset = 4
         clock.now_ms = due_ms
         assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
-        assert await progress(client, "timersExpired") == 4
+        assert await figure(client, "timersExpired") == 4
         await client.wait_for(lambda table: table["raftmq.timersPending"] == "0")
 
 
@@ -327,7 +328,7 @@ async def test_a_message_whose_topic_is_gone_is_dropped(tmp_path: Path, clock: W
         assert deleted.code == 0
         clock.now_ms += 1
         await wait_stored(client, 2)
-        assert await progress(client, "timersDropped") == 1
+        assert await figure(client, "timersDropped") == 1
 
 
 # -- levels of one's own -----------------------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
         client = await broker.connect()
         await beats(client)
         assert await bodies(client) == [b"second"]
-        assert await progress(client, "timersPending") == 0
+        assert await figure(client, "timersPending") == 0
 
 
 async def test_a_message_that_was_stored_anew_is_found(

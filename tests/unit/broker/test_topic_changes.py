@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.client.admin import Admin
-from tests.unit.broker.test_sdk_lookups import cluster
+from tests.support.name_server_and_broker import cluster
 
 pytestmark = pytest.mark.trio
 

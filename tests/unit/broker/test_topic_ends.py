@@ -9,9 +9,9 @@ import pytest
 from mq.broker.bulk import topic_ends
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
+from tests.support.sent_messages import sent
 from tests.unit.broker.bulk import plan
 from tests.unit.broker.running import Client, running
-from tests.unit.broker.test_bulk_reads import sent
 
 pytestmark = pytest.mark.trio
 

@@ -10,10 +10,10 @@ import pytest
 from mq.broker.bulk import topic_plan
 from mq.protocol.bulk import PlannedQueue
 from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.sent_messages import sent
+from tests.support.short_logs import SMALL_SEGMENT_BYTES
 from tests.unit.broker.bulk import plan, read_all
 from tests.unit.broker.running import running
-from tests.unit.broker.test_bulk_reads import sent
-from tests.unit.broker.test_retention import SMALL_SEGMENT_BYTES
 
 pytestmark = pytest.mark.trio
 

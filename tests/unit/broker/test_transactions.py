@@ -13,54 +13,12 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC
-from mq.protocol.records import Host, StoredMessage
-from tests.unit.broker.running import LONG_NAMES, Answer, Client, properties, running, send_ext, until
-from tests.unit.broker.test_sending import ADDED
+from mq.protocol.records import Host
+from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, UNKNOWN, end, end_ext, half_text, send_half
+from tests.support.stored_messages import figure, stored
+from tests.unit.broker.running import ADDED, LONG_NAMES, properties, running, send_ext, until
 
 pytestmark = pytest.mark.trio
-
-COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
-PREPARED = 4
-
-
-def half_text(**more: str) -> str:
-    return properties(**({"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "0A0B"} | more))
-
-
-async def send_half(client: Client, body: bytes = b"body", topic: str = "T", queue: int = 0, **more: str) -> Answer:
-    answer = await client.send(topic, body, e=queue, f=PREPARED, i=half_text(**more))
-    assert answer.code == 0, answer
-    return answer
-
-
-def end_ext(half: Answer, outcome: int, **given: Any) -> dict[str, Any]:
-    """The fields of END_TRANSACTION about a half message, by the answer to its send."""
-    fields: dict[str, Any] = {
-        "producerGroup": "P",
-        "tranStateTableOffset": half.ext["queueOffset"],
-        "commitLogOffset": parse_offset_message_id(half.ext["msgId"]).physical_offset,
-        "commitOrRollback": outcome,
-        "fromTransactionCheck": False,
-        "msgId": half.ext["transactionId"],
-        "transactionId": half.ext["transactionId"],
-    }
-    return fields | given
-
-
-async def end(client: Client, half: Answer, outcome: int, *, serialization: int = JSON, **given: Any) -> Answer:
-    ext = end_ext(half, outcome, **given)
-    return await client.request(RequestCode.END_TRANSACTION, ext, serialization=serialization)
-
-
-async def stored(client: Client, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    records: list[StoredMessage] = []
-    while (answer := await client.pull(topic, queue_id, len(records))).code == ResponseCode.SUCCESS:
-        records += answer.records
-    return records
-
-
-async def figure(client: Client, name: str) -> int:
-    return int((await client.info())[f"raftmq.{name}"])
 
 
 # -- one transaction ---------------------------------------------------------------------------------------------------

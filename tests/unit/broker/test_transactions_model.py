@@ -36,9 +36,9 @@ from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.records import decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
 from raftlog import Refusal
+from tests.support.model_log import HOST, Log
 from tests.unit.broker.contexts import context_of
 from tests.unit.broker.running import broker_settings
-from tests.unit.broker.test_repeats_model import HOST, Log
 
 COMMIT, ROLLBACK = 8, 12
 CHECKS_MAX = 3

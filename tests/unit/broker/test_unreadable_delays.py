@@ -8,10 +8,9 @@ import pytest
 
 from mq.broker.schedule import delay_levels
 from mq.protocol.records import RawRecord, RecordError, split_record
+from tests.support.stored_messages import stored, wait_stored
+from tests.support.waiting_messages import WallClock
 from tests.unit.broker.running import Client, note_brokers, properties, running
-from tests.unit.broker.test_delays import WallClock, clock, stored, wait_stored
-
-__all__ = ["clock"]
 
 pytestmark = pytest.mark.trio
 

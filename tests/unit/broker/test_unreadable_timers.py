@@ -11,9 +11,7 @@ from mq.broker.write_path.outcome import Stored
 from mq.protocol.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.records import RecordError
-from tests.unit.broker.test_timer_model import HOUR, MINUTE, SECOND, START_MS, TimerMachine, machine
-
-__all__ = ["machine"]
+from tests.support.timer_model import HOUR, MINUTE, SECOND, START_MS, TimerMachine
 
 
 def test_what_cannot_be_read_is_tried_ever_less_often_until_it_can(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import zlib
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import pytest
@@ -27,19 +27,10 @@ from mq.client import (
     TopicNotFound,
 )
 from mq.protocol.compression import Codec
+from tests.support.producing import SEND, producer_of
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, until
 
 pytestmark = pytest.mark.anyio
-
-SEND = 310
-ROUTE = 105
-
-
-def producer_of(cluster: FakeCluster, **options: Any) -> Producer:
-    """With patience, so that a machine that stops for seconds does not fail a test; some tests want less."""
-    options.setdefault("timeout", 60.0)
-    options.setdefault("attempt_timeout", 60.0)
-    return Producer(cluster.namesrv, **options)
 
 
 async def test_send_stores_the_message_with_all_it_carries() -> None:

@@ -17,8 +17,8 @@ from mq.client import (
     SendRejected,
     SendResult,
 )
+from tests.support.producing import ROUTE, SEND, producer_of
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, until
-from tests.unit.client.test_producer import ROUTE, SEND, producer_of
 
 pytestmark = pytest.mark.anyio
 

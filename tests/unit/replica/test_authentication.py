@@ -21,9 +21,9 @@ from raftlog.net.frames import Hello, Kind, RangeReq
 from raftlog.net.secret_file import new_secret, write_secrets
 from raftlog.net.transport import PURPOSE
 from tests.free_ports import free_ports
+from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started
-from tests.unit.replica.test_strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,46 +17,19 @@ from raftlog.net.authentication import CHALLENGE_BYTES, NONCE_BYTES
 from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
 from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
 from raftlog.net.versions import HANDSHAKE_VERSION
-from tests.free_ports import free_ports
+from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
 from tests.unit.replica.caller import Caller, call, received
-from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
+from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES
 
 pytestmark = pytest.mark.trio
-NAMES = ("n0", "n1", "n2")
 N0, N1 = NodeId("n0"), NodeId("n1")
 
-ADDRESSES = dict.fromkeys(NAMES, "127.0.0.1:1")
 PAIR = {"n0": "x:1", "n1": "x:2"}
-HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES)
 
 
 @pytest.fixture(autouse=True)
 def every_refusal_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftlog.net.refusal_log.EVERY_SECONDS", 0.0)
-
-
-@contextlib.asynccontextmanager
-async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
-    """A replica whose peers are not there: it follows nobody and leads nobody."""
-    ports = dict(zip(NAMES, free_ports(3), strict=True))
-    node = Node(directory, "n0", ports)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(node.run)
-        yield node, ports["n0"]
-        nursery.cancel_scope.cancel()
-
-
-async def let_in(node: Node, port: int) -> Caller:
-    """A connection of n1."""
-    caller = await Caller.open(port, node.secrets.current)
-    assert (await caller.greet(HELLO)).refusal is None
-    return caller
-
-
-async def check_unharmed(node: Node, port: int, last_index: int) -> None:
-    await (await let_in(node, port)).stream.aclose()
-    assert node.log.last_index == last_index
-    assert not node.failures
 
 
 def damaged(frame: bytes, at: int) -> bytes:

@@ -13,8 +13,8 @@ import raftlog.segment.snapshot_install
 from chaos.disk import MemoryDisk
 from raftlog.segment.codec import NORMAL, EntryRef
 from raftlog.segment.snapshot_install import SnapshotInstall, decode_manifest, encode_manifest
+from tests.support.log_fetches import PIECE_BYTES, fill, manifest_of, pull
 from tests.unit.segment.log_home import DIRECTORY, LogHome
-from tests.unit.segment.test_reset import PIECE_BYTES, fill, manifest_of, pull
 
 EDGES: tuple[object, ...] = (
     -1,

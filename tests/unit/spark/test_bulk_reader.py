@@ -24,7 +24,7 @@ from spark.client import BULK_READ, GET_ROUTE, HOLD_LOG, Answer, Connection, Unr
 from spark.errors import DataLoss, ReadFailed
 from spark.plan import LogRange, QueueRange
 from spark.reader import TaskOptions, TaskReader
-from tests.unit.spark.test_reader import REPLICAS, Cluster, expected, rows, stored
+from tests.support.spark_replicas import REPLICAS, Cluster, expected, rows, stored
 
 QUEUES = 4
 

@@ -1,0 +1,26 @@
+"""Brokers that ask often how transactions ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mq.protocol.bodies import HeartbeatData, ProducerData
+from mq.protocol.codes import RequestCode
+from tests.support.stored_messages import figure
+from tests.unit.broker.running import Client, until
+
+FAST: dict[str, Any] = {"transaction_timeout_seconds": 0.1, "transaction_check_seconds": 0.1}
+
+
+async def produce(client: Client, group: str = "P", client_id: str = "p1") -> None:
+    """Make a connection one of a producer group's."""
+    data = HeartbeatData(client_id, producers=[ProducerData(group)])
+    assert (await client.request(RequestCode.HEART_BEAT, body=data.encode())).code == 0
+
+
+async def grows(client: Client, name: str, least: int = 1) -> int:
+    async def enough() -> bool:
+        return await figure(client, name) >= least
+
+    await until(enough)
+    return await figure(client, name)

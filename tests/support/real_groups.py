@@ -1,0 +1,110 @@
+"""Groups of real processes: how they are set up, and what is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+import anyio.from_thread
+import anyio.to_thread
+import trio
+
+from mq.cli.dev_cluster import DevCluster
+from mq.client import (
+    Admin,
+    PushConsumer,
+    ReceivedMessage,
+)
+from mq.protocol.group_admin import GroupCommand
+from tests.unit.broker.running import SECONDS_MAX, Client
+
+SETTINGS = {
+    "segment_bytes": str(1024 * 1024),
+    "message_bytes_max": str(64 * 1024),
+    "entry_bytes_max": "2048",
+    "checkpoint_seconds": "0.5",
+    "offset_commit_seconds": "0.05",
+    "disk_warn_ratio": "1",  # whatever else is on this disk: nothing expires
+    "disk_expire_ratio": "1",
+    "disk_full_ratio": "1",
+}
+
+
+LOST = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, AssertionError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What outlives the event loop of one test: it runs in a thread of its own."""
+
+    inner: DevCluster
+    portal: anyio.from_thread.BlockingPortal
+
+    @property
+    def namesrv(self) -> str:
+        return self.inner.namesrv
+
+    async def leader(self) -> str:
+        return await anyio.to_thread.run_sync(self.portal.call, self.inner.leader)
+
+    @asynccontextmanager
+    async def dead(self, node_id: str) -> AsyncGenerator[None]:
+        """The replica is killed now, and is up again when the block has ended."""
+        self.inner.kill(node_id)
+        yield
+        await until(lambda: not self.inner.is_running(node_id))
+        await anyio.to_thread.run_sync(self.portal.call, self.inner.start, node_id)
+        await anyio.to_thread.run_sync(self.portal.call, self.inner.wait_ready)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - other processes have no event to wait for
+        await anyio.sleep(0.01)
+
+
+async def transfer(cluster: DevCluster, to: str) -> None:
+    async with Admin(cluster.namesrv) as admin:
+        leader = cluster.address(await cluster.leader())
+        command = GroupCommand(action="transfer", node=to)
+        with trio.fail_after(60):
+            # A replica that has only just been heard of is given its time, and one that was too slow another chance.
+            while not (answer := await admin.manage_group(leader, command)).done:
+                assert answer.code in ("NOT_CAUGHT_UP", "TRANSFER_FAILED"), answer
+                await trio.sleep(0.05)
+
+
+@asynccontextmanager
+async def connected(cluster: DevCluster, node_id: str) -> AsyncIterator[Client]:
+    host, _, port = cluster.address(node_id).rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        yield Client(stream)
+
+
+async def wait_level(cluster: DevCluster) -> None:
+    """Until all replicas have the same log."""
+    with trio.fail_after(SECONDS_MAX):
+        while True:
+            tables = []
+            with contextlib.suppress(OSError):  # one may be starting
+                for node_id in cluster.node_ids:
+                    async with connected(cluster, node_id) as client:
+                        tables.append(await client.info())
+            if (
+                len(tables) == len(cluster.node_ids)
+                and len({table[name] for table in tables for name in ("raftmq.appliedIndex", "raftmq.lastIndex")}) == 1
+            ):
+                return
+            await trio.sleep(0.1)
+
+
+async def delivered(cluster: Cluster, topic: str, group: str, seen: list[ReceivedMessage]) -> None:
+    """Gather all messages of a topic for ever."""
+    consumer = PushConsumer(cluster.namesrv, group, consume_from="first")
+    consumer.subscribe(topic)
+    async with consumer:
+        async for message in consumer:
+            seen.append(message)

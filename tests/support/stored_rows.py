@@ -1,0 +1,27 @@
+"""Rows that Spark has written, as the topic has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+
+from mq.cli.dev_cluster import DevCluster
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.unit.broker.running import Client, pull_ext
+
+QUEUES = 3
+
+
+async def all_stored(cluster: DevCluster) -> Counter[bytes]:
+    found: Counter[bytes] = Counter()
+    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
+        client = Client(stream)
+        for queue in range(QUEUES):
+            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Out", queue), 0
+            while offset < end:
+                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Out", queue, offset))
+                assert answer.code == ResponseCode.SUCCESS, answer
+                found.update(record.body for record in answer.records)
+                offset = int(answer.ext["nextBeginOffset"])
+    return found

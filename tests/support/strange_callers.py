@@ -1,0 +1,42 @@
+"""A lonely replica, and those who call it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import trio
+
+from raftlog.net.frames import Hello
+from tests.free_ports import free_ports
+from tests.unit.replica.caller import Caller
+from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node
+
+NAMES = ("n0", "n1", "n2")
+ADDRESSES = dict.fromkeys(NAMES, "127.0.0.1:1")
+HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES)
+
+
+@contextlib.asynccontextmanager
+async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
+    """A replica whose peers are not there: it follows nobody and leads nobody."""
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    node = Node(directory, "n0", ports)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        yield node, ports["n0"]
+        nursery.cancel_scope.cancel()
+
+
+async def let_in(node: Node, port: int) -> Caller:
+    """A connection of n1."""
+    caller = await Caller.open(port, node.secrets.current)
+    assert (await caller.greet(HELLO)).refusal is None
+    return caller
+
+
+async def check_unharmed(node: Node, port: int, last_index: int) -> None:
+    await (await let_in(node, port)).stream.aclose()
+    assert node.log.last_index == last_index
+    assert not node.failures

@@ -1,0 +1,23 @@
+"""Messages that wait for a time: a clock of their own, and what becomes visible when."""
+
+from __future__ import annotations
+
+import time
+
+from tests.unit.broker.running import Client
+
+
+class WallClock:
+    """Milliseconds since the epoch, as the broker sees them; they pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+async def beats(client: Client) -> None:
+    """Let the broker's timers run some times."""
+    for _ in range(20):
+        await client.info()

@@ -1,0 +1,34 @@
+"""What several tests of the broker begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.timer_model import TimerMachine
+from tests.support.waiting_messages import WallClock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    """The wall clock of the brokers of a test, which look for delayed messages that are due all the time."""
+    clock = WallClock()
+    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
+    return clock
+
+
+@pytest.fixture
+def machine() -> Iterator[TimerMachine]:
+    """The model of timers, with everything delivered once at the end that nobody took back."""
+    machine = TimerMachine()
+    yield machine
+    machine.teardown()
+    assert all(machine.visible[name] or message.is_recalled for name, message in machine.messages.items())
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers look for open transactions all the time."""
+    monkeypatch.setattr("mq.broker.transaction.check_back._RUN_SECONDS", 0.005)
