@@ -253,6 +253,30 @@ def test_no_files_import_each_other_in_a_ring() -> None:
     assert not cycle, " imports ".join(cycle)
 
 
+SPEAKS_BY_STRUCTS = ("mq/client",)
+"""Packages in which no text is a name of the wire: requests and replies are structs of `mq.protocol`."""
+
+WIRE_NAME = re.compile(r"[a-z]+[0-9]*(?:[A-Z]+[a-z0-9]*)+")
+"""Fields of RocketMQ's headers and bodies are in camel case, as nothing of ours is."""
+
+
+def wire_names(source: str) -> Iterator[str]:
+    """Texts that look like fields of the wire, each as `line: text and the remedy`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and WIRE_NAME.fullmatch(node.value):
+            yield f"{node.lineno}: {node.value!r} is a name of the wire; use or add a struct in mq/protocol"
+
+
+def test_names_of_the_wire_are_in_the_protocol_only() -> None:
+    breaches = [
+        f"{relative}:{what}"
+        for path in python_files()
+        if (relative := path.relative_to(ROOT).as_posix()).startswith(SPEAKS_BY_STRUCTS)
+        for what in wire_names(path.read_text())
+    ]
+    assert not breaches, "\n".join(breaches)
+
+
 def is_test_module(module: str) -> bool:
     return module.startswith("tests.") and module.rpartition(".")[2].startswith("test_")
 
@@ -396,3 +420,8 @@ def test_imports_of_test_modules_are_found() -> None:
         assert [each.partition(":")[0] for each in borrowed_tests(imports_of(breach))] == [
             "tests.unit.test_replies imports tests.unit.test_sends"
         ]
+
+
+def test_names_of_the_wire_are_found() -> None:
+    assert [each.partition(":")[0] for each in wire_names("a = {'queueId': 1}\nb = ext['msgId']")] == ["1", "2"]
+    assert not list(wire_names("log.info('offset_reset', queue=1)\n'a text'\n'ACK'\nqueueId = 1"))

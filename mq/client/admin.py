@@ -15,11 +15,18 @@ from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.leader_calls import leader_in
-from mq.client.net.replies import read_body
+from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
+from mq.protocol.admin_requests import (
+    ConsumerGroupExt,
+    DeleteTopicInNamesrvExt,
+    TopicExt,
+    UpdateAndCreateTopicExt,
+)
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
+from mq.protocol.group_requests import ConsumeStatsExt, ResetOffsetExt
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
 from mq.protocol.operator_bodies import (
@@ -31,9 +38,10 @@ from mq.protocol.operator_bodies import (
     read_progress,
     read_topic_stats,
 )
-from mq.protocol.operator_requests import TOPIC_IDENTITY
+from mq.protocol.operator_requests import DeleteSubscriptionGroupExt, StatsExt, TopicOfBrokerExt
 from mq.protocol.queue_tables import QueueRef, read_offset_table
 from mq.protocol.registration import TopicConfig
+from mq.protocol.replies import TopicConfigReply
 from mq.protocol.trace import TRACE_TOPIC, MessageTrace
 
 __all__ = ["Admin"]
@@ -147,23 +155,19 @@ class Admin(anyio.AsyncContextManagerMixin):
         if message_type is not None and message_type not in MESSAGE_TYPES:
             raise ValueError(f"message_type is {message_type!r}, not one of {', '.join(MESSAGE_TYPES)}")
         leaders = await self._leaders(cluster, broker)
-        ext = {
-            "topic": topic,
-            "defaultTopic": AUTO_CREATE_TEMPLATE,
-            "readQueueNums": str(queues if read_queues is None else read_queues),
-            "writeQueueNums": str(queues if write_queues is None else write_queues),
-            "perm": str(perm),
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": str(order).lower(),
-        }
-        if message_type is not None:
-            ext["attributes"] = f"+{MESSAGE_TYPE_ATTRIBUTE}={message_type}"
+        ext = UpdateAndCreateTopicExt(
+            topic=topic,
+            default_topic=AUTO_CREATE_TEMPLATE,
+            read_queue_nums=queues if read_queues is None else read_queues,
+            write_queue_nums=queues if write_queues is None else write_queues,
+            perm=perm,
+            topic_sys_flag=0,
+            order=order,
+            attributes=None if message_type is None else f"+{MESSAGE_TYPE_ATTRIBUTE}={message_type}",
+        )
         for address in leaders.values():
-            await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-        wanted = {
-            MessageQueue(topic, name, queue_id) for name in leaders for queue_id in range(int(ext["readQueueNums"]))
-        }
+            await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext.fields())
+        wanted = {MessageQueue(topic, name, queue_id) for name in leaders for queue_id in range(ext.read_queue_nums)}
         with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
             while True:
                 try:
@@ -179,8 +183,8 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete `topic` and its messages on every broker group, and its route."""
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
-        await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic})
+            await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicExt(topic=topic).fields())
+        await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -244,8 +248,9 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
         """The configuration of `topic` in each broker group that has it. Raises TopicNotFound, NoRoute."""
         configs: dict[str, TopicConfig] = {}
+        ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
-            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
+            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
             configs[name] = read_body(TopicConfig.decode, body)
         return configs
 
@@ -256,16 +261,18 @@ class Admin(anyio.AsyncContextManagerMixin):
         Raises TopicNotFound, NoRoute.
         """
         found: dict[str, str] = {}
+        ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
-            answer, _ = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
-            found[name] = answer.ext.get(TOPIC_IDENTITY, "")
+            answer, _ = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
+            found[name] = fields_of(TopicConfigReply, answer).topic_identity
         return found
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
         """The first and the next offset of each queue of `topic`, and when its last message was stored."""
         found: dict[QueueRef, QueueEnds] = {}
+        ext = TopicExt(topic=topic)
         for address in (await self._leaders_of(topic)).values():
-            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_STATS_INFO, ext.fields())
             found |= read_body(read_topic_stats, body)
         return _by_queue(found)
 
@@ -275,10 +282,10 @@ class Admin(anyio.AsyncContextManagerMixin):
         `key` is a topic, `topic@group` or a cluster. Raises NoRoute.
         """
         figures: dict[str, BrokerStatsData] = {}
-        ext = {"statsName": name, "statsKey": key}
+        ext = StatsExt(stats_name=name, stats_key=key)
         for broker, address in (await self._leaders(None, None)).items():
             try:
-                _, body = await self._opened().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext)
+                _, body = await self._opened().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext.fields())
             except BrokerError as error:
                 if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that nothing was counted
                     continue
@@ -316,9 +323,9 @@ class Admin(anyio.AsyncContextManagerMixin):
         One that has members comes back with their next heartbeat. Raises NameRefused, NoRoute.
         """
         check_group(group)
-        ext = {"groupName": group, "removeOffset": str(offsets).lower(), "cleanOffset": str(offsets).lower()}
+        ext = DeleteSubscriptionGroupExt(group_name=group, remove_offset=offsets, clean_offset=offsets)
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
+            await self._opened().call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext.fields())
         if topics:
             for topic in (retry_topic(group), dead_letter_topic(group)):
                 await self.delete_topic(topic, cluster=cluster)
@@ -327,7 +334,8 @@ class Admin(anyio.AsyncContextManagerMixin):
         """How far a consumer group is in each queue of the topics that it has offsets of. Raises NoRoute."""
         found: dict[QueueRef, GroupProgress] = {}
         for address in (await self._leaders(None, None)).values():
-            _, body = await self._opened().call(address, RequestCode.GET_CONSUME_STATS, {"consumerGroup": group})
+            ext = ConsumeStatsExt(consumer_group=group)
+            _, body = await self._opened().call(address, RequestCode.GET_CONSUME_STATS, ext.fields())
             found |= read_body(read_progress, body)
         return _by_queue(found)
 
@@ -342,9 +350,9 @@ class Admin(anyio.AsyncContextManagerMixin):
         check_position(position)
         timestamp_ms = _ms(position) if isinstance(position, dt.datetime) else 0 if position == "first" else -1
         found: dict[QueueRef, int] = {}
-        ext = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "true"}
+        ext = ResetOffsetExt(topic=topic, group=group, timestamp_ms=timestamp_ms, force=True)
         for address in (await self._leaders_of(topic)).values():
-            _, body = await self._opened().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+            _, body = await self._opened().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext.fields())
             found |= read_body(read_offset_table, body)
         return _by_queue(found)
 
@@ -371,7 +379,8 @@ class Admin(anyio.AsyncContextManagerMixin):
             if (address := route.leader_address(name)) is None:
                 continue
             try:
-                _, body = await remoting.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+                ext = ConsumerGroupExt(consumer_group=group)
+                _, body = await remoting.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext.fields())
             except BrokerError as error:
                 if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that a group has no members
                     return []

@@ -15,6 +15,7 @@ from mq.client.net.routes import TopicRoute
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.requests import QueryMessageExt, ViewMessageByIdExt
 from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
 
 __all__ = ["message_by_id", "messages_by_key", "trace_of"]
@@ -49,7 +50,8 @@ async def _view(
     failure: ClientError | None = None
     for address in addresses:
         try:
-            _, body = await remoting.call(address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical_offset)})
+            ext = ViewMessageByIdExt(physical_offset=physical_offset)
+            _, body = await remoting.call(address, RequestCode.VIEW_MESSAGE_BY_ID, ext.fields())
             return next(iter(received_messages(broker_name, body)), None)
         except BrokerError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that no message begins there
@@ -71,10 +73,7 @@ async def messages_by_key(
     Raises TopicNotFound, NoRoute, BrokerError and what requests raise.
     """
     route = await remoting.route(topic, refresh=True)
-    ext = {"topic": topic, "key": key, "maxNum": str(count_max)}
-    ext |= {"beginTimestamp": str(begin_ms), "endTimestamp": str(end_ms)}
-    if unique:
-        ext["_UNIQUE_KEY_QUERY"] = "true"
+    ext = QueryMessageExt(topic=topic, key=key, messages_max=count_max, begin_ms=begin_ms, end_ms=end_ms, unique=unique)
     found: list[ReceivedMessage] = []
     for name in sorted(route.brokers):
         found += await _group_messages_by_key(remoting, route, name, ext)
@@ -82,17 +81,17 @@ async def messages_by_key(
 
 
 async def _group_messages_by_key(
-    remoting: ClientCore, route: TopicRoute, broker_name: str, ext: dict[str, str]
+    remoting: ClientCore, route: TopicRoute, broker_name: str, ext: QueryMessageExt
 ) -> list[ReceivedMessage]:
     """What one broker group has; another replica is asked if the answer of one cannot be read."""
     first = route.read_address(broker_name)
     if first is None:
-        raise NoRoute(ext["topic"], f"broker group {broker_name} has no replica")
+        raise NoRoute(ext.topic, f"broker group {broker_name} has no replica")
     others = (each for _, each in sorted(route.brokers[broker_name].items()) if each != first)
     failure: UnreadableAnswer | None = None
     for address in (first, *others):
         try:
-            _, body = await remoting.call(address, RequestCode.QUERY_MESSAGE, ext)
+            _, body = await remoting.call(address, RequestCode.QUERY_MESSAGE, ext.fields())
             return received_messages(broker_name, body)
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:

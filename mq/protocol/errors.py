@@ -30,3 +30,7 @@ class HeaderError(ProtocolError):
 
 class BodyError(ProtocolError):
     """A body is not what its request or response code says it should be."""
+
+
+class ReplyError(ProtocolError):
+    """The header of a reply lacks a field, or has another than its request code says it should."""

@@ -96,6 +96,29 @@ class GroupForbidden(Body):
     readable: bool
 
 
+class ProcessQueueInfo(Body, rename=wire(cached_mib="cachedMsgSizeInMiB", dropped="droped")):
+    """How far a consumer is in one of its queues (request code 307); times are epoch milliseconds, 0 if not known.
+
+    The cached messages are those that it has and has not finished, between two offsets that are both included, 0 if
+    there are none. ``cached_mib`` is the size of their bodies in MiB.
+    """
+
+    commit_offset: int
+    cached_msg_min_offset: int
+    cached_msg_max_offset: int
+    cached_msg_count: int
+    cached_mib: int
+    locked: bool
+    dropped: bool
+    transaction_msg_min_offset: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_count: int = 0
+    last_pull_timestamp: int = 0
+    last_consume_timestamp: int = 0
+    last_lock_timestamp: int = 0
+    try_unlock_times: int = 0
+
+
 class ConsumeResult(Body, rename=wire(spent_ms="spentTimeMills")):
     """What came of handing one message to a consumer (request code 309)."""
 

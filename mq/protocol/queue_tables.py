@@ -66,6 +66,18 @@ def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}
 
 
+def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
+    """As `read_offset_table`, but of a file that is to hold offsets and nothing else. Raises BodyError."""
+    value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
+    if not isinstance(value, dict) or "offsetTable" not in value:
+        raise BodyError("no table of offsets")
+    table = read_queue_table(value["offsetTable"])
+    for ref, offset in table.items():
+        if not isinstance(offset, int):
+            raise BodyError(f"queue {ref.broker_name}/{ref.queue_id} of {ref.topic} has the offset {offset!r}")
+    return table
+
+
 def read_queue_table(value: object) -> dict[QueueRef, Any]:
     """The queues and values of a table, out of what `mq.protocol.fastjson` makes of a body. Raises BodyError."""
     if isinstance(value, list):  # the form for C++ clients

@@ -11,6 +11,7 @@ from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.errors import BodyError
+from mq.protocol.group_bodies import ProcessQueueInfo
 from mq.protocol.queue_tables import QueueRef, queue_table, read_offset_table
 
 __all__ = ["read_reset", "running_info", "status"]
@@ -42,7 +43,7 @@ def running_info(
         "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
         "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
     }
-    table = queue_table((_ref(each.queue), msgspec.json.encode(_queue_info(each))) for each in queues)
+    table = queue_table((_ref(each.queue), _queue_info(each).encode()) for each in queues)
     return b'{"jstack":"","mqTable":%s,"properties":%s,"statusTable":{},"subscriptionSet":[%s]}' % (
         table,
         msgspec.json.encode(properties),
@@ -50,23 +51,16 @@ def running_info(
     )
 
 
-def _queue_info(queue: ProcessQueue) -> dict[str, int | bool]:
-    return {
-        "cachedMsgCount": queue.cached_count,
-        "cachedMsgMaxOffset": queue.next_offset - 1 if queue.cached_count else 0,
-        "cachedMsgMinOffset": queue.commit_offset if queue.cached_count else 0,
-        "cachedMsgSizeInMiB": queue.cached_bytes // (1024 * 1024),
-        "commitOffset": queue.commit_offset,
-        "droped": queue.dropped,
-        "lastConsumeTimestamp": 0,
-        "lastLockTimestamp": 0,
-        "lastPullTimestamp": 0,
-        "locked": queue.held_until != float("inf"),
-        "transactionMsgCount": 0,
-        "transactionMsgMaxOffset": 0,
-        "transactionMsgMinOffset": 0,
-        "tryUnlockTimes": 0,
-    }
+def _queue_info(queue: ProcessQueue) -> ProcessQueueInfo:
+    return ProcessQueueInfo(
+        commit_offset=queue.commit_offset,
+        cached_msg_min_offset=queue.commit_offset if queue.cached_count else 0,
+        cached_msg_max_offset=queue.next_offset - 1 if queue.cached_count else 0,
+        cached_msg_count=queue.cached_count,
+        cached_mib=queue.cached_bytes // (1024 * 1024),
+        locked=queue.held_until != float("inf"),
+        dropped=queue.dropped,
+    )
 
 
 def _ref(queue: MessageQueue) -> QueueRef:

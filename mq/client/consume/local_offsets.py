@@ -12,9 +12,8 @@ from mq.client.errors import OffsetsFileDamaged
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
-from mq.protocol import fastjson
 from mq.protocol.errors import BodyError
-from mq.protocol.queue_tables import QueueRef, offset_table_body, read_queue_table
+from mq.protocol.queue_tables import QueueRef, offset_table_body, read_offsets_file
 
 __all__ = ["LocalOffsets"]
 
@@ -60,10 +59,9 @@ def _read(path: Path) -> dict[MessageQueue, int]:
     except FileNotFoundError:
         return {}
     try:
-        value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
-        table = read_queue_table(value["offsetTable"])
-        return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): int(at) for ref, at in table.items()}
-    except (BodyError, LookupError, TypeError, ValueError) as error:
+        table = read_offsets_file(data)
+        return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): at for ref, at in table.items()}
+    except (BodyError, ValueError) as error:
         raise OffsetsFileDamaged(f"{path}, {len(data)} bytes: {error}") from error
 
 

@@ -15,10 +15,12 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Answer
 from mq.client.net.leader_calls import Repeat, call_leader, known_leader
-from mq.client.net.replies import int_field
+from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from mq.protocol.names import retry_topic
+from mq.protocol.replies import OffsetReply
+from mq.protocol.requests import Ext, QueryConsumerOffsetExt, QueueExt, SearchOffsetExt, UpdateConsumerOffsetExt
 
 __all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "queue_offset", "stored_offset"]
 
@@ -35,16 +37,14 @@ def check_position(position: ConsumeFrom) -> None:
         raise ValueError(f"{position!r} is neither 'first' nor 'last' nor a datetime")
 
 
-async def _call(
-    remoting: ClientCore, queue: MessageQueue, code: int, ext: dict[str, str], seconds: float | None
-) -> Response:
+async def _call(remoting: ClientCore, queue: MessageQueue, code: int, ext: Ext, seconds: float | None) -> Response:
     """What the leader of a queue says; asked again for `seconds`, or once if that is None. Raises ClientError."""
     response, _ = await call_leader(
         remoting,
         queue.topic,
         queue.broker_name,
         code,
-        ext,
+        ext.fields(),
         seconds=remoting.settings.request_seconds if seconds is None else seconds,
         repeat=Repeat.NEVER if seconds is None else Repeat.ALWAYS,
     )
@@ -60,15 +60,17 @@ async def queue_offset(
     what `call_leader` raises.
     """
     check_position(position)
-    ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+    ext: Ext
     if isinstance(position, dt.datetime):
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        ext["timestamp"] = str(int(position.timestamp() * 1000))
+        timestamp_ms = int(position.timestamp() * 1000)
+        ext = SearchOffsetExt(topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=timestamp_ms)
     else:
         code = RequestCode.GET_MIN_OFFSET if position == "first" else RequestCode.GET_MAX_OFFSET
+        ext = QueueExt(topic=queue.topic, queue_id=queue.queue_id)
     response = await _call(remoting, queue, code, ext, seconds)
     # Stock brokers answer -1 for the first offset of a queue that never had a message.
-    return max(0, int_field(response, "offset"))
+    return max(0, fields_of(OffsetReply, response).offset)
 
 
 async def stored_offset(
@@ -84,16 +86,19 @@ async def stored_offset(
     The leader is asked again for `seconds`, or once if that is None.
     With `zero_if_young` brokers say 0 instead of None for a queue that they hold in memory from its first message on.
     """
-    ext = {"consumerGroup": group, "topic": queue.topic, "queueId": str(queue.queue_id)}
-    if not zero_if_young:
-        ext["setZeroIfNotFound"] = "false"
+    ext = QueryConsumerOffsetExt(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        set_zero_if_not_found=None if zero_if_young else False,
+    )
     try:
         response = await _call(remoting, queue, RequestCode.QUERY_CONSUMER_OFFSET, ext, seconds)
     except BrokerError as error:
         if error.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         raise
-    return int_field(response, "offset")
+    return fields_of(OffsetReply, response).offset
 
 
 class GroupOffsets:
@@ -155,7 +160,7 @@ class GroupOffsets:
                 if connection is None:
                     postponed.add(queue.topic)
                     continue
-                fields = self._fields(queue, offset)
+                fields = self._ext(queue, offset).fields()
                 on_answer = partial(self._answered, queue, offset)
                 connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_answer)
                 self._stored[queue] = offset
@@ -185,7 +190,7 @@ class GroupOffsets:
                     queue.topic,
                     queue.broker_name,
                     RequestCode.UPDATE_CONSUMER_OFFSET,
-                    self._fields(queue, offset),
+                    self._ext(queue, offset).fields(),
                     seconds=seconds,
                     repeat=Repeat.NEVER,
                 )
@@ -201,20 +206,18 @@ class GroupOffsets:
     async def store(self, queue: MessageQueue, offset: int) -> None:
         """Store one offset. Raises ClientError."""
         code = RequestCode.UPDATE_CONSUMER_OFFSET
-        await _call(self._remoting, queue, code, self._fields(queue, offset), self._seconds)
+        await _call(self._remoting, queue, code, self._ext(queue, offset), self._seconds)
 
     async def stored(self, queue: MessageQueue) -> int | None:
         """The stored offset, None if there is none. Raises ClientError."""
         return await stored_offset(self._remoting, self._group, queue, seconds=self._seconds)
 
-    def _fields(self, queue: MessageQueue, offset: int) -> dict[str, str]:
-        fields = {
-            "consumerGroup": self._group,
-            "topic": queue.topic,
-            "queueId": str(queue.queue_id),
-            "commitOffset": str(offset),
-        }
-        if not self._by_hand:
+    def _ext(self, queue: MessageQueue, offset: int) -> UpdateConsumerOffsetExt:
+        return UpdateConsumerOffsetExt(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
             # Somebody else may have the queue by now, and be further on.
-            fields["forwardOnly"] = "true"
-        return fields
+            forward_only=not self._by_hand,
+        )

@@ -30,6 +30,7 @@ from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.routes import TopicRoute
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import check_topic, pop_retry_topic
+from mq.protocol.pop_requests import ChangeInvisibleExt, PopExt
 from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
 
 __all__ = ["PopConsumer", "PopConsumerOptions"]
@@ -220,16 +221,17 @@ class PopConsumer(Consumer):
 
         async def change(message: PoppedMessage) -> None:
             receipt = message.receipt
-            ext = {
-                "consumerGroup": self.group,
-                "topic": self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
-                "queueId": str(receipt.queue_id),
-                "extraInfo": receipt.encode(),
-                "offset": str(receipt.offset),
-                "invisibleTime": str(math.ceil(delay * 1000)),
-            }
+            ext = ChangeInvisibleExt(
+                consumer_group=self.group,
+                topic=self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
+                queue_id=receipt.queue_id,
+                extra_info=receipt.encode(),
+                offset=receipt.offset,
+                invisible_ms=math.ceil(delay * 1000),
+            )
+            code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
             try:
-                await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"")
+                await self._say(message.queue.broker_name, code, ext.fields(), b"")
             except ClientError as error:
                 errors.append(error)
 
@@ -347,19 +349,18 @@ class PopConsumer(Consumer):
 
     def _pop_ext(self, attempt: str) -> dict[str, str]:
         subscription = self._subscription
-        ext = {
-            "consumerGroup": self.group,
-            "topic": self.topic,
-            "queueId": "-1",
-            "maxMsgNums": str(min(BATCH_MAX, self._ahead) if self._ordered else BATCH_MAX),
-            "invisibleTime": str(math.ceil(self.invisible * 1000)),
-            "pollTime": str(int(self._hold_seconds * 1000)),
-            "bornTime": str(time.time_ns() // 1_000_000),
-            "initMode": str(self._init_mode),
-            "expType": subscription.expression_type,
-            "exp": subscription.expression,
-            "order": "true" if self._ordered else "false",
-        }
-        if self._ordered:
-            ext["attemptId"] = attempt
-        return ext
+        ext = PopExt(
+            consumer_group=self.group,
+            topic=self.topic,
+            queue_id=-1,
+            max_messages=min(BATCH_MAX, self._ahead) if self._ordered else BATCH_MAX,
+            invisible_ms=math.ceil(self.invisible * 1000),
+            poll_ms=int(self._hold_seconds * 1000),
+            born_ms=time.time_ns() // 1_000_000,
+            init_mode=self._init_mode,
+            expression_type=subscription.expression_type,
+            expression=subscription.expression,
+            order=self._ordered,
+            attempt_id=attempt if self._ordered else None,
+        )
+        return ext.fields()

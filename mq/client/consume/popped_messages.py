@@ -12,10 +12,11 @@ import msgspec
 
 from mq.client.errors import ClientClosed, UnreadableAnswer
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.replies import received_messages
+from mq.client.net.replies import fields_of, received_messages
 from mq.protocol import properties as props
 from mq.protocol.headers import Response
 from mq.protocol.receipts import BITS_BYTES_MAX, NORMAL, Receipt, ReceiptError, mark_of, read_count_info
+from mq.protocol.replies import PopReply
 
 __all__ = ["Inbox", "PoppedMessage", "read_popped"]
 
@@ -145,15 +146,13 @@ def read_popped(
     topic: str, broker_name: str, response: Response, body: memoryview, hidden_until: float
 ) -> list[PoppedMessage]:
     """The messages of an answer to a pop, with their receipts. Raises UnreadableAnswer."""
-    ext = response.ext
+    reply = fields_of(PopReply, response)
     try:
         starts = {}
-        for row in filter(None, ext.get("startOffsetInfo", "").split(";")):
+        for row in filter(None, reply.start_offset_info.split(";")):
             mark, queue_id, start = row.split(" ")
             starts[mark, int(queue_id)] = int(start)
-        pop_time_ms, invisible_ms = int(ext["popTime"]), int(ext["invisibleTime"])
-        revive_queue = int(ext["reviveQid"])
-        counts = read_count_info(ext.get("orderCountInfo", ""))
+        counts = read_count_info(reply.order_counts)
         # What comes again has its receipt with it; so may a message that somebody sent on with all its properties.
         may_carry = any(mark != NORMAL for mark, _ in starts)
         messages = []
@@ -166,9 +165,9 @@ def read_popped(
                 mark = mark_of(record.topic)
                 receipt = Receipt(
                     starts[mark, record.queue_id],
-                    pop_time_ms,
-                    invisible_ms,
-                    revive_queue,
+                    reply.pop_time_ms,
+                    reply.invisible_ms,
+                    reply.revive_queue,
                     mark,
                     broker_name,
                     record.queue_id,

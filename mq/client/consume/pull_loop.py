@@ -15,19 +15,30 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
-from mq.client.net.replies import int_field, read_body
+from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.headers import Response
 from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.replies import PullReply
+from mq.protocol.requests import PullExt
 
 __all__ = ["PullSettings", "Puller"]
 
 COMMIT_OFFSET = 1
 SUSPEND = 2
 SUBSCRIPTION = 4
+
+_ANSWERS = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
@@ -167,21 +178,21 @@ class Puller:
         settings = self._settings
         return await connection.request(
             RequestCode.PULL_MESSAGE,
-            {
-                "consumerGroup": self._group,
-                "topic": self._queue.topic,
-                "queueId": str(self._queue.queue_id),
-                "queueOffset": str(self.process_queue.next_offset),
-                "maxMsgNums": str(settings.batch_max),
-                "sysFlag": str(SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0)),
-                "commitOffset": str(commit_offset if commits else 0),
+            PullExt(
+                consumer_group=self._group,
+                topic=self._queue.topic,
+                queue_id=self._queue.queue_id,
+                queue_offset=self.process_queue.next_offset,
+                max_messages=settings.batch_max,
+                sys_flag=SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0),
+                commit_offset=commit_offset if commits else 0,
                 # The former owner of the queue may have committed more after this client asked where to begin.
-                **({"forwardOnly": "true"} if self._offsets.commits_with_pulls else {}),
-                "suspendTimeoutMillis": str(int(settings.hold_seconds * 1000)),
-                "subscription": self._subscription.expression,
-                "subVersion": str(self._sub_version),
-                "expressionType": self._subscription.expression_type,
-            },
+                forward_only=self._offsets.commits_with_pulls,
+                suspend_timeout_ms=int(settings.hold_seconds * 1000),
+                subscription=self._subscription.expression,
+                sub_version=self._sub_version,
+                expression_type=self._subscription.expression_type,
+            ).fields(),
             timeout=settings.hold_seconds + settings.answer_seconds,
             may_be_held=True,
         )
@@ -189,27 +200,24 @@ class Puller:
     async def _react(self, response: Response, body: memoryview, *, seconds: float) -> None:
         """Take what an answer says, all of it or nothing. Raises UnreadableAnswer, BrokerError."""
         process_queue = self.process_queue
-        suggested = LEADER_ID
-        if "suggestWhichBrokerId" in response.ext:
-            suggested = int_field(response, "suggestWhichBrokerId")
+        if response.code not in _ANSWERS:
+            raise BrokerError(response.code, response.remark, self._asked_address or "broker")
+        reply = fields_of(PullReply, response)
         match response.code:
             case ResponseCode.SUCCESS:
-                next_offset = int_field(response, "nextBeginOffset")
-                process_queue.put(*self._receive(body, next_offset))
+                process_queue.put(*self._receive(body, reply.next_begin_offset))
                 self._damaged.clear()
                 self._on_messages(process_queue)
             case ResponseCode.PULL_NOT_FOUND | ResponseCode.PULL_RETRY_IMMEDIATELY:
-                process_queue.put((), max(int_field(response, "nextBeginOffset"), process_queue.next_offset))
+                process_queue.put((), max(reply.next_begin_offset, process_queue.next_offset))
                 if response.code == ResponseCode.PULL_NOT_FOUND and seconds < EMPTY_ANSWER_SECONDS_MIN:
                     await anyio.sleep(BACKOFF_SECONDS_MIN)
-            case ResponseCode.PULL_OFFSET_MOVED:
-                await self._offset_refused(int_field(response, "nextBeginOffset"))
-                return
             case _:
-                raise BrokerError(response.code, response.remark, self._asked_address or "broker")
+                await self._offset_refused(reply.next_begin_offset)
+                return
         self._refused_offset = None
         self._backoff_seconds = BACKOFF_SECONDS_MIN
-        self._broker_id = suggested
+        self._broker_id = reply.suggested_broker_id
 
     async def _offset_refused(self, wanted: int) -> None:
         """Move only when told twice: a broker that is still recovering may not know its queue yet."""

@@ -19,6 +19,7 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
+from mq.protocol.admin_requests import ConsumerGroupExt
 from mq.protocol.bodies import ConsumerList
 from mq.protocol.codes import RequestCode
 
@@ -198,7 +199,9 @@ class Assignment:
         for _, _, address in by_rank:
             try:
                 _, body = await self._remoting.call(
-                    address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group}
+                    address,
+                    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+                    ConsumerGroupExt(consumer_group=self._group).fields(),
                 )
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:

@@ -15,6 +15,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODEC_MASK, COMPRESSED
 from mq.protocol.names import retry_topic
+from mq.protocol.requests import SendBackExt
 from mq.protocol.wire_names import INT32_MAX
 
 __all__ = ["give_back"]
@@ -64,18 +65,18 @@ async def give_back(
 async def _ask_to_take(
     remoting: ClientCore, group: str, message: ReceivedMessage, max_reconsume_times: int | None
 ) -> None:
-    ext = {
-        "offset": str(message.record.physical_offset),
-        "group": group,
-        "delayLevel": "0",
-        "originMsgId": message.offset_message_id,
-        "originTopic": message.topic,
-        "unitMode": "false",
-    }
-    if max_reconsume_times is not None:
-        ext["maxReconsumeTimes"] = str(max_reconsume_times)
+    ext = SendBackExt(
+        physical_offset=message.record.physical_offset,
+        group=group,
+        delay_level=0,
+        original_message_id=message.offset_message_id,
+        origin_topic=message.topic,
+        max_reconsume_times=max_reconsume_times,
+    )
     queue, code = message.queue, RequestCode.CONSUMER_SEND_MSG_BACK
-    await call_leader(remoting, queue.topic, queue.broker_name, code, ext, seconds=TAKE_SECONDS, repeat=Repeat.NEVER)
+    await call_leader(
+        remoting, queue.topic, queue.broker_name, code, ext.fields(), seconds=TAKE_SECONDS, repeat=Repeat.NEVER
+    )
 
 
 async def _send_copy(

@@ -45,6 +45,7 @@ from mq.client.net.liveness import SilenceWatch
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
 from mq.client.task_group import open_task_group
+from mq.protocol.admin_requests import RouteExt, UnregisterClientExt
 from mq.protocol.bodies import Route
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
@@ -200,15 +201,11 @@ class ClientCore:
         self, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
         """Tell all brokers we are connected to that we leave, and wait for each answer, for a second at most."""
-        ext = {"clientID": client_id}
-        if producer_group is not None:
-            ext["producerGroup"] = producer_group
-        if consumer_group is not None:
-            ext["consumerGroup"] = consumer_group
+        leaver = UnregisterClientExt(client_id=client_id, producer_group=producer_group, consumer_group=consumer_group)
 
         async def say(connection: Connection) -> None:
             try:
-                await connection.request(RequestCode.UNREGISTER_CLIENT, ext, timeout=GOODBYE_SECONDS)
+                await connection.request(RequestCode.UNREGISTER_CLIENT, leaver.fields(), timeout=GOODBYE_SECONDS)
             except ClientError as error:
                 log.debug("unregister_failed", address=connection.address, reason=str(error))
 
@@ -353,8 +350,8 @@ class ClientCore:
         if auto_create:
             candidates.append((AUTO_CREATE_TEMPLATE, AUTO_CREATE_QUEUES_MAX))
         for name, queues_max in candidates:
-            ext = {"topic": name, "acceptStandardJsonOnly": "true"}
-            response, body = await self.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+            ext = RouteExt(topic=name, accept_standard_json_only=True)
+            response, body = await self.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext.fields())
             if response.code == ResponseCode.SUCCESS:
                 return TopicRoute.from_body(topic, read_body(Route.decode, body), queues_max=queues_max)
             if response.code != ResponseCode.TOPIC_NOT_EXIST:

@@ -9,23 +9,25 @@ from mq.client.errors import UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.protocol.compression import DecompressionError, inflate
-from mq.protocol.errors import ProtocolError
+from mq.protocol.errors import ProtocolError, ReplyError
 from mq.protocol.headers import Response
 from mq.protocol.records import decode_records
+from mq.protocol.replies import Reply, read_reply
 
-__all__ = ["int_field", "read_body", "received_messages"]
+__all__ = ["fields_of", "read_body", "received_messages"]
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 T = TypeVar("T")
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-def int_field(response: Response, name: str) -> int:
-    """The extension field `name` as a number. Raises UnreadableAnswer."""
+def fields_of(kind: type[ReplyT], response: Response) -> ReplyT:
+    """The header fields of an answer. Raises UnreadableAnswer."""
     try:
-        return int(response.ext[name])
-    except (KeyError, ValueError) as error:
-        raise UnreadableAnswer(f"code {response.code} with {name}: {error!r}") from error
+        return read_reply(kind, response.ext)
+    except ReplyError as error:
+        raise UnreadableAnswer(f"code {response.code}: {error}") from error
 
 
 def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:

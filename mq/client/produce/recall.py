@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import math
 
-from mq.client.errors import BrokerError, MessageRefused, NotRecalled, UnreadableAnswer
+from mq.client.errors import BrokerError, MessageRefused, NotRecalled
 from mq.client.message import Message
 from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import Repeat, call_leader
+from mq.client.net.replies import fields_of
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.delay import LEVELS_MAX
 from mq.protocol.recall import HandleRefused, RecallHandle
+from mq.protocol.replies import RecallReply
+from mq.protocol.requests import RecallExt
 
 __all__ = ["delay_properties", "recall"]
 
@@ -58,14 +61,14 @@ async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: floa
         told = RecallHandle.decode(handle)
     except HandleRefused as error:
         raise MessageRefused(str(error)) from error
-    ext = {"topic": told.topic, "recallHandle": handle, "producerGroup": group, "bname": told.broker_name}
+    ext = RecallExt(topic=told.topic, recall_handle=handle, producer_group=group, broker_name=told.broker_name)
     try:
         response, _ = await call_leader(
             remoting,
             told.topic,
             told.broker_name,
             RequestCode.RECALL_MESSAGE,
-            ext,
+            ext.fields(),
             seconds=seconds,
             repeat=Repeat.UNLESS_CARRIED_OUT,
         )
@@ -73,11 +76,4 @@ async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: floa
         if error.code == ResponseCode.ILLEGAL_OPERATION:
             raise NotRecalled(error.code, error.remark, error.address) from None
         raise
-    return _message_id(response.ext)
-
-
-def _message_id(ext: dict[str, str]) -> str:
-    try:
-        return ext["msgId"]
-    except KeyError as error:
-        raise UnreadableAnswer("recalled, but the answer has no msgId") from error
+    return fields_of(RecallReply, response).message_id

@@ -42,6 +42,14 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.replies import (
+    SENT_ID,
+    SENT_QUEUE_ID,
+    SENT_QUEUE_OFFSET,
+    SENT_RECALL_HANDLE,
+    SENT_TRACE_ON,
+    SENT_UNIQUE_KEY,
+)
 
 __all__ = ["RetryPolicy", "SendPipeline", "send_fields"]
 
@@ -309,18 +317,18 @@ class SendPipeline:
     def _succeed(self, send: Send, queue: MessageQueue, answer: Response) -> None:
         fields = answer.ext
         try:
-            queue_id = int(fields["queueId"])
+            queue_id = int(fields[SENT_QUEUE_ID])
             result = SendResult(
                 # That of the message stored first, if this one repeats another's sequence number.
-                message_id=fields.get("transactionId") or send.message.unique_key,
-                offset_message_id=fields["msgId"],
+                message_id=fields.get(SENT_UNIQUE_KEY) or send.message.unique_key,
+                offset_message_id=fields[SENT_ID],
                 queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
-                queue_offset=int(fields["queueOffset"]),
+                queue_offset=int(fields[SENT_QUEUE_OFFSET]),
                 status=SendStatus(answer.code),
                 attempts=send.attempts,
                 maybe_duplicated=send.unknown_reason is not None,
-                recall_handle=fields.get("recallHandle"),
-                trace_on=fields.get("TRACE_ON") != "false",
+                recall_handle=fields.get(SENT_RECALL_HANDLE),
+                trace_on=fields.get(SENT_TRACE_ON) != "false",
             )
         except (KeyError, ValueError) as error:
             # The broker says "stored" and does not say where: the message must not be sent again.

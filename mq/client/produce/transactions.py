@@ -25,6 +25,7 @@ from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest, encode_request
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.records import COMMITTED, ROLLBACK
+from mq.protocol.requests import EndTransactionExt
 
 __all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
 
@@ -155,20 +156,26 @@ class TransactionProducer(Producer):
             return
         transaction.state = TransactionState.COMMITTED if wanted else TransactionState.ROLLED_BACK
         result = transaction.result
-        fields = _end_fields(
-            self.group,
-            half_offset=result.queue_offset,
-            position=parse_offset_message_id(result.offset_message_id).physical_offset,
-            outcome=_OUTCOMES[wanted],
-            message_id=result.message_id,
+        ext = EndTransactionExt(
+            producer_group=self.group,
+            half_queue_offset=result.queue_offset,
+            half_physical_offset=parse_offset_message_id(result.offset_message_id).physical_offset,
+            commit_or_rollback=_OUTCOMES[wanted],
+            msg_id=result.message_id,
+            transaction_id=result.message_id,
             topic=result.queue.topic,
-            checked=False,
         )
         assert self._remoting is not None, "a transaction without a remoting"
         queue, code = result.queue, RequestCode.END_TRANSACTION
         try:
             await call_leader(
-                self._remoting, queue.topic, queue.broker_name, code, fields, seconds=seconds, repeat=Repeat.ALWAYS
+                self._remoting,
+                queue.topic,
+                queue.broker_name,
+                code,
+                ext.fields(),
+                seconds=seconds,
+                repeat=Repeat.ALWAYS,
             )
             transaction.confirmed = True
         except ClientError as error:
@@ -233,32 +240,18 @@ class TransactionProducer(Producer):
             self._tracer.checked(message, wanted)
         if wanted is None:
             return
-        fields = _end_fields(
-            message.properties.get(props.PRODUCER_GROUP, self.group),
-            half_offset=request.ext.half_queue_offset,
-            position=request.ext.half_physical_offset,
-            outcome=_OUTCOMES[wanted],
-            message_id=message.message_id,
+        fields = EndTransactionExt(
+            producer_group=message.properties.get(props.PRODUCER_GROUP, self.group),
+            half_queue_offset=request.ext.half_queue_offset,
+            half_physical_offset=request.ext.half_physical_offset,
+            commit_or_rollback=_OUTCOMES[wanted],
+            msg_id=message.message_id,
+            transaction_id=message.message_id,
             topic=message.topic,
-            checked=True,
-        )
+            from_transaction_check=True,
+        ).fields()
         assert self._remoting is not None, "a question came without a connection"
         credentials = self._remoting.settings.credentials
         if credentials is not None:
             fields = credentials.sign(fields, b"")
         answer_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))
-
-
-def _end_fields(
-    group: str, *, half_offset: int, position: int, outcome: int, message_id: str, topic: str, checked: bool
-) -> dict[str, str]:
-    return {
-        "producerGroup": group,
-        "tranStateTableOffset": str(half_offset),
-        "commitLogOffset": str(position),
-        "commitOrRollback": str(outcome),
-        "fromTransactionCheck": "true" if checked else "false",
-        "msgId": message_id,
-        "transactionId": message_id,
-        "topic": topic,
-    }
