@@ -371,7 +371,7 @@ class Broker:
     def _level_reached(self) -> None:
         level = self._metadata.format_level.level
         self._environment.set_level(level)
-        self._log.info("format_level", level=level)
+        self._log.info("format_level_raised", format_level=level)
 
     def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRecord]]:
         """Add to the queues what the entry's records add; returns its commands and its records with numbers."""

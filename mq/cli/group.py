@@ -19,11 +19,13 @@ from mq.cli.group_session import GroupSession
 from mq.cli.group_view import table_of
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
+from mq.cli.upgrade_check import upgrade_check
 from mq.protocol.group_admin import GroupAnswer
 
 app = typer.Typer(help="Look at the members of a broker group, and change them.", no_args_is_help=True)
 app.add_typer(group_secret.app, name="secret")
 app.command("force")(force)
+app.command("upgrade-check")(upgrade_check)
 
 Group = Annotated[
     str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")

@@ -1,0 +1,109 @@
+"""`raftmq group upgrade-check`: what each member runs, and whether the next one can be replaced now."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mq.cli.cluster_view import GroupStatus, ask_cluster, client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.group_view import table_title
+from mq.cli.output import Json, print_json
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.cli.upgrade_verdict import MemberReport, UpgradeReport, upgrade_report
+
+
+def upgrade_check(
+    group: Annotated[
+        str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")
+    ] = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show what each member runs, and whether the next one can be stopped for an upgrade now. Exit code 1 if not."""
+    with client_errors():
+        report = upgrade_report(_chosen(run_trio(partial(ask_cluster, namesrv)), group))
+    if as_json:
+        print_json(report.as_json())
+    else:
+        console = Console()
+        console.print(table_of(report))
+        for line in conclusions(report):
+            console.print(line, soft_wrap=True, highlight=False)
+    if not report.safe:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _chosen(groups: list[GroupStatus], name: str | None) -> GroupStatus:
+    found = [group for group in groups if name in (None, group.group)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = "|".join(sorted(group.group for group in found))
+        raise CommandFailed(f"there are several groups, choose one: --group {names}")
+    raise CommandFailed(f"no {f'group {name}' if name else 'broker group'} is registered at the name server")
+
+
+def table_of(report: UpgradeReport) -> Table:
+    """The members as a table for people."""
+    leader = f"led by {report.leader}" if report.leader else "NO LEADER"
+    table = Table(
+        title=table_title(
+            f"{report.group} in {report.cluster}: {leader}, format level {_or_dash(report.format_level)}"
+        ),
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("node", "role", "software", "replication", "levels", "lag", "state"):
+        table.add_column(heading, no_wrap=True)
+    for member in report.members:
+        style = "red" if member.ailments else "bold" if member.role == "leader" else None
+        table.add_row(
+            member.node_id,
+            member.role if member.member in ("", "voter") else member.member,
+            member.software or "-",
+            _replication(member),
+            _levels(member),
+            _or_dash(member.lag_entries),
+            ", ".join(member.ailments) or "healthy",
+            style=style,
+        )
+    return table
+
+
+def conclusions(report: UpgradeReport) -> list[str]:
+    """What follows from the table, in sentences."""
+    lines = []
+    level, available = report.format_level, report.level_available
+    if level is not None and available is not None and available > level:
+        lines.append(f"All members understand format level {available}: the leader raises it within seconds.")
+    elif report.held_back_by:
+        lines.append(f"The format level does not rise further because of {', '.join(report.held_back_by)}.")
+    if report.safe:
+        lines.append(f"{report.next} can be stopped and replaced now.")
+    else:
+        lines.append(f"Do not stop a member now: {report.reason}.")
+    return lines
+
+
+def _replication(member: MemberReport) -> str:
+    oldest, newest = member.replication_oldest, member.replication_newest
+    if oldest is None or newest is None:
+        return "-"
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"
+
+
+def _levels(member: MemberReport) -> str:
+    if member.level_newest is None or member.level_max is None:
+        return "-"
+    held = f", held at {member.level_max}" if member.level_max < member.level_newest else ""
+    return f"up to {member.level_newest}{held}"
+
+
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

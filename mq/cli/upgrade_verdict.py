@@ -1,0 +1,191 @@
+"""Whether a member of a broker group can be stopped and started with other software now: pure, from what replicas say.
+
+A member may be stopped if a majority of voters is healthy without it: they answer, follow the end of the log, have
+applied it, and may vote. Then the group takes messages meanwhile, and one of them can lead at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
+
+NEAR_ENTRIES: Final = 256
+"""Somebody who lacks no more has it within a moment."""
+EARLIER: Final = "earlier"
+"""In place of a version: software from before replicas told it, which speaks replication version 3, level 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """A member: what it runs, how it is, and why it must not be stopped now, in words; empty if it may be.
+
+    ``format_level`` is where it is, ``level_newest`` up to where its software understands the log, ``level_max`` up to
+    where it says so: less if its settings hold the group back. Numbers are None of a member that does not answer.
+    """
+
+    node_id: str
+    member: str
+    role: str
+    software: str | None
+    replication_oldest: int | None
+    replication_newest: int | None
+    format_level: int | None
+    level_newest: int | None
+    level_max: int | None
+    lag_entries: int | None
+    unapplied_entries: int | None
+    ailments: tuple[str, ...]
+    keep_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeReport:
+    """A group: its members, whether one of them can be stopped now, and which one is to be replaced next.
+
+    It is not ``safe`` while ``next`` is stopped already: that one comes back first. ``reason`` says why not, in words.
+
+    ``format_level`` is that of the group, ``level_available`` what it can rise to with the software that runs now, as
+    far as all members say; ``held_back_by`` are the members because of whom it does not rise further.
+    """
+
+    cluster: str
+    group: str
+    leader: str | None
+    format_level: int | None
+    level_available: int | None
+    held_back_by: tuple[str, ...]
+    safe: bool
+    next: str | None
+    reason: str
+    members: tuple[MemberReport, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return asdict(self)
+
+
+def upgrade_report(group: GroupStatus) -> UpgradeReport:
+    """What a group's replicas say, put together."""
+    leader = next((each for each in group.replicas if each.node_id == group.leader), None)
+    roles: dict[str, str] = json.loads(leader.figures.get("raftmq.members", "{}")) if leader else {}
+    known = {each.node_id: each for each in group.replicas}
+    replicas = {node: known.get(node, ReplicaStatus(node, None, UNREACHABLE)) for node in roles or known}
+    ailments = {node: tuple(_ailments(each, leader)) for node, each in replicas.items()}
+    voters = [node for node, role in roles.items() if role != "learner"]
+    changing = any(role in ("incoming", "outgoing") for role in roles.values())
+    members = []
+    for node, each in sorted(replicas.items()):
+        keep = "the group has no leader" if leader is None else ""
+        if leader is not None and changing:
+            keep = "the voters of the group are being changed"
+        elif leader is not None:
+            keep = _why_keep(node, voters, ailments)
+        members.append(_member_report(each, roles.get(node, ""), leader, ailments[node], keep))
+    chosen = _next(members)
+    is_stopped = chosen is not None and replicas[chosen].role == UNREACHABLE
+    levels = [member.level_max for member in members]
+    available = None if None in levels else min((level for level in levels if level is not None), default=None)
+    newest = max((member.level_newest for member in members if member.level_newest is not None), default=None)
+    reasons = sorted({member.keep_reason for member in members if member.keep_reason}) or ["the group has no member"]
+    if is_stopped:
+        reasons = [f"{chosen} does not answer; start it, or remove it from the group, before the next one"]
+    return UpgradeReport(
+        cluster=group.cluster,
+        group=group.group,
+        leader=group.leader,
+        format_level=max((m.format_level for m in members if m.format_level is not None), default=None),
+        level_available=available,
+        held_back_by=tuple(m.node_id for m in members if m.level_max is None or (newest and m.level_max < newest)),
+        safe=chosen is not None and not is_stopped,
+        next=chosen,
+        reason="" if chosen is not None and not is_stopped else "; ".join(reasons),
+        members=tuple(members),
+    )
+
+
+def _ailments(replica: ReplicaStatus, leader: ReplicaStatus | None) -> Iterator[str]:
+    """Why a replica cannot stand in for another one now."""
+    if replica.role == UNREACHABLE:
+        yield "does not answer"
+        return
+    if replica.abstaining:
+        yield "does not vote before it has caught up"
+    if leader is None:
+        return
+    if replica.lag_entries is None:
+        yield "has not reached the leader"
+    elif replica.lag_entries > NEAR_ENTRIES:
+        yield f"lacks {replica.lag_entries:,} entries"
+    if (waiting := _unapplied(replica, leader)) is not None and waiting > NEAR_ENTRIES:
+        yield f"has not applied {waiting:,} entries"
+
+
+def _unapplied(replica: ReplicaStatus, leader: ReplicaStatus | None) -> int | None:
+    if leader is None or leader.commit_index is None or replica.applied_index is None:
+        return None
+    return max(0, leader.commit_index - replica.applied_index)
+
+
+def _why_keep(node: str, voters: list[str], ailments: dict[str, tuple[str, ...]]) -> str:
+    """Why ``node`` must not be stopped now, in words; empty if it may be."""
+    if node not in voters or (ailments[node] == ("does not answer",)):
+        return ""  # it takes no part in majorities, or is stopped already
+    needed = len(voters) // 2 + 1
+    healthy = [other for other in voters if other != node and not ailments[other]]
+    if len(healthy) >= needed:
+        return ""
+    if len(voters) < 3:
+        return f"the group has {len(voters)} voters: it stands still while one of them is stopped"
+    sick = [f"{other} {reason}" for other in voters if other != node for reason in ailments[other]]
+    return f"{', '.join(sick)}: without {node}, {len(healthy)} healthy voters are left, a majority is {needed}"
+
+
+def _member_report(
+    replica: ReplicaStatus, member: str, leader: ReplicaStatus | None, ailments: tuple[str, ...], keep_reason: str
+) -> MemberReport:
+    figures = replica.figures
+    answers = replica.role != UNREACHABLE
+
+    def number(name: str, earlier: int) -> int | None:
+        return int(figures.get(f"raftmq.{name}", earlier)) if answers else None
+
+    oldest, _, newest = figures.get("raftmq.replicationVersions", "3-3").partition("-")
+    return MemberReport(
+        node_id=replica.node_id,
+        member=member,
+        role=replica.role,
+        software=figures.get("raftmq.softwareVersion", EARLIER) if answers else None,
+        replication_oldest=int(oldest) if answers else None,
+        replication_newest=int(newest) if answers else None,
+        format_level=number("formatLevel", 1),
+        level_newest=number("formatLevelNewest", 1),
+        level_max=number("formatLevelMax", 1),
+        lag_entries=replica.lag_entries,
+        unapplied_entries=_unapplied(replica, leader),
+        ailments=ailments,
+        keep_reason=keep_reason,
+    )
+
+
+def _next(members: list[MemberReport]) -> str | None:
+    """The member to replace next: one that is stopped, then one with other software than most, the leader last.
+
+    Which software is the new one nobody says here, so of members that run the same the order is that of their ids.
+    """
+    able = [member for member in members if not member.keep_reason]
+    newest = max((member.level_newest or 0 for member in members), default=0)
+
+    def order(member: MemberReport) -> tuple[bool, bool, bool, bool, str]:
+        return (
+            member.role != UNREACHABLE,
+            (member.level_newest or 0) == newest and member.software != EARLIER,
+            member.role == "leader",
+            member.member != "learner",
+            member.node_id,
+        )
+
+    return min(able, key=order).node_id if able else None
