@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
@@ -40,11 +38,6 @@ class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_tim
     properties: str = ""
     reconsume_times: I32 = 0
     unit_mode: bool = False
-
-    def fields(self) -> dict[str, str]:
-        """The header fields as on the wire."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
 
 
 class PushReplyMessageToClient(Request, tag=int(Code.PUSH_REPLY_MESSAGE_TO_CLIENT)):

@@ -33,11 +33,13 @@ from mq.protocol.group_bodies import (
     ProducerTable,
 )
 from mq.protocol.group_requests import (
+    ConsumeDirectlyExt,
     ConsumeMessageDirectly,
     GetAllProducerInfo,
     GetConsumerConnectionList,
     GetConsumerRunningInfo,
     GetProducerConnectionList,
+    GroupAndTopicExt,
     InvokeBrokerToGetConsumerStatus,
     QuerySubscriptionByConsumer,
     QueryTopicConsumeByWho,
@@ -180,19 +182,14 @@ class GroupMembers(Service):
                 call.answer(_success(call, _status(tables)))
 
         for client_id, at in asked.items():
-            fields = {"topic": ext.topic, "group": ext.group}
+            fields = GroupAndTopicExt(topic=ext.topic, group=ext.group).fields()
             code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
             at.ask(code, fields, b"", STATUS_SECONDS, partial(answered, client_id))
 
     def handle_running_info(self, call: Call[GetConsumerRunningInfo]) -> None:
         """Request code 307, relayed to the client."""
         ext = call.request.ext
-        fields = {
-            "clientId": ext.client_id,
-            "consumerGroup": ext.consumer_group,
-            "jstackEnable": str(ext.stack).lower(),
-        }
-        self._relay(call, ext.client_id, fields, call.body)
+        self._relay(call, ext.client_id, ext.fields(), call.body)
 
     def handle_consume_directly(self, call: Call[ConsumeMessageDirectly]) -> None:
         """Request code 309, relayed to the client with the record."""
@@ -206,15 +203,14 @@ class GroupMembers(Service):
             if record is None:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no message {ext.message_id}")
             body = record
-        given = {
-            "clientId": ext.client_id,
-            "consumerGroup": ext.consumer_group,
-            "msgId": ext.message_id,
-            "brokerName": self._broker_name,
-            "topic": ext.topic,
-        }
-        fields = {name: value for name, value in given.items() if value is not None}
-        self._relay(call, ext.client_id, fields, body)
+        relayed = ConsumeDirectlyExt(
+            client_id=ext.client_id,
+            consumer_group=ext.consumer_group,
+            message_id=ext.message_id,
+            broker_name=self._broker_name,
+            topic=ext.topic,
+        )
+        self._relay(call, ext.client_id, relayed.fields(), body)
 
     def _relay(
         self,

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from mq.broker.base.name_server_stream import Stream, open_stream
+from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
@@ -188,15 +189,15 @@ def _register_request(registration: Registration, opaque: int) -> bytes:
     return encode_request(
         RequestCode.REGISTER_BROKER,
         opaque,
-        ext={
-            "brokerAddr": registration.address,
-            "brokerId": str(registration.broker_id),
-            "brokerName": registration.broker_name,
-            "clusterName": registration.cluster,
-            "haServerAddr": registration.address,
-            "compressed": "false",
-            "raftmqWhole": "true" if registration.whole else "false",
-            "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
-        },
+        ext=RegisterBrokerExt(
+            address=registration.address,
+            broker_id=registration.broker_id,
+            broker_name=registration.broker_name,
+            cluster=registration.cluster,
+            ha_server_address=registration.address,
+            compressed=False,
+            whole=registration.whole,
+            body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+        ).fields(),
         body=body,
     )

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from mq.broker.net.connection import ClientConnection
+from mq.protocol.admin_requests import ConsumerGroupExt
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
 
@@ -76,9 +77,9 @@ class ChangeNotices:
                 break
 
     def _send(self, group: str, connections: Iterable[ClientConnection]) -> None:
-        frame = encode_request(
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, next(self._opaque), ext={"consumerGroup": group}, oneway=True
-        )
+        ext = ConsumerGroupExt(consumer_group=group)
+        code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        frame = encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True)
         for connection in connections:
             if not connection.closed:
                 connection.send(frame)

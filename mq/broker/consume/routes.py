@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from mq.broker.base.name_server_stream import Stream, open_stream
+from mq.protocol.admin_requests import RouteExt
 from mq.protocol.bodies import Route
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -112,9 +113,8 @@ class Routes:
         self, stream: Stream, topics: Sequence[str]
     ) -> None:
         for opaque, topic in enumerate(topics, 1):
-            request = encode_request(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque, ext={"topic": topic, "acceptStandardJsonOnly": "true"}
-            )
+            ext = RouteExt(topic=topic, accept_standard_json_only=True)
+            request = encode_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque, ext=ext.fields())
             with trio.fail_after(ANSWER_SECONDS_MAX):
                 await stream.send_all(request)
                 queues = await _receive(stream, topic, opaque)

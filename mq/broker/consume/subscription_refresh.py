@@ -19,6 +19,7 @@ from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
+from mq.protocol.group_requests import RunningInfoExt
 from mq.protocol.headers import Response
 
 ANSWER_SECONDS = 3.0
@@ -48,7 +49,7 @@ class SubscriptionRefresh:
         if member is None or (member.asked_at is not None and now < member.asked_at + PAUSE_SECONDS):
             return
         member.asked_at = now
-        fields = {"clientId": member.client_id, "consumerGroup": group, "jstackEnable": "false"}
+        fields = RunningInfoExt(client_id=member.client_id, consumer_group=group).fields()
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
         connection.ask(code, fields, b"", ANSWER_SECONDS, partial(self._answered, connection, group))
 

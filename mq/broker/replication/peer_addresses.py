@@ -16,7 +16,7 @@ from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.broker.state.commands import PutReplica, encode_command
 from mq.broker.state.table import CommandRefused
-from mq.protocol.admin_requests import AnnounceReplica
+from mq.protocol.admin_requests import AnnounceReplica, AnnounceReplicaExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from raftlog import parse_address
@@ -40,11 +40,11 @@ class PeerAddresses(Service):
         self, context: BrokerContext, *, calls: PeerCalls, admit: Callable[[ClientConnection, str], None]
     ) -> None:
         self._node_id = context.settings.node_id
-        self._ext = {
-            "identity": context.settings.identity,
-            "nodeId": context.settings.node_id,
-            "address": context.replica_address,
-        }
+        self._ext = AnnounceReplicaExt(
+            identity=context.settings.identity,
+            node_id=context.settings.node_id,
+            address=context.replica_address,
+        ).fields()
         self._metadata = context.metadata
         self._appender = context.appender
         self._calls = calls

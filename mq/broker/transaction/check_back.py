@@ -37,6 +37,7 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
 from mq.protocol.names import HALF_TOPIC
 from mq.protocol.records import RecordError, StoredMessage, encode_message
+from mq.protocol.requests import CheckTransactionStateExt
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 
@@ -348,12 +349,12 @@ def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
         properties = ""  # they are no text, and marks that replace other bytes made them longer
     queue_id = props.real_queue_id(message.properties.get(props.REAL_QUEUE_ID))
     record = encode_message(message, topic, queue_id, properties)
-    ext = {
-        "tranStateTableOffset": str(message.queue_offset),
-        "commitLogOffset": str(message.physical_offset),
-        "msgId": unique_key,
-        "transactionId": unique_key,
-        "offsetMsgId": message.offset_message_id,
-        "topic": topic,
-    }
-    return encode_request(RequestCode.CHECK_TRANSACTION_STATE, opaque, ext=ext, body=record, oneway=True)
+    ext = CheckTransactionStateExt(
+        half_queue_offset=message.queue_offset,
+        half_physical_offset=message.physical_offset,
+        msg_id=unique_key,
+        transaction_id=unique_key,
+        offset_msg_id=message.offset_message_id,
+        topic=topic,
+    )
+    return encode_request(RequestCode.CHECK_TRANSACTION_STATE, opaque, ext=ext.fields(), body=record, oneway=True)
