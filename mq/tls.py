@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -17,6 +17,14 @@ TlsMode = Literal["disabled", "permissive", "enforcing"]
 
 class CertificateUnusable(Exception):
     """The files do not have a certificate with its key; why is in the message."""
+
+
+class _Loaded(NamedTuple):
+    """What was made of the files: contexts for clients and for replicas that call, and the certificate itself."""
+
+    clients: ssl.SSLContext
+    replicas: ssl.SSLContext
+    der: bytes
 
 
 class Certificate:
@@ -36,7 +44,16 @@ class Certificate:
         self._log = log
         self._fault = ""
         self._stamp = self._read_stamp()
-        self.context = self._read()
+        self._loaded = self._read()
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For connections of clients."""
+        return self._loaded.clients
+
+    def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
+        """For connections of other replicas, which are not asked for certificates; and the certificate (DER)."""
+        return self._loaded.replicas, self._loaded.der
 
     def refresh(self) -> None:
         """Read the files anew if they have changed. If they cannot be used, the certificate stays as it is, and the log
@@ -46,7 +63,7 @@ class Certificate:
             stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
-            self.context = self._read()
+            self._loaded = self._read()
             self._stamp = stamp
         except CertificateUnusable as error:
             if str(error) != self._fault:
@@ -64,19 +81,24 @@ class Certificate:
         context.load_cert_chain(self._certificate, self._key)
         return context
 
-    def _read(self) -> ssl.SSLContext:
+    def _read(self) -> _Loaded:
+        clients, replicas = self._context(), self._context()
+        replicas.minimum_version = ssl.TLSVersion.TLSv1_3
+        if self._clients_ca is not None:
+            try:
+                clients.load_verify_locations(self._clients_ca)
+            except (OSError, ValueError) as error:
+                raise CertificateUnusable(f"{self._clients_ca}: {_reason(error)}") from error
+            clients.verify_mode = ssl.CERT_REQUIRED
+        return _Loaded(clients, replicas, _first_certificate(self._certificate))
+
+    def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except (OSError, ValueError) as error:
             raise CertificateUnusable(f"{self._certificate} and {self._key}: {_reason(error)}") from error
-        if self._clients_ca is not None:
-            try:
-                context.load_verify_locations(self._clients_ca)
-            except (OSError, ValueError) as error:
-                raise CertificateUnusable(f"{self._clients_ca}: {_reason(error)}") from error
-            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
@@ -86,6 +108,17 @@ class Certificate:
         except OSError as error:
             raise CertificateUnusable(f"{error.filename}: {error.strerror}") from error
         return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
+
+
+def _first_certificate(path: Path) -> bytes:
+    """The server's own certificate (DER), with which the file begins. Raises CertificateUnusable."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    try:
+        text = path.read_text()
+        start = text.index(begin)
+        return ssl.PEM_cert_to_DER_cert(text[start : text.index(end, start) + len(end)])
+    except (OSError, ValueError) as error:
+        raise CertificateUnusable(f"{path}: {_reason(error)}") from error
 
 
 def _no_password() -> str:
@@ -98,7 +131,7 @@ def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def check_tls(mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
-    """Raises ValueError unless these settings go together."""
+def check_tls(name: str, mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
+    """Raises ValueError unless the setting ``name`` goes together with the others."""
     if mode != "disabled" and (certificate is None or key is None):
-        raise ValueError(f"tls_mode = {mode!r} needs tls_certificate and tls_key")
+        raise ValueError(f"{name} = {mode!r} needs tls_certificate and tls_key")

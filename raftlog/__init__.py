@@ -31,6 +31,7 @@ from raftlog.latency_histogram import LatencyHistogram
 from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
 from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
+from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
@@ -75,6 +76,7 @@ __all__ = [
     "Refusal",
     "Refused",
     "Replica",
+    "ReplicationTls",
     "Role",
     "RoleChange",
     "Run",

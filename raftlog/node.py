@@ -32,6 +32,7 @@ from raftlog.net.admission import Address, Admission, Identity
 from raftlog.net.frames import Kind, RangeReq
 from raftlog.net.reactor import Deadline, Mailbox, Reactor
 from raftlog.net.received_entries import CheckBody
+from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
 from raftlog.net.transport import Transport
 from raftlog.range_server import DAMAGED_HERE, RangeRefused, RangeServer, read_log
@@ -69,6 +70,7 @@ class NodeSettings:
         catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
         software: the version of the software, which peers are told; for people.
         level_newest: up to which format level the application understands entries; see `raftlog.net.versions`.
+        tls: how connections to peers are encrypted; None: not at all.
         members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
             that will be added to a group that exists. Of no account once the log says who belongs to the group.
     """
@@ -87,6 +89,7 @@ class NodeSettings:
     disk_pause_ratio: float = 0.95
     software: str = ""
     level_newest: int = 1
+    tls: ReplicationTls | None = None
 
     @property
     def identity(self) -> Identity:
@@ -198,6 +201,7 @@ class Run:
             on_frame=self._receive,
             on_peer_gone=self._peer_gone,
             log=log,
+            tls=settings.tls,
         )
         undo.callback(self.transport.close)
         self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
@@ -473,6 +477,7 @@ async def serve_node(
                     secrets=secrets,
                     initial=settings.initial,
                     bytes_per_second=settings.catch_up_bytes_per_second,
+                    tls=settings.tls,
                     undo=undo,
                     log=log,
                 )

@@ -28,6 +28,7 @@ from raftlog.net import frames
 from raftlog.net.admission import Address, Admission, Identity
 from raftlog.net.frames import Kind, RangeReq, RangeResp
 from raftlog.net.reactor import Reactor
+from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile
 from raftlog.net.transport import Lane, Transport
 from raftlog.range_server import ANSWER_SECONDS_MAX, RangeServer
@@ -66,6 +67,7 @@ class Repairing:
         bytes_per_second: float,
         undo: contextlib.ExitStack,
         log: Log,
+        tls: ReplicationTls | None,
     ) -> None:
         self._log = log
         self._repair = Repair(disk, damaged, peers=())
@@ -93,6 +95,7 @@ class Repairing:
             on_frame=self._receive,
             on_peer_gone=lambda peer: None,
             log=log,
+            tls=tls,
         )
         undo.callback(self._transport.close)
         self._transport.set_members(conf_index, dict(conf.addresses))

@@ -89,6 +89,7 @@ async def group_segment_bytes(
             on_frame=lambda source, kind, payload: None,  # nobody is let in
             on_peer_gone=lambda peer: None,
             log=log,
+            tls=settings.tls,
         )
         undo.callback(transport.close)
         async with trio.open_nursery() as nursery:

@@ -177,7 +177,7 @@ class Broker:
     def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
         """The socket with as much TLS as the settings want."""
         certificate = self._environment.certificate
-        if certificate is None:
+        if certificate is None or self._settings.tls_mode == "disabled":
             return sock
         if self._settings.tls_mode == "enforcing":
             return TlsSocket(sock, certificate.context, self._tls_failed)

@@ -47,6 +47,7 @@ from raftlog import (
     NodeSettings,
     Reactor,
     Replica,
+    ReplicationTls,
     Run,
     SecretUnusable,
     SegmentError,
@@ -124,7 +125,7 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
     except FormatTooNew as error:
         raise StartRefused(str(error)) from error
     if not settings.has_segment_bytes:
-        settings, task_status = await _with_segment_bytes(settings, log, task_status)
+        settings, task_status = await _with_segment_bytes(settings, host.certificate, log, task_status)
         host.settings = settings
     running = trio.CancelScope(shield=True)
     failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
@@ -133,7 +134,9 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
     async def run_node() -> None:  # noqa: ASYNC910 - serving is a checkpoint, also when it is cancelled
         try:
             with running:
-                await serve_node(_node_settings(settings), host.open, log=log, task_status=task_status)
+                await serve_node(
+                    _node_settings(settings, host.certificate), host.open, log=log, task_status=task_status
+                )
         except (StartRefused, ListenRefused, SecretUnusable, SegmentError) as error:
             failures.append(error)
         ended.set()
@@ -178,7 +181,7 @@ async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio
 
 
 async def _with_segment_bytes(
-    settings: BrokerSettings, log: Log, task_status: trio.TaskStatus[None]
+    settings: BrokerSettings, certificate: Certificate | None, log: Log, task_status: trio.TaskStatus[None]
 ) -> tuple[BrokerSettings, trio.TaskStatus[None]]:
     """Settings with the size of log files that the directory has, or else, for a broker that joins, its group.
 
@@ -189,7 +192,9 @@ async def _with_segment_bytes(
     try:
         segment_bytes = stored_segment_bytes(str(settings.log_dir))
         if segment_bytes is None and settings.join:
-            segment_bytes = await group_segment_bytes(_node_settings(settings), log=log, task_status=task_status)
+            segment_bytes = await group_segment_bytes(
+                _node_settings(settings, certificate), log=log, task_status=task_status
+            )
             task_status = trio.TASK_STATUS_IGNORED
         return settings if segment_bytes is None else settings.with_segment_bytes(segment_bytes), task_status
     except (ListenRefused, SecretUnusable, SegmentError) as error:
@@ -391,7 +396,9 @@ def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
 
 def _certificate(settings: BrokerSettings, log: Log) -> Certificate | None:
     """Raises StartRefused."""
-    if settings.tls_mode == "disabled" or settings.tls_certificate is None or settings.tls_key is None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    if settings.tls_mode == settings.tls_replication == "disabled":
         return None
     try:
         return Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log)
@@ -451,7 +458,13 @@ def _metadata(settings: BrokerSettings, checkpoint: Checkpoint) -> Metadata:
     return metadata
 
 
-def _node_settings(settings: BrokerSettings) -> NodeSettings:
+def _replication_tls(settings: BrokerSettings, certificate: Certificate | None) -> ReplicationTls | None:
+    if settings.tls_replication == "disabled" or certificate is None:
+        return None
+    return ReplicationTls(certificate.for_replicas, required=settings.tls_replication == "enforcing")
+
+
+def _node_settings(settings: BrokerSettings, certificate: Certificate | None) -> NodeSettings:
     members = settings.members
     return NodeSettings(
         cluster_id=settings.identity,
@@ -462,6 +475,7 @@ def _node_settings(settings: BrokerSettings) -> NodeSettings:
         secret_file=str(settings.secret_path),
         members={NodeId(name): format_address(address) for name, address in members.items()},
         segment_bytes=settings.segment_bytes,
+        tls=_replication_tls(settings, certificate),
         catch_up_bytes_per_second=settings.catch_up_bytes_per_second,
         disk_full_ratio=settings.disk_full_ratio,
         disk_pause_ratio=max(0.95, settings.disk_full_ratio),

@@ -114,6 +114,9 @@ class BrokerSettings(ProcessSettings):
     tls_clients_ca: Path | None = Field(
         None, description="clients must have a certificate that one of these authorities signed (PEM)"
     )
+    tls_replication: TlsMode = Field(
+        "disabled", description="TLS between replicas: disabled, permissive (with it or without), or enforcing"
+    )
     tls_namesrv: bool = Field(False, description="connect to name servers with TLS")
     tls_namesrv_ca: Path | None = Field(None, description="authorities of name servers (PEM); default: the system's")
 
@@ -249,7 +252,8 @@ class BrokerSettings(ProcessSettings):
         if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
             raise ValueError("disk ratios must rise from disk_warn_ratio over disk_expire_ratio to disk_full_ratio")
         _ = self.admin_networks
-        check_tls(self.tls_mode, self.tls_certificate, self.tls_key)
+        check_tls("tls_mode", self.tls_mode, self.tls_certificate, self.tls_key)
+        check_tls("tls_replication", self.tls_replication, self.tls_certificate, self.tls_key)
         if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
             raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
         if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:

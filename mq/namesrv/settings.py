@@ -82,7 +82,7 @@ class NamesrvSettings(ProcessSettings):
 
     @model_validator(mode="after")
     def _has_a_certificate(self) -> Self:
-        check_tls(self.tls_mode, self.tls_certificate, self.tls_key)
+        check_tls("tls_mode", self.tls_mode, self.tls_certificate, self.tls_key)
         return self
 
     @property

@@ -9,9 +9,10 @@ import socket
 from collections.abc import Callable
 
 from raftlog.net.reactor import EPOLLOUT, Reactor
+from raftlog.net.tls import TlsSocket
 
 
-def configure_replication_socket(sock: socket.socket, silence_seconds: float) -> None:
+def configure_replication_socket(sock: socket.socket | TlsSocket, silence_seconds: float) -> None:
     """Let the kernel give a connection up when sent data stays unacknowledged for ``silence_seconds``.
 
     Without it, a link that was cut silently comes back up to two minutes after it healed, because TCP backs off.

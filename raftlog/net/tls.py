@@ -31,6 +31,8 @@ class TlsSocket:
         server_hostname: for a client, whose certificate it expects; only if the context checks host names.
     """
 
+    speaks_tls: Final = True
+
     def __init__(
         self,
         sock: socket.socket,
@@ -53,6 +55,10 @@ class TlsSocket:
         self.setblocking = self._tls.setblocking
         self.getpeername = self._tls.getpeername
         self.getsockname = self._tls.getsockname
+
+    def peer_certificate(self) -> bytes | None:
+        """The certificate (DER) that the other side showed, if it did. Raises ValueError before that."""
+        return self._tls.getpeercert(binary_form=True)
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
         """Receive plain text; 0 at the end of the connection.
@@ -153,6 +159,11 @@ class SniffingSocket:
         self.setblocking = sock.setblocking
         self.getpeername = sock.getpeername
         self.getsockname = sock.getsockname
+
+    @property
+    def speaks_tls(self) -> bool:
+        """Whether the peer began with TLS, as far as is known."""
+        return isinstance(self._sock, TlsSocket)
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
         """See `TlsSocket`."""

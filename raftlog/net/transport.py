@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 import os
 import socket
+import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -34,11 +35,14 @@ from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.admission import Address, Admission, format_address, parse_address
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.caller_handshake import PLAIN_BYTES_MAX, PURPOSE, STRANGER_BYTES_MAX, CallerKeys, shake_hands
 from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome, WireError
 from raftlog.net.listener import Listener, configure_replication_socket
 from raftlog.net.reactor import Reactor, StreamSocket
 from raftlog.net.refusal_log import RefusalLog
+from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context
 from raftlog.net.secret_file import SecretFile, SecretUnusable
+from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.segment.errors import FrameCorrupt
 
@@ -49,14 +53,9 @@ SILENCE_SECONDS_MAX = 3.0
 STRANGERS_MAX = 64
 """Connections without a handshake yet, so that they take no descriptors of the log. Beyond it the oldest one is closed
 of the host that has most of them: whoever opens many does not cut off the handshakes of others."""
-PLAIN_BYTES_MAX: Final = 1024
-"""What somebody may send who has not been asked for a proof yet, or who has given none."""
-STRANGER_BYTES_MAX = 64 * 1024
-"""What a hello and a welcome may have: members' names and addresses."""
 SECRET_POLL_SECONDS = 1.0
 REFUSALS_KEPT: Final = 100
 """Reasons for which callers were turned away last."""
-PURPOSE: Final = b"replication, version %d" % HANDSHAKE_VERSION
 NOT_RECORDED = "its directory is being recorded, it may call again"
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -106,6 +105,7 @@ class Transport:
         incarnation: a number that differs for every start of this process.
         on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
         on_peer_gone: the process behind this peer has ended.
+        tls: how connections are encrypted; None: not at all.
 
     Raises:
         ListenRefused: ``listen`` cannot be used.
@@ -122,8 +122,11 @@ class Transport:
         on_frame: FrameHandler,
         on_peer_gone: Callable[[NodeId], None],
         log: Log,
+        tls: ReplicationTls | None = None,
     ) -> None:
         self._reactor = reactor
+        self._tls = tls
+        self._caller_context = caller_context()
         self._admission = admission
         self._secrets = secrets
         self._incarnation = incarnation
@@ -251,7 +254,7 @@ class Transport:
         while True:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
-                sock, keys, welcome = await self._dial(peer, address, lane)
+                sock, keys, welcome = await self._dial(peer, address, lane, use_tls=self._uses_tls(failures))
             except _DIAL_ERRORS as error:
                 failures += 1
                 if isinstance(error, ConnectionRefusedError):
@@ -275,20 +278,30 @@ class Transport:
         self._on_peer_gone(peer)
         self._reactor.wake()
 
-    async def _dial(self, peer: NodeId, address: Address, lane: Lane) -> tuple[socket.socket, _CallerKeys, Welcome]:
+    def _uses_tls(self, failures: int) -> bool:
+        """Whether to use TLS for the next call, after so many that failed."""
+        return self._tls is not None and (self._tls.required or failures % 2 == 0)
+
+    async def _dial(
+        self, peer: NodeId, address: Address, lane: Lane, *, use_tls: bool
+    ) -> tuple[socket.socket | TlsSocket, CallerKeys, Welcome]:
         with trio.fail_after(CONNECT_SECONDS_MAX):
             infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
             family, kind, protocol, _, sockaddr = infos[0]
-            sock = trio.socket.socket(family, kind, protocol)
+            dialed = trio.socket.socket(family, kind, protocol)
             try:
-                await sock.connect(sockaddr)
+                await dialed.connect(sockaddr)
             except BaseException:
-                sock.close()
+                dialed.close()
                 raise
+        plain = socket.socket(fileno=dialed.detach())
+        sock: socket.socket | TlsSocket = plain
         try:
+            if use_tls:
+                sock = TlsSocket(plain, self._caller_context, lambda reason: None, server_side=False)
             with trio.fail_after(HANDSHAKE_SECONDS_MAX):
                 hello = self._admission.hello(peer, lane.label, self._incarnation)
-                keys, welcome = await _shake_hands(sock, hello, self._secrets.current)
+                keys, welcome = await shake_hands(sock, hello, self._secrets.current)
         except BaseException:
             sock.close()
             raise
@@ -301,16 +314,18 @@ class Transport:
         if refusal is not None:
             sock.close()
             raise PeerRefused(refusal)
-        return socket.socket(fileno=sock.detach()), keys, welcome
+        return sock, keys, welcome
 
-    async def _hold(self, peer: NodeId, lane: Lane, sock: socket.socket, keys: _CallerKeys, version: int) -> None:
+    async def _hold(
+        self, peer: NodeId, lane: Lane, sock: socket.socket | TlsSocket, keys: CallerKeys, version: int
+    ) -> None:
         """Serve one open lane until it closes."""
         closed = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closed.set())
         self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id, version)
         ping = bytes(wire.stamped(wire.PING, version))
-        self._log.info("peer_connected", peer=peer, lane=lane.label, version=version)
+        self._log.info("peer_connected", peer=peer, lane=lane.label, version=version, tls=isinstance(sock, TlsSocket))
         try:
             while True:
                 with trio.move_on_after(PING_SECONDS):
@@ -408,9 +423,25 @@ class _Inbound:
         self.accepted_at = self.heard_at = trio.current_time()
         self._keys: Keys | None = None
         self._seal: Seal | None = None
-        self.stream = StreamSocket(transport._reactor, sock, self._on_data, self._on_closed)
+        self._certificate = b""
+        self._sock = self._secured(sock)
+        self.stream = StreamSocket(transport._reactor, self._sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
         transport._strangers[self] = None
+
+    def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
+        tls = self._transport._tls
+        if tls is None:
+            return sock
+        context, self._certificate = tls.server()
+        source = sock.getpeername()[0]
+
+        def failed(reason: str) -> None:
+            self._transport._refusal_log.warning(
+                "peer_sent_garbage", source=source, peer=source, error=f"TLS: {reason.replace('_', ' ').lower()}"
+            )
+
+        return TlsSocket(sock, context, failed) if tls.required else SniffingSocket(sock, context, failed)
 
     def _on_data(self, data: memoryview) -> int:
         self.heard_at = trio.current_time()
@@ -444,7 +475,9 @@ class _Inbound:
             raise WireError(f"{len(frames)} frames came before the challenge was answered")
         called = wire.decode_opening(Kind.CALL, *frames[0])
         nonce = os.urandom(NONCE_BYTES)
-        answer, keys = authentication.challenge(PURPOSE, called, nonce, self._transport._secrets.current)
+        certificate = self._certificate if getattr(self._sock, "speaks_tls", False) else None
+        purpose = bound_purpose(PURPOSE, certificate)
+        answer, keys = authentication.challenge(purpose, called, nonce, self._transport._secrets.current)
         self._keys, self._seal = keys, Seal(keys.caller)
         self.stream.send(wire.encode_opening(Kind.CHALLENGE, answer))
         return consumed
@@ -499,13 +532,6 @@ class _Inbound:
         self._transport._strangers.pop(self, None)
 
 
-class _CallerKeys(NamedTuple):
-    """What the caller has of a connection that both sides have authenticated."""
-
-    secret_id: bytes
-    seal: Seal
-
-
 _DIAL_ERRORS = (
     OSError,
     ValueError,  # a name that no host can have
@@ -528,47 +554,6 @@ def _words(error: Exception) -> str:
         return f"authentication failed: {error}"
     if isinstance(error, PeerRefused):
         return f"refused: {error}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-
-
-async def _shake_hands(
-    sock: trio.socket.SocketType, hello: Hello, secrets: tuple[bytes, ...]
-) -> tuple[_CallerKeys, Welcome]:
-    """Authenticate both sides, then say hello.
-
-    Raises:
-        AuthenticationFailed: the listener does not have the secret, or does not accept ours.
-        WireError, trio.BrokenResourceError: it says something else, or nothing.
-    """
-    stream = trio.SocketStream(sock)
-    called = authentication.call(os.urandom(NONCE_BYTES), secrets)
-    await stream.send_all(wire.encode_opening(Kind.CALL, called))
-    kind, frame, _ = await _one_frame(stream, 0, PLAIN_BYTES_MAX)
-    challenged = wire.decode_opening(Kind.CHALLENGE, kind, frame[8:])
-    keys = authentication.accept(PURPOSE, called, challenged, secrets)
-    seal = Seal(keys.caller)
-    data = wire.encode_cold(hello)
-    await stream.send_all(data + seal.tag(data))
-    kind, frame, tag = await _one_frame(stream, TAG_BYTES, STRANGER_BYTES_MAX)
-    Seal(keys.listener).check(tag, frame)
-    welcome = wire.decode_cold(kind, frame[8:])
-    if not isinstance(welcome, Welcome):
-        raise WireError(f"a {type(welcome).__name__} instead of a welcome")
-    return _CallerKeys(keys.secret_id, seal), welcome
-
-
-async def _one_frame(stream: trio.SocketStream, tag_bytes: int, bytes_max: int) -> tuple[Kind, memoryview, memoryview]:
-    """The next frame, of which the other side sends no more than one before it is answered."""
-    received = bytearray()
-    while True:
-        chunk = await stream.receive_some(4096)
-        if not chunk:
-            raise WireError("closed during the handshake")
-        received += chunk
-        frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
-        if frames:
-            if consumed != len(received) or len(frames) > 1:
-                raise WireError("more than one frame came during the handshake")
-            return frames[0]
-        if len(received) > bytes_max:
-            raise WireError(f"{len(received)} bytes came during the handshake")

@@ -11,8 +11,8 @@ import trio
 from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.caller_handshake import PURPOSE
 from raftlog.net.frames import Hello, Kind, Welcome
-from raftlog.net.transport import PURPOSE
 
 
 async def call(port: int, *data: bytes, source: str = "127.0.0.1") -> trio.SocketStream:

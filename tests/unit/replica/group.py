@@ -27,6 +27,7 @@ from raftlog.bootstrap import core_for
 from raftlog.net.admission import Admission, Identity
 from raftlog.net.frames import Kind
 from raftlog.net.reactor import Deadline, Mailbox
+from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, create_secret
 from raftlog.net.transport import Transport
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
@@ -77,6 +78,7 @@ class Node:
         cluster: str = CLUSTER,
         config: CoreConfig | None = None,
         versions: tuple[int, int] = (OLDEST_VERSION, NEWEST_VERSION),
+        tls: ReplicationTls | None = None,
     ) -> None:
         self.name = name
         self.reactor = Reactor()
@@ -115,6 +117,7 @@ class Node:
             on_frame=self._receive,
             on_peer_gone=lambda peer: self.replica.peer_gone(peer),
             log=structlog.get_logger("test"),
+            tls=tls,
         )
         self.transport.set_members(0, {NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()})
         self.replica = Replica(

@@ -17,9 +17,9 @@ from raftlog.consensus.types import LogId
 from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.caller_handshake import PURPOSE
 from raftlog.net.frames import Hello, Kind, RangeReq
 from raftlog.net.secret_file import new_secret, write_secrets
-from raftlog.net.transport import PURPOSE
 from tests.free_ports import free_ports
 from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
 from tests.unit.replica.caller import Caller, call, received

@@ -1,0 +1,81 @@
+"""The caller's side of a new connection between replicas: both prove that they have the secret, then they greet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final, NamedTuple
+
+import trio
+
+from raftlog.net import authentication
+from raftlog.net import frames as wire
+from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, Seal
+from raftlog.net.frames import Hello, Kind, Welcome, WireError
+from raftlog.net.replication_tls import TlsStream, bound_purpose
+from raftlog.net.tls import TlsSocket
+from raftlog.net.versions import HANDSHAKE_VERSION
+
+PURPOSE: Final = b"replication, version %d" % HANDSHAKE_VERSION
+PLAIN_BYTES_MAX: Final = 1024
+"""What somebody may send who has not been asked for a proof yet, or who has given none."""
+STRANGER_BYTES_MAX = 64 * 1024
+"""What a hello and a welcome may have: members' names and addresses."""
+
+
+class CallerKeys(NamedTuple):
+    """What the caller has of a connection that both sides have authenticated."""
+
+    secret_id: bytes
+    seal: Seal
+
+
+async def shake_hands(
+    sock: socket.socket | TlsSocket, hello: Hello, secrets: tuple[bytes, ...]
+) -> tuple[CallerKeys, Welcome]:
+    """Authenticate both sides, then say hello. The socket is as it was afterwards, and of no use if this is cancelled.
+
+    Raises:
+        AuthenticationFailed: the listener does not have the secret, or does not accept ours.
+        WireError, OSError: it says something else, or nothing.
+    """
+    stream: trio.SocketStream | TlsStream
+    stream = TlsStream(sock) if isinstance(sock, TlsSocket) else _plain_stream(sock)
+    called = authentication.call(os.urandom(NONCE_BYTES), secrets)
+    await stream.send_all(wire.encode_opening(Kind.CALL, called))
+    kind, frame, _ = await _one_frame(stream, 0, PLAIN_BYTES_MAX)
+    challenged = wire.decode_opening(Kind.CHALLENGE, kind, frame[8:])
+    purpose = bound_purpose(PURPOSE, sock.peer_certificate() if isinstance(sock, TlsSocket) else None)
+    keys = authentication.accept(purpose, called, challenged, secrets)
+    seal = Seal(keys.caller)
+    data = wire.encode_cold(hello)
+    await stream.send_all(data + seal.tag(data))
+    kind, frame, tag = await _one_frame(stream, TAG_BYTES, STRANGER_BYTES_MAX)
+    Seal(keys.listener).check(tag, frame)
+    welcome = wire.decode_cold(kind, frame[8:])
+    if not isinstance(welcome, Welcome):
+        raise WireError(f"a {type(welcome).__name__} instead of a welcome")
+    return CallerKeys(keys.secret_id, seal), welcome
+
+
+def _plain_stream(sock: socket.socket) -> trio.SocketStream:
+    return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+
+
+async def _one_frame(
+    stream: trio.SocketStream | TlsStream, tag_bytes: int, bytes_max: int
+) -> tuple[Kind, memoryview, memoryview]:
+    """The next frame, of which the other side sends no more than one before it is answered."""
+    received = bytearray()
+    while True:
+        chunk = await stream.receive_some(4096)
+        if not chunk:
+            raise WireError("closed during the handshake")
+        received += chunk
+        frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
+        if frames:
+            if consumed != len(received) or len(frames) > 1:
+                raise WireError("more than one frame came during the handshake")
+            return frames[0]
+        if len(received) > bytes_max:
+            raise WireError(f"{len(received)} bytes came during the handshake")

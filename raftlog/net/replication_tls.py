@@ -1,0 +1,76 @@
+"""TLS between the replicas of a group: the contexts, and what ties a connection to the group secret.
+
+Replicas prove who they are with the secret of the group (`raftlog.net.authentication`), so no authority has to vouch
+for their certificates. Instead, the proofs cover the certificate that the listener showed: somebody between two
+replicas who shows another certificate, in order to read or to change what is sent, gets no proof that either accepts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from raftlog.net.tls import TlsSocket
+
+_RECEIVE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationTls:
+    """How replicas use TLS.
+
+    Attributes:
+        server: the context for the next caller, which must not be asked for a certificate; and the certificate of that
+            context (DER).
+        required: callers without TLS are turned away, and every call uses TLS. Otherwise both are possible, and a call
+            that fails is repeated without TLS: an attacker can prevent TLS then.
+    """
+
+    server: Callable[[], tuple[ssl.SSLContext, bytes]]
+    required: bool
+
+
+def caller_context() -> ssl.SSLContext:
+    """For a call: whatever certificate the listener shows is taken, and `bound_purpose` says which one it was."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def bound_purpose(purpose: bytes, certificate: bytes | None) -> bytes:
+    """The purpose of a connection on which the listener showed this certificate (DER); None: there is no TLS."""
+    return purpose if certificate is None else b"%s, TLS %s" % (purpose, hashlib.sha256(certificate).digest())
+
+
+class TlsStream:
+    """A `TlsSocket` of a caller for a task that waits for it. Cancelled, it is of no use any more."""
+
+    def __init__(self, sock: TlsSocket) -> None:
+        self._sock = sock
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+
+    async def send_all(self, data: bytes) -> None:
+        """Send everything, as far as the TLS handshake lets it leave: the rest leaves as something is received.
+
+        Raises OSError.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._sock.fileno())
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Whatever there is, and wait until there is something; b"" at the end. Raises OSError."""
+        while True:
+            try:
+                return bytes(self._buffer[: self._sock.recv_into(self._buffer, len(self._buffer))])
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._sock.fileno())

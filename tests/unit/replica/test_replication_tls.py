@@ -1,0 +1,168 @@
+"""TLS between replicas: nobody in between reads or changes what they send. Members switch it on one by one."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+
+from mq.tls import Certificate
+from raftlog import NodeId
+from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context
+from tests.free_ports import free_ports
+from tests.unit.broker.certificates import Authority
+from tests.unit.replica.group import Node, wait_leader
+
+NAMES = ("n0", "n1", "n2")
+BODY = b"what nobody in between is to read" * 50
+
+
+def certificate(directory: Path, name: str) -> Certificate:
+    return Certificate(*Authority(directory).sign(name, "replica"), None, structlog.get_logger("test"))
+
+
+def enforcing(directory: Path, name: str) -> ReplicationTls:
+    return ReplicationTls(certificate(directory, name).for_replicas, required=True)
+
+
+def permissive(directory: Path, name: str) -> ReplicationTls:
+    return ReplicationTls(certificate(directory, name).for_replicas, required=False)
+
+
+def without(directory: Path, name: str) -> None:
+    return None
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "modes",
+    [
+        (enforcing, enforcing, enforcing),
+        (permissive, permissive, permissive),
+        (without, permissive, permissive),
+        (without, without, permissive),
+        (enforcing, permissive, permissive),
+        (enforcing, enforcing, permissive),
+    ],
+    ids=lambda modes: " ".join(mode.__name__ for mode in modes),
+)
+async def test_entries_reach_every_replica_in_every_step_of_switching_it_on(
+    tmp_path: Path, modes: tuple[Callable[[Path, str], ReplicationTls | None], ...]
+) -> None:
+    ports = dict(zip(NAMES, free_ports(3), strict=True))
+    nodes = [Node(tmp_path, name, ports, tls=mode(tmp_path, name)) for name, mode in zip(NAMES, modes, strict=True)]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        leader = await wait_leader(nodes)
+        for _ in range(100):
+            assert isinstance(leader.append(BODY, b"hint"), int)
+        for node in nodes:
+            await node.wait_until(lambda node: len(node.application.bodies) == 100)
+            assert set(node.application.bodies) == {BODY}
+            assert not node.failures
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_replica_that_requires_it_and_one_that_has_it_not_do_not_talk(tmp_path: Path) -> None:
+    ports = dict(zip(NAMES[:2], free_ports(2), strict=True))
+    nodes = [Node(tmp_path, "n0", ports, tls=enforcing(tmp_path, "n0")), Node(tmp_path, "n1", ports)]
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            await nursery.start(node.run)
+        await nodes[0].wait_until(lambda node: NodeId("n1") in node.transport.failures)
+        await nodes[1].wait_until(lambda node: NodeId("n0") in node.transport.failures)
+        assert not any(node.transport.connected(NodeId("n0")) for node in nodes)
+        nursery.cancel_scope.cancel()
+
+
+class Wire:
+    """Somebody between two replicas, who passes on what they send and keeps it.
+
+    With a certificate it speaks TLS with both of them, in order to read what is inside.
+    """
+
+    def __init__(self, port: int, shown: ssl.SSLContext | None) -> None:
+        self._port = port
+        self._shown = shown
+        self.seen = bytearray()
+
+    async def serve(self, port: int, *, task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.serve_tcp(self._pass_on, port, host="127.0.0.1", task_status=task_status)
+
+    async def _pass_on(self, caller: trio.SocketStream) -> None:
+        try:
+            listener = await trio.open_tcp_stream("127.0.0.1", self._port)
+            if self._shown is None:
+                await self._both(caller, listener)
+            else:
+                inside = trio.SSLStream(caller, self._shown, server_side=True)
+                await self._both(inside, trio.SSLStream(listener, caller_context()))
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def _both(self, one: trio.abc.Stream, other: trio.abc.Stream) -> None:
+        async with one, other, trio.open_nursery() as nursery:
+            nursery.start_soon(self._copy, one, other, nursery.cancel_scope)
+            nursery.start_soon(self._copy, other, one, nursery.cancel_scope)
+
+    async def _copy(self, source: trio.abc.Stream, target: trio.abc.Stream, over: trio.CancelScope) -> None:
+        async for data in source:
+            self.seen += data
+            await target.send_all(bytes(data))
+        over.cancel()
+
+
+@asynccontextmanager
+async def two_with_a_wire(
+    directory: Path, tls: tuple[ReplicationTls | None, ReplicationTls | None], shown: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Node, Node, Wire]]:
+    """Two replicas, of which the first one reaches the other one over a wire only."""
+    here, there, between = free_ports(3)
+    wire = Wire(there, shown)
+    first = Node(directory, "n0", {"n0": here, "n1": between}, tls=tls[0])
+    second = Node(directory, "n1", {"n0": here, "n1": there}, tls=tls[1])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(wire.serve, between))
+        for node in (first, second):
+            await nursery.start(node.run)
+        yield first, second, wire
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("has_tls", [True, False])
+async def test_what_is_sent_can_be_read_on_the_wire_only_without_it(tmp_path: Path, has_tls: bool) -> None:
+    tls = [enforcing(tmp_path, name) if has_tls else None for name in NAMES[:2]]
+    async with two_with_a_wire(tmp_path, (tls[0], tls[1])) as (first, second, wire):
+        leader = await wait_leader([first, second])
+        assert isinstance(leader.append(BODY), int)
+        for node in (first, second):
+            await node.wait_until(lambda node: BODY in node.application.bodies)
+        assert wire.seen
+        if leader is first:  # entries go over the wire
+            assert (BODY in wire.seen) is not has_tls
+        assert (b"n0" in wire.seen) is not has_tls  # the hello
+
+
+@pytest.mark.trio
+async def test_somebody_in_between_with_a_certificate_of_his_own_gets_no_proof(tmp_path: Path) -> None:
+    """Certificates are vouched for by nobody, so the proofs must notice that there are two connections."""
+    (tmp_path / "other").mkdir()
+    shown = certificate(tmp_path / "other", "n1").for_replicas()[0]
+    tls = enforcing(tmp_path, "n0"), enforcing(tmp_path, "n1")
+    async with two_with_a_wire(tmp_path, tls, shown) as (first, _second, wire):
+        await first.wait_until(lambda node: "authentication failed" in node.transport.failures.get(NodeId("n1"), ""))
+        assert not first.transport.connected(NodeId("n1"))
+        assert wire.seen, "the call arrived there"
+
+
+def test_purposes_differ_by_certificate() -> None:
+    assert len({bound_purpose(b"p", None), bound_purpose(b"p", b"one"), bound_purpose(b"p", b"two")}) == 3
