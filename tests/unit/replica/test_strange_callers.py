@@ -131,7 +131,7 @@ async def test_a_member_that_records_its_directory_is_called_again_without_a_war
         refused_twice = trio.Event()
         callers: list[object] = []
 
-        async def refuse(*caller: object) -> object:
+        async def refuse(*caller: object, use_tls: bool) -> object:
             if caller in callers:
                 refused_twice.set()
             callers.append(caller)
