@@ -27,7 +27,7 @@ from mq.client import (
     TopicNotFound,
 )
 from mq.protocol.compression import Codec
-from tests.support.producing import SEND, producer_of
+from tests.support.producing import ROUTE, SEND, producer_of
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed, until
 
 pytestmark = pytest.mark.anyio
@@ -242,7 +242,9 @@ async def test_a_fixed_queue_waits_for_its_leader_instead_of_hopping() -> None:
         await producer.send(Message("T", b"x"), queue=queue)
         cluster.group.leader = None
         pending = await producer.submit(Message("T", b"y"), queue=queue)
-        await anyio.sleep(0.1)
+        [name_server] = cluster.name_servers
+        asked = name_server.count(ROUTE)
+        await until(lambda: name_server.count(ROUTE) >= asked + 2)  # in vain
         assert not pending.done
         cluster.group.leader = cluster.group.replicas[0]
         assert (await pending).queue == queue

@@ -18,6 +18,7 @@ from mq.client import (
     TopicNotFound,
     sql,
 )
+from tests.support.producing import ROUTE
 from tests.unit.client.consuming import fill, offset_of, stored
 from tests.unit.client.fake_cluster import FakeCluster, until
 
@@ -139,8 +140,10 @@ async def test_it_waits_for_a_leader_and_says_when_there_is_none() -> None:
             await hasty.assign([Q0])
         assert hasty.assignment == frozenset()
         async with anyio.create_task_group() as tasks:
+            [name_server] = cluster.name_servers
+            asked = name_server.count(ROUTE)
             tasks.start_soon(consumer.commit)
-            await anyio.sleep(0.05)
+            await until(lambda: name_server.count(ROUTE) > asked)  # in vain
             cluster.group.leader = new
         assert offset_of(cluster) == 3
         cluster.group.append("T", 0, stored(b"after"))
