@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import ssl
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import structlog
+
+from mq.x509 import valid_until
 
 Log = structlog.stdlib.BoundLogger
 
@@ -25,6 +28,7 @@ class _Loaded(NamedTuple):
     clients: ssl.SSLContext
     replicas: ssl.SSLContext
     der: bytes
+    valid_until: dt.datetime
 
 
 class Certificate:
@@ -50,6 +54,11 @@ class Certificate:
     def context(self) -> ssl.SSLContext:
         """For connections of clients."""
         return self._loaded.clients
+
+    @property
+    def valid_until(self) -> dt.datetime:
+        """When it expires, in UTC."""
+        return self._loaded.valid_until
 
     def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
         """For connections of other replicas, which are not asked for certificates; and the certificate (DER)."""
@@ -90,7 +99,11 @@ class Certificate:
             except (OSError, ValueError) as error:
                 raise CertificateUnusable(f"{self._clients_ca}: {_reason(error)}") from error
             clients.verify_mode = ssl.CERT_REQUIRED
-        return _Loaded(clients, replicas, _first_certificate(self._certificate))
+        der = _first_certificate(self._certificate)
+        try:
+            return _Loaded(clients, replicas, der, valid_until(der))
+        except ValueError as error:
+            raise CertificateUnusable(f"{self._certificate}: {error}") from error
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

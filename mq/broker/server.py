@@ -31,7 +31,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
-from mq.monitoring.process import VERSION, process_families
+from mq.monitoring.process import VERSION, certificate_families, process_families
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost
@@ -234,7 +234,8 @@ class _Host:
     def collect(self) -> Generator[None, None, Families]:
         """The metrics of the process, and those of the broker while there is one; see `Collect`."""
         labels = {"cluster": self.settings.cluster, "group": self.settings.group, "node": self.settings.node_id}
-        families: list[Family | Histogram] = [*process_families(labels)]
+        valid_until = None if self.certificate is None else self.certificate.valid_until
+        families: list[Family | Histogram] = [*process_families(labels), *certificate_families(labels, valid_until)]
         yield
         if self._broker is not None:
             families += yield from self._broker.services.metrics.collect()

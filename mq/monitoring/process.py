@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 import os
 import resource
@@ -40,3 +41,10 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
     collections = [((*values, str(number)), row["collections"]) for number, row in enumerate(gc.get_stats())]
     yield Family("python_gc_collections", Kind.COUNTER, text, (*names, "generation"), collections)
     yield LOGGED.family(labels)
+
+
+def certificate_families(labels: Mapping[str, str], valid_until: dt.datetime | None) -> Iterator[Family]:
+    """When the certificate of the server expires, if it has one."""
+    samples = [] if valid_until is None else [((*labels.values(),), valid_until.timestamp())]
+    text = "When the certificate of the server expires, in seconds since 1970; there is none without TLS."
+    yield Family("raftmq_tls_certificate_expiry_timestamp_seconds", Kind.GAUGE, text, (*labels,), samples)

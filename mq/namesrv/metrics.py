@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Generator, Mapping
 
 from mq.monitoring.families import Families, Family, Histogram, Kind
-from mq.monitoring.process import process_families
+from mq.monitoring.process import certificate_families, process_families
 from mq.namesrv.route_table import RouteTable
 
 
 def collect(
-    table: RouteTable, counters: Callable[[], Mapping[str, tuple[Kind, str, int]]]
+    table: RouteTable, counters: Callable[[], Mapping[str, tuple[Kind, str, int]]], valid_until: dt.datetime | None
 ) -> Generator[None, None, Families]:
-    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are of its connections."""
+    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are of its connections,
+    ``valid_until`` is that of its certificate.
+    """
     sizes = table.sizes()
-    families: list[Family | Histogram] = [*process_families({})]
+    families: list[Family | Histogram] = [*process_families({}), *certificate_families({}, valid_until)]
     yield
     for name, text, value in (
         ("broker_groups", "Broker groups that are registered.", sizes.groups),

@@ -73,7 +73,10 @@ async def serve(
         monitoring_listeners = await _monitoring_listeners(settings, log)
         async with trio.open_nursery() as nursery:
             if monitoring_listeners:
-                monitoring = Monitoring(lambda: collect(table, server.counters), _is_ready)
+                monitoring = Monitoring(
+                    lambda: collect(table, server.counters, None if certificate is None else certificate.valid_until),
+                    _is_ready,
+                )
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
             nursery.start_soon(_expire_forever, handlers, settings.scan_seconds)
             nursery.start_soon(server.look_forever)

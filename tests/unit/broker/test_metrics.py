@@ -11,7 +11,7 @@ import pytest
 
 from mq.broker.admin.metrics import _BULK_PREFIXES, BY_COUNTER
 from mq.monitoring.families import Families, Family, Histogram, Kind, render
-from mq.monitoring.process import process_families
+from mq.monitoring.process import certificate_families, process_families
 from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable
 from mq.protocol.codes import RequestCode
@@ -124,8 +124,8 @@ async def test_the_guide_names_every_metric(tmp_path: Path, monkeypatch: pytest.
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
         families = gathered(brokers[0].services.metrics.collect())
-    server = [*process_families({})]
-    name_server = gathered(collect(RouteTable(), dict))[len(server) :]
+    server = [*process_families({}), *certificate_families({}, None)]
+    name_server = gathered(collect(RouteTable(), dict, None))[len(server) :]
     rows = [
         f"| `{family.name}{'_total' if isinstance(family, Family) and family.kind is Kind.COUNTER else ''}` | "
         f"{', '.join(f'`{label}`' for label in family.labels if label not in COMMON_LABELS) or ' '} | {family.help} |"

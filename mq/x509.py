@@ -1,0 +1,54 @@
+"""What a server has to know of its own certificate and the standard library does not tell: until when it is valid."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+
+
+class _Tag(enum.IntEnum):
+    UTC_TIME = 0x17
+    GENERALIZED_TIME = 0x18
+    SEQUENCE = 0x30
+    VERSION = 0xA0
+
+
+def valid_until(certificate: bytes) -> dt.datetime:
+    """When a certificate (DER, RFC 5280) expires, in UTC. Raises ValueError for what is no certificate."""
+    try:
+        _, signed = _element(_element(certificate)[1])[:2]
+        if signed[0] == _Tag.VERSION:
+            signed = _element(signed)[2]
+        for _ in ("serial number", "signature algorithm", "issuer"):
+            signed = _element(signed)[2]
+        tag, validity, _ = _element(signed)
+        if tag != _Tag.SEQUENCE:
+            raise ValueError(f"a validity with the tag {tag:#x}")
+        tag, text, _ = _element(_element(validity)[2])
+        return _time(tag, text.decode("ascii"))
+    except IndexError as error:
+        raise ValueError("the certificate ends too early") from error
+
+
+def _element(data: bytes) -> tuple[int, bytes, bytes]:
+    """The tag and the content of the first element, and what comes behind it. Raises ValueError, IndexError."""
+    tag, length, start = data[0], data[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(data[2:start], "big")
+    end = start + length
+    if end > len(data):
+        raise ValueError(f"an element of {end} bytes in {len(data)}")
+    return tag, data[start:end], data[end:]
+
+
+def _time(tag: int, text: str) -> dt.datetime:
+    match tag:
+        case _Tag.UTC_TIME:
+            # RFC 5280, 4.1.2.5.1: two digits from 50 on are of the last century.
+            text = ("19" if int(text[:2]) >= 50 else "20") + text
+        case _Tag.GENERALIZED_TIME:
+            pass
+        case _:
+            raise ValueError(f"a time with the tag {tag:#x}")
+    return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC)
