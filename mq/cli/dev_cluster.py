@@ -107,6 +107,9 @@ class DevCluster:
 
     ``node_ids`` are n0, n1, ...; each keeps its data in a directory of that name, logs are in ``logs/``. Starting
     again in the same directory uses the same ports, since replicas must find each other again.
+
+    What is started from now on has ``settings``, and is run from ``checkout``, another version of this project with a
+    virtual environment of its own in ``.venv``; None for this one.
     """
 
     directory: Path
@@ -115,6 +118,7 @@ class DevCluster:
     group: str
     listen_host: str
     client_host: str
+    checkout: Path | None
     _nursery: trio.Nursery
     _children: dict[str, _Child] = field(default_factory=dict)
 
@@ -130,6 +134,7 @@ class DevCluster:
         group: str = "broker-a",
         listen_host: str = HOST,
         client_host: str = HOST,
+        checkout: Path | None = None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> AsyncIterator[DevCluster]:
         """Start everything, wait until the group has a leader and all replicas are registered, and stop it at the end.
@@ -138,6 +143,7 @@ class DevCluster:
             ports: default: those of the last time in this directory, else the conventional ones.
             settings: further settings of every broker, by the names of BrokerSettings.
             listen_host, client_host: where brokers wait for clients, and where these are told to find them.
+            checkout: another version of this project that servers are run from; see the class.
             on_progress: told in words what is being waited for.
 
         Raises:
@@ -151,7 +157,9 @@ class DevCluster:
             ports = _choose_ports(directory, nodes, ports)
             create_secret(str(directory / FILE_NAME))
             async with lone_errors(), trio.open_nursery() as nursery:
-                cluster = cls(directory, ports, dict(settings or {}), group, listen_host, client_host, nursery)
+                cluster = cls(
+                    directory, ports, dict(settings or {}), group, listen_host, client_host, checkout, nursery
+                )
                 try:
                     on_progress("starting the name server")
                     await cluster._start_namesrv()
@@ -324,6 +332,9 @@ class DevCluster:
                 yield process
                 nursery.cancel_scope.cancel()
 
+    def _python(self) -> str:
+        return sys.executable if self.checkout is None else str(self.checkout / ".venv" / "bin" / "python")
+
     async def _spawn(self, name: str, arguments: list[str]) -> None:
         assert not self.is_running(name), f"{name} is running already"
         log = self.log_path(name)
@@ -331,13 +342,14 @@ class DevCluster:
             process = await self._nursery.start(
                 partial(
                     trio.run_process,
-                    [sys.executable, "-m", "mq.cli", *arguments, "--until-stdin-closes"],
+                    [self._python(), "-m", "mq.cli", *arguments, "--until-stdin-closes"],
+                    cwd=self.checkout,  # Python looks there first
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     check=False,
                     start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": _python_path()},
+                    env={**os.environ, "PYTHONPATH": _python_path() if self.checkout is None else str(self.checkout)},
                 )
             )
         self._children[name] = _Child(name, process, log)

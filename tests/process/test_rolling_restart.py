@@ -1,4 +1,4 @@
-"""Three brokers restarted one after another under a producer: leaders hand over, and nothing is lost."""
+"""Three brokers restarted and upgraded one after another under a producer: leaders hand over, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -66,9 +66,21 @@ async def test_rolling_restart_under_load_hands_over(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
+async def levels(cluster: DevCluster) -> list[int]:
+    """The format level of each replica."""
+    status = await cluster.status()
+    assert status is not None
+    return [int(replica.figures.get("raftmq.formatLevel", 0)) for replica in status.replicas]
+
+
+async def test_a_rolling_upgrade_loses_nothing(tmp_path: Path) -> None:
+    """Replicas that say they understand format level 1 are replaced by those that understand the newest, and once back.
+
+    The level rises when the last one is replaced.
+    """
     received: list[bytes] = []
-    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random())) as cluster:
+    held = {"format_level_max": "1"}
+    async with DevCluster.open(tmp_path, ports=Ports.free(3, random.Random()), settings=held) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic("T", 4)
         consumer = PushConsumer(cluster.namesrv, "readers", consume_from="first")
@@ -82,14 +94,20 @@ async def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
             pulse = Pulse(producer)
             nursery.start_soon(pulse.run)
             nursery.start_soon(consume)
-            for node_id in cluster.node_ids:
+            newer: dict[str, str] = {}
+            for node_id, settings in (("n0", newer), ("n0", held), ("n0", newer), ("n1", newer), ("n2", newer)):
+                assert await levels(cluster) == [1, 1, 1]
                 await cluster.stop(node_id)
+                cluster.settings = settings
                 await cluster.start(node_id)
                 await cluster.wait_ready()
                 await beats(pulse)
+            with trio.fail_after(60):
+                while await levels(cluster) != [2, 2, 2]:  # noqa: ASYNC110 - as above
+                    await trio.sleep(0.05)
             stored = set(pulse.stored)
             with trio.fail_after(60):
                 while not stored <= set(received):  # noqa: ASYNC110 - as above
                     await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
-    assert len(stored) >= 30
+    assert len(stored) >= 50

@@ -1,0 +1,263 @@
+"""Upgrades a group of three from an earlier version, one replica after the other, while the SDK sends.
+
+The earlier version is built from a tag or commit of this repository into a virtual environment of its own. The way:
+
+1. all replicas of the earlier version;
+2. one of this version, which is left so for a while, as an upgrade that was abandoned half way;
+3. that one of the earlier version again;
+4. all of this version, followers first; each is stopped when `raftmq group upgrade-check` would allow it;
+5. one of the earlier version once more, which must not start, or be let in by nobody, now that the level has risen.
+
+Exit code 1 unless every send succeeded, and every message that was stored is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import trio
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.cli.upgrade_verdict import UpgradeReport, upgrade_report
+from mq.client import Admin, Message, Producer, PushConsumer
+from mq.client.errors import ClientError
+
+TOPIC = "Upgrade"
+QUEUES = 8
+TICK_SECONDS = 0.01
+PATIENCE_SECONDS = 120.0
+HALF_WAY_SECONDS = 5.0
+QUIET_SECONDS = 3.0
+"""For so long nothing may come before all messages are taken to be read."""
+
+
+class UpgradeFailed(Exception):
+    """The group did not get from one version to the other."""
+
+
+class Load:
+    """Sends so many messages a second, however long each takes, and notes what becomes of them."""
+
+    def __init__(self, producer: Producer, rate: int) -> None:
+        self._producer = producer
+        self._rate = rate
+        self._numbers = itertools.count()
+        self.stored: list[tuple[bytes, float, float]] = []
+        """Body, when the send began, and when it was acknowledged; seconds."""
+        self.failed: list[str] = []
+
+    async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        """Send until the scope that this hands out is cancelled; what is under way is waited for."""
+        async with trio.open_nursery() as sends:
+            with trio.CancelScope() as scope:
+                task_status.started(scope)
+                begun, count = trio.current_time(), 0
+                while True:
+                    wanted = int((trio.current_time() - begun) * self._rate)
+                    for _ in range(wanted - count):
+                        sends.start_soon(self._send, b"%d" % next(self._numbers))
+                    count = wanted
+                    await trio.sleep(TICK_SECONDS)
+
+    async def _send(self, body: bytes) -> None:
+        begun = trio.current_time()
+        try:
+            await self._producer.send(Message(TOPIC, body), timeout=30)
+        except ClientError as error:
+            self.failed.append(str(error))
+        else:
+            self.stored.append((body, begun, trio.current_time()))
+
+    def longest_pause(self, begin: float, end: float) -> float:
+        """Seconds for which nothing was acknowledged between two moments."""
+        times = [begin, *sorted(at for _, _, at in self.stored if begin <= at <= end), end]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def build(reference: str, directory: Path) -> Path:
+    """A checkout of ``reference`` with its virtual environment."""
+    archive = subprocess.run(["git", "archive", reference], check=True, stdout=subprocess.PIPE).stdout
+    checkout = directory / "earlier"
+    checkout.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(checkout)], check=True, input=archive)
+    subprocess.run([str(checkout / "deploy" / "setup-venv.sh")], check=True, stdout=subprocess.DEVNULL)
+    return checkout
+
+
+def last_tag() -> str:
+    """Raises UpgradeFailed if there is none."""
+    found = subprocess.run(["git", "describe", "--tags", "--abbrev=0"], check=False, capture_output=True, text=True)
+    if found.returncode:
+        raise UpgradeFailed("this repository has no tag: say which version to begin with, --from REF")
+    return found.stdout.strip()
+
+
+async def report_of(cluster: DevCluster) -> UpgradeReport | None:
+    """What `raftmq group upgrade-check` would say."""
+    try:
+        status = await cluster.status()
+    except ClientError:
+        return None
+    return None if status is None else upgrade_report(status)
+
+
+async def safe_report(cluster: DevCluster) -> UpgradeReport:
+    """Wait until a member may be stopped. Raises UpgradeFailed after a while."""
+    report: UpgradeReport | None = None
+    with trio.move_on_after(PATIENCE_SECONDS):
+        while report is None or not report.safe:
+            cluster.check()
+            await trio.sleep(0.1)
+            report = await report_of(cluster)
+        return report
+    raise UpgradeFailed(f"no member may be stopped after {PATIENCE_SECONDS:g} s: {report and report.reason}")
+
+
+class Upgrade:
+    """The way from one version to the other, with a line of figures for each step."""
+
+    def __init__(self, cluster: DevCluster, load: Load, earlier: Path) -> None:
+        self._cluster = cluster
+        self._load = load
+        self._earlier = earlier
+
+    async def run(self) -> None:
+        """Raises UpgradeFailed."""
+        report = await safe_report(self._cluster)
+        first = next(member.node_id for member in report.members if member.role != "leader")
+        await self._step(f"{first} to this version", first, None)
+        await trio.sleep(HALF_WAY_SECONDS)
+        await self._check_level(1, "half way")
+        await self._step(f"{first} back to the earlier version", first, self._earlier)
+        done: set[str] = set()
+        while len(done) < len(self._cluster.node_ids):
+            report = await safe_report(self._cluster)
+            left = [member for member in report.members if member.node_id not in done]
+            chosen = min(left, key=lambda member: (member.role == "leader", member.node_id)).node_id
+            await self._check_level(1, f"before {chosen}")
+            await self._step(f"{chosen} ({'leader' if chosen == report.leader else 'follower'})", chosen, None)
+            done.add(chosen)
+        with trio.move_on_after(PATIENCE_SECONDS):
+            while (await safe_report(self._cluster)).format_level == 1:  # noqa: ASYNC110 - other processes
+                await trio.sleep(0.1)
+        level = (await safe_report(self._cluster)).format_level
+        print(f"format level {level} on all replicas")
+        if level == 1:
+            raise UpgradeFailed("the format level did not rise")
+        await self._too_late(first)
+
+    async def _step(self, what: str, node_id: str, checkout: Path | None) -> None:
+        cluster, load = self._cluster, self._load
+        await safe_report(cluster)
+        begin, failed = trio.current_time(), len(load.failed)
+        await cluster.stop(node_id)
+        cluster.checkout = checkout
+        await cluster.start(node_id)
+        await cluster.wait_ready()
+        await safe_report(cluster)
+        end = trio.current_time()
+        pause = 1000 * load.longest_pause(begin, end)
+        print(
+            f"{what}: {end - begin:.1f} s, longest pause {pause:.0f} ms, {len(load.failed) - failed} failed sends",
+            flush=True,
+        )
+
+    async def _check_level(self, wanted: int, when: str) -> None:
+        report = await safe_report(self._cluster)
+        if report.format_level != wanted:
+            raise UpgradeFailed(f"format level {report.format_level} {when}, {wanted} was expected")
+
+    async def _too_late(self, node_id: str) -> None:
+        """Going back now must be refused, and coming forward again must work."""
+        cluster = self._cluster
+        await safe_report(cluster)
+        await cluster.stop(node_id)
+        cluster.checkout = self._earlier
+        await cluster.start(node_id)
+        log = cluster.log_path(node_id)
+        refused = ("format level", "unknown parts")
+        with trio.move_on_after(PATIENCE_SECONDS):
+            while not (lines := _lines_with(refused, log)):  # noqa: ASYNC110 - another process
+                await trio.sleep(0.1)
+        if not lines:
+            raise UpgradeFailed(f"{node_id} went back to the earlier version after the level had risen")
+        print(f"{node_id} cannot go back any more: {lines[-1][:300]}")
+        await cluster.stop(node_id)
+        cluster.checkout = None
+        await cluster.start(node_id)
+        await cluster.wait_ready()
+        await safe_report(cluster)
+
+
+def _lines_with(words: tuple[str, ...], log: Path) -> list[str]:
+    return [line for line in log.read_text(errors="replace").splitlines() if any(word in line for word in words)]
+
+
+async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
+    """Every body in the topic, with how often it is there; waits until nothing comes any more."""
+    found: Counter[bytes] = Counter()
+    consumer = PushConsumer(namesrv, "check", consume_from="first")
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        messages = aiter(consumer)
+        while True:
+            with trio.move_on_after(QUIET_SECONDS if len(found) >= wanted else 10 * QUIET_SECONDS) as quiet:
+                message = await anext(messages)
+                found[message.body] += 1
+            if quiet.cancelled_caught:
+                return found
+
+
+async def measure(directory: Path, earlier: Path, rate: int) -> bool:
+    """Run it all, and print figures. Returns whether nothing failed."""
+    async with DevCluster.open(directory, ports=Ports.free(3, random.Random()), checkout=earlier) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            await admin.create_topic(TOPIC, QUEUES)
+        async with Producer(cluster.namesrv) as producer, trio.open_nursery() as nursery:
+            load = Load(producer, rate)
+            scope = await nursery.start(load.run)
+            begun = trio.current_time()
+            await Upgrade(cluster, load, earlier).run()
+            seconds = trio.current_time() - begun
+            scope.cancel()
+        found = await read_all(cluster.namesrv, len(load.stored))
+    lost = [body for body, _, _ in load.stored if body not in found]
+    twice = sum(count - 1 for count in found.values())
+    waits = sorted(1000 * (end - begin) for _, begin, end in load.stored)
+    sent = len(load.stored) + len(load.failed)
+    print(
+        f"{sent:,} sends in {seconds:.0f} s, {len(load.failed)} failed; {len(lost)} messages lost, {twice} there more "
+        f"than once; a send took {waits[len(waits) // 2]:.1f} ms at the median, {waits[len(waits) * 99 // 100]:.0f} ms "
+        f"at the 99th percentile, {waits[-1]:.0f} ms at most"
+    )
+    for text, count in Counter(load.failed).most_common(5):
+        print(f"{count} times: {text}")
+    return not load.failed and not lost
+
+
+def main() -> int:
+    """Exit code 1 if a send failed or a message is lost."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--from", dest="reference", metavar="REF", help="tag or commit; default: the last tag")
+    parser.add_argument("--rate", type=int, default=1000, help="messages a second, default 1000")
+    options = parser.parse_args()
+    try:
+        reference = options.reference or last_tag()
+        with tempfile.TemporaryDirectory(prefix="raftmq-upgrade-") as directory:
+            print(f"building {reference}", flush=True)
+            earlier = build(reference, Path(directory))
+            return 0 if trio.run(measure, Path(directory) / "group", earlier, options.rate) else 1
+    except UpgradeFailed as failed:
+        print(f"rolling upgrade: {failed}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
