@@ -293,11 +293,13 @@ class FinalQueue(msgspec.Struct, frozen=True):
     """What one replica serves of one queue in the end: values by offset, and whether it was read to its end.
 
     ``first`` is the offset at which the queue begins: what was before has been removed with the oldest files.
+    ``read_to`` is the offset at which the reader found the end, None if that is not known.
     """
 
     values: dict[int, str]
     complete: bool
     first: int = 0
+    read_to: int | None = None
 
     @property
     def end(self) -> int:
@@ -308,7 +310,7 @@ class FinalQueue(msgspec.Struct, frozen=True):
 def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
     """By replica and queue; one that was never read is there as well, empty and incomplete."""
     values: dict[tuple[str, str], dict[int, str]] = {(n, k): {} for n in history.nodes for k in history.queues}
-    complete: set[tuple[str, str]] = set()
+    complete: dict[tuple[str, str], int | None] = {}
     firsts: dict[tuple[str, str], int] = {}
     for operation in history.named("final-read", "removed"):
         if operation.outcome == "ok" and operation.node is not None and operation.queue is not None:
@@ -319,8 +321,10 @@ def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
                 continue
             values.setdefault(key, {}).update((offset, value) for offset, value, *_ in operation.result)
             if not operation.result:
-                complete.add(key)
-    return {key: FinalQueue(found, key in complete, firsts.get(key, 0)) for key, found in values.items()}
+                complete[key] = operation.offset
+    return {
+        key: FinalQueue(found, key in complete, firsts.get(key, 0), complete.get(key)) for key, found in values.items()
+    }
 
 
 def bases(history: History) -> dict[str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from jepsen.history import Batch, FinalQueue, History, Operation, bases, batches, final_reads
@@ -39,14 +40,19 @@ class _Log(NamedTuple):
 def check_log(history: History) -> Result:
     """Check sends, reads at any replica, questions for a queue's end, and the final reads of every replica."""
     findings = Findings("log", PROMISE)
-    sends = {operation.value: operation for operation in history.named("send", *LATER)}
+    sends: dict[str, Operation] = {}
+    for send in history.named("send", *LATER):
+        if send.value in sends:
+            findings.cannot_tell(f"{send.value} was sent by two operations, so nobody knows whose message was read")
+        sends[send.value] = send
     acknowledged = [send for send in sends.values() if send.outcome == "ok" and send.name not in LATER]
     log = _Log(sends, acknowledged, batches(history), final_reads(history), history.nodes, bases(history))
     places = _one_value_at_one_offset(log, findings)
     _one_offset_for_one_value(log, places, findings)
-    _order_of_real_time(log, findings)
+    floors = _floors(history, log)
+    _order_of_real_time(log, places, floors, findings)
     _nothing_out_of_nowhere(log, findings)
-    _ends_are_current(list(history.named("end")), log, findings)
+    _ends_are_current(history, log, floors, findings)
     _replicas_are_whole(log, findings)
     _everything_stays(log, places, findings)
     findings.counts.update(
@@ -98,25 +104,76 @@ def _one_offset_for_one_value(log: _Log, places: Mapping[Place, str], findings: 
                 findings.add("duplicate", f"{value} is at {_listed(its)} and was sent once")
 
 
-def _order_of_real_time(log: _Log, findings: Findings) -> None:
-    """L3: what was sent after an acknowledgement lies behind it."""
-    queues: defaultdict[str | None, list[Operation]] = defaultdict(list)
+def _floors(history: History, log: _Log) -> dict[str, _Floors]:
+    """What clients were told of each queue, by time."""
+    told: defaultdict[str, list[_Told]] = defaultdict(list)
     for send in log.acknowledged:
-        queues[send.queue].append(send)
-    for sends in queues.values():
-        by_end = sorted(sends, key=_ended)
-        at, highest = 0, None
-        for send in sorted(sends, key=lambda each: each.began):
-            while at < len(by_end) and _ended(by_end[at]) < send.began:
-                if highest is None or _offset(by_end[at]) > _offset(highest):
-                    highest = by_end[at]
-                at += 1
-            if highest is not None and _offset(send) <= _offset(highest):
-                findings.add(
-                    "order-of-real-time",
-                    f"{send.value} was sent after {highest.value} was acknowledged at {highest.place}, "
-                    f"and is at {send.place}",
-                )
+        told[str(send.queue)].append(_Told(_ended(send), _offset(send) + 1, send))
+    for batch in log.seen:
+        if batch.messages:
+            highest_read = max(batch.messages, key=itemgetter(0))[0]
+            told[batch.queue].append(_Told(batch.at, highest_read + 1, batch.operation))
+    for end in history.named("end", "known-end"):
+        if end.outcome == "ok":
+            told[str(end.queue)].append(_Told(_ended(end), _offset(end), end))
+    return {queue: _Floors(each) for queue, each in told.items()}
+
+
+class _Told(NamedTuple):
+    """From this time on clients know that the queue does not end before ``floor``, an offset."""
+
+    at: int
+    floor: int
+    by: Operation
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        by = self.by
+        if by.name in ("end", "known-end"):
+            return f"{by.node} said so"
+        if by.name == "send":
+            return f"{by.value} was acknowledged at {by.place}"
+        return f"{Batch(self.at, str(by.queue), by).by} got {by.queue}@{self.floor - 1}"
+
+
+class _Floors:
+    """Of one queue: the least offset at which it may end, at any time."""
+
+    def __init__(self, told: list[_Told]) -> None:
+        told.sort(key=lambda each: each.at)
+        self._times = [each.at for each in told]
+        self._highest: list[_Told] = []
+        for each in told:
+            is_higher = not self._highest or each.floor > self._highest[-1].floor
+            self._highest.append(each if is_higher else self._highest[-1])
+
+    def before(self, time: int) -> _Told | None:
+        """The highest floor that a client knew before this time; None if nobody knew anything."""
+        at = bisect_left(self._times, time) - 1
+        return self._highest[at] if at >= 0 else None
+
+
+def _order_of_real_time(
+    log: _Log, places: Mapping[Place, str], floors: Mapping[str, _Floors], findings: Findings
+) -> None:
+    """L3: what is sent after clients were told of a place lies behind it, be it acknowledged or found by a reader."""
+    for send in log.acknowledged:
+        _is_behind(send, _place(send), floors, findings)
+    for place, value in places.items():
+        sent = log.sends.get(value)
+        if sent is None or (sent.offset == place[1] and sent.queue == place[0]):
+            continue
+        if sent.outcome != "fail":
+            _is_behind(sent, place, floors, findings)
+
+
+def _is_behind(send: Operation, place: Place, floors: Mapping[str, _Floors], findings: Findings) -> None:
+    queue, offset = place
+    told = floors[queue].before(send.began)
+    if told is not None and offset < told.floor:
+        when = f"was sent when {queue} ended at {told.floor} or later: {told.why}"
+        findings.add("order-of-real-time", f"{send.value} is at {queue}@{offset}, and {when}")
 
 
 def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
@@ -135,37 +192,24 @@ def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
                 findings.add("future-read", f"read before it was sent: {what}")
 
 
-def _ends_are_current(ends: Sequence[Operation], log: _Log, findings: Findings) -> None:
-    """L5: a question for the end that begins after an acknowledgement, a read or an answer is not behind it."""
-    floors: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for send in log.acknowledged:
-        floors[str(send.queue)].append((_ended(send), _offset(send) + 1, f"{send.value} was acknowledged"))
-    for batch in log.seen:
-        if batch.messages:
-            highest_read = max(offset for offset, *_ in batch.messages)
-            floors[batch.queue].append((batch.at, highest_read + 1, f"{batch.by} read {highest_read}"))
-    answered = [end for end in ends if end.outcome == "ok"]
-    if not answered:
-        return
-    for end in answered:
-        floors[str(end.queue)].append((_ended(end), _offset(end), f"{end.node} said so"))
-    steps: dict[str, tuple[list[int], list[tuple[int, str]]]] = {}
-    for queue, known in floors.items():
-        known.sort()
-        times, highest = [], []
-        best = (0, "")
-        for at, offset, why in known:
-            if offset > best[0]:
-                best = (offset, why)
-            times.append(at)
-            highest.append(best)
-        steps[queue] = (times, highest)
-    for end in answered:
-        times, highest = steps[str(end.queue)]
-        before = bisect_left(times, end.began) - 1
-        if before >= 0 and _offset(end) < highest[before][0]:
-            least, why = highest[before]
-            findings.add("stale-end", f"{end.node} says {end.queue} ends at {end.offset}, it was at {least}: {why}")
+def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors], findings: Findings) -> None:
+    """L5: a question for the end that begins after an acknowledgement, a read or an answer is not behind it.
+
+    And everything that lies before an end that was told is there in the end.
+    """
+    whole: dict[str, int] = {}
+    for (_, queue), found in log.final.items():
+        if found.complete:
+            whole[queue] = max(found.end, whole.get(queue, 0))
+    for end in history.named("end", "known-end"):
+        if end.outcome != "ok":
+            continue
+        queue, offset = str(end.queue), _offset(end)
+        told = floors[queue].before(end.began) if end.name == "end" else None
+        if told is not None and offset < told.floor:
+            findings.add("stale-end", f"{end.node} says {queue} ends at {offset}, it was at {told.floor}: {told.why}")
+        if offset > whole.get(queue, offset):
+            findings.add("phantom-end", f"{end.node} said {queue} ends at {offset}, in the end it is {whole[queue]}")
 
 
 def _replicas_are_whole(log: _Log, findings: Findings) -> None:
@@ -176,6 +220,8 @@ def _replicas_are_whole(log: _Log, findings: Findings) -> None:
             findings.cannot_tell(f"{node} was not read to the end of {queue}")
             continue
         ends[queue][node] = found.end
+        if found.read_to is not None and found.read_to > found.end:
+            findings.add("gap", f"{queue} of {node} ends at {found.read_to}, and the last messages were not served")
         missing = sorted(set(range(found.first, found.end)) - found.values.keys())
         if missing:
             findings.add("gap", f"{queue} of {node} has {len(found.values)} messages and none at {_listed(missing)}")
@@ -196,7 +242,10 @@ def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings
         queue, offset = place
         for node in log.nodes:
             found = log.final.get((node, queue))
-            if found is None or not found.complete or found.values.get(offset) == value:
+            if found is None:
+                findings.cannot_tell(f"{node} was not read to the end of {queue}")
+                continue
+            if not found.complete or found.values.get(offset) == value:
                 continue
             send = promised.get(place)
             if offset < found.first and send is not None and send.position is not None and node not in log.bases:

@@ -37,9 +37,13 @@ def check_coverage(history: History) -> Result:
         by_kind[fault.kind].append(fault)
         findings.counts["faults"] += 1
         findings.counts["faults confirmed"] += fault.seen is not None
-    for kind in history.plan.get("nemeses", ()):
+        if fault.ended is None and history.is_complete:
+            findings.cannot_tell(f"{fault.what} ({fault.kind}, fault {fault.number}) was never over")
+    if not history.nodes:
+        findings.cannot_tell("nothing was tested: the run had no replica")
+    for kind in dict.fromkeys((*history.plan.get("nemeses", ()), *by_kind)):
         if kind != CALM:
-            _check_kind(kind, by_kind[kind], acknowledged, findings)
+            _check_kind(kind, by_kind.get(kind, []), acknowledged, findings)
     return findings.result()
 
 

@@ -11,6 +11,10 @@ from jepsen.verdict import Findings, Result
 PROMISE = "messages that one producer sends one after the other to a queue lie in that order; a read is in order"
 
 
+ASKED = ("read", "final-read")
+"""Reads whose offset is that of the first message that they ask for."""
+
+
 def check_order(history: History) -> Result:
     """Check acknowledged sends of one process to one queue, and the offsets within each answer to a reader.
 
@@ -36,6 +40,9 @@ def check_order(history: History) -> Result:
             continue
         findings.counts["answers to readers"] += 1
         offsets = [offset for offset, *_ in read.result]
+        if read.name in ASKED and offsets and read.offset is not None and offsets[0] > read.offset:
+            what = f"{read.queue} at {read.node}: {offsets[0]} came first, {read.offset} was asked for"
+            findings.add("int-poll-skip", what)
         for before, after in pairwise(offsets):
             where = f"{read.queue} at {read.node or f'consumer {read.process}'}: {after} after {before} in one answer"
             if after <= before:

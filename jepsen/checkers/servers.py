@@ -50,6 +50,8 @@ def check_servers(history: History) -> Result:
             findings.add("not-recovered", f"nothing was broken any more, and still {event.err}")
         elif event.f == "said":
             findings.add("error-in-log", f"{event.n}: {event.v}")
+    if not findings.counts["logs compared byte by byte"]:
+        findings.cannot_tell("the logs were not compared")
     for node in history.nodes:
         if node not in verified:
             findings.cannot_tell(f"the log of {node} was not verified")

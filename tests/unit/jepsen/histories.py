@@ -51,13 +51,13 @@ class Script:
 
     def read(self, values: Mapping[int, str], *, process: int = 60, node: str = "n0") -> None:
         """Messages that were read at a replica."""
-        self.add(process, "invoke", "read", k=QUEUE, n=node, o=min(values))
+        self.add(process, "invoke", "read", k=QUEUE, n=node, o=next(iter(values)))
         self.add(process, "ok", "read", k=QUEUE, n=node, v=[[o, v] for o, v in values.items()])
 
-    def end(self, offset: int, *, process: int = 70, node: str = "n0") -> None:
-        """A replica said where the queue ends."""
-        self.add(process, "invoke", "end", k=QUEUE, n=node)
-        self.add(process, "ok", "end", k=QUEUE, n=node, o=offset)
+    def end(self, offset: int, *, process: int = 70, node: str = "n0", name: str = "end") -> None:
+        """A replica said where the queue ends, or where it knows that it does."""
+        self.add(process, "invoke", name, k=QUEUE, n=node)
+        self.add(process, "ok", name, k=QUEUE, n=node, o=offset)
 
     def fault(
         self,

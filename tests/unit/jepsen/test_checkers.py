@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from jepsen.checkers.append_log import check_log
 from jepsen.checkers.assignment import check_assigned
-from jepsen.checkers.coverage import ACKNOWLEDGED_MIN, check_coverage
 from jepsen.checkers.send_order import check_order
-from jepsen.checkers.servers import MEMORY_BYTES_MAX, check_servers, errors_in
+from jepsen.checkers.servers import check_servers
 from jepsen.checkers.total_queue import CAUSE_NS, check_total_queue
 from jepsen.events import RUN
 from jepsen.verdict import Findings, in_words, merge
@@ -127,9 +125,61 @@ def gap(script: Script) -> None:
         script.final([], node=node)
 
 
+def stored_before_what_was_acknowledged(script: Script) -> None:
+    """C is sent after B was acknowledged, nobody is told its place, and it lies before B."""
+    script.sent(A, 0)
+    script.sent(B, 2)
+    script.failed(C, 2, "info")
+    script.final_everywhere([A, C, B])
+
+
+def stored_before_what_was_read(script: Script) -> None:
+    script.failed(C, 2, "info")
+    script.read({3: C})
+    script.sent("3.1.10", 2, process=3)
+    script.final_everywhere([A, B, "3.1.10", C])
+
+
+def stored_before_an_end_that_was_told(script: Script) -> None:
+    script.end(3)
+    script.sent(C, 2, process=2)
+    script.final_everywhere([A, B, C])
+
+
+def end_that_nothing_reaches(script: Script) -> None:
+    script.end(3)
+    script.final_everywhere([A, B])
+
+
+def known_end_that_nothing_reaches(script: Script) -> None:
+    script.end(3, name="known-end")
+    script.final_everywhere([A, B])
+
+
+def end_behind_a_known_end(script: Script) -> None:
+    script.failed(C, 2, "info")
+    script.end(3, name="known-end")
+    script.end(2, node="n1")
+    script.final_everywhere([A, B, C])
+
+
+def last_messages_not_served(script: Script) -> None:
+    for node in NODES:
+        script.final([A, B], node=node, complete=False)
+        script.add(90, "invoke", "final-read", k=QUEUE, n=node, o=3)
+        script.add(90, "ok", "final-read", k=QUEUE, n=node, v=[])
+
+
 @pytest.mark.parametrize(
     ("anomaly", "broken"),
     [
+        ("order-of-real-time", stored_before_what_was_acknowledged),
+        ("order-of-real-time", stored_before_what_was_read),
+        ("order-of-real-time", stored_before_an_end_that_was_told),
+        ("phantom-end", end_that_nothing_reaches),
+        ("phantom-end", known_end_that_nothing_reaches),
+        ("stale-end", end_behind_a_known_end),
+        ("gap", last_messages_not_served),
         ("inconsistent-offsets", inconsistent),
         ("changed-record", changed_record),
         ("duplicate", stored_twice),
@@ -148,7 +198,7 @@ def gap(script: Script) -> None:
     ],
 )
 def test_broken_log_is_found(anomaly: str, broken: Callable[[Script], None]) -> None:
-    script = two_sent()
+    script = Script() if broken is stored_before_what_was_acknowledged else two_sent()
     broken(script)
     result = check_log(script.history())
     assert result.valid is False
@@ -191,6 +241,38 @@ def test_replica_that_was_not_read_to_its_end_leaves_the_verdict_open() -> None:
     result = check_log(script.history())
     assert result.valid == "unknown"
     assert result.unknown == [f"n2 was not read to the end of {QUEUE}"]
+
+
+def test_message_in_a_queue_that_was_not_read_leaves_the_verdict_open() -> None:
+    script = two_sent()
+    script.sent(C, 0, process=2, queue="Log/9")
+    script.final_everywhere([A, B])
+    assert check_log(script.history()).unknown == [f"{node} was not read to the end of Log/9" for node in NODES]
+
+
+def test_value_that_was_sent_by_two_operations_leaves_the_verdict_open() -> None:
+    script = two_sent()
+    script.failed(A, 2, "info")
+    script.final_everywhere([A, B])
+    (reason,) = check_log(script.history()).unknown
+    assert reason.startswith(f"{A} was sent by two operations")
+
+
+def test_unknown_send_that_takes_effect_late_lies_behind_what_was_acknowledged_meanwhile() -> None:
+    script = Script()
+    script.failed(C, 2, "info")
+    script.sent(A, 0)
+    script.end(1)
+    script.sent(B, 1)
+    script.final_everywhere([A, B, C])
+    assert check_log(script.history()).valid is True
+
+
+def test_known_end_may_be_behind() -> None:
+    script = two_sent()
+    script.end(0, node="n2", name="known-end")
+    script.final_everywhere([A, B])
+    assert check_log(script.history()).valid is True
 
 
 def test_run_that_read_no_replica_leaves_the_verdict_open() -> None:
@@ -319,6 +401,14 @@ def test_answer_that_leaves_a_message_out_is_found() -> None:
     assert check_order(script.history()).anomalies == {"int-poll-skip": 1}
 
 
+@pytest.mark.parametrize("name", ["read", "final-read"])
+def test_answer_that_begins_behind_what_was_asked_for_is_found(name: str) -> None:
+    script = Script()
+    script.add(60, "invoke", name, k=QUEUE, n="n0", o=3)
+    script.add(60, "ok", name, k=QUEUE, n="n0", v=[[4, A, 7]])
+    assert check_order(script.history()).anomalies == {"int-poll-skip": 1}
+
+
 # ------------------------------------------------------------------------------------------- assigned queues
 
 
@@ -369,139 +459,6 @@ def test_polls_that_got_nothing_leave_the_verdict_open() -> None:
     assert check_assigned(Script().history()).valid == "unknown"
 
 
-# ------------------------------------------------------------------------------------------------ servers
-
-
-def verified(script: Script, verdict: str = "intact") -> None:
-    for node in NODES:
-        script.add(RUN, "info", "verified", n=node, v=verdict)
-
-
-def test_servers_that_kept_running_are_valid() -> None:
-    script = Script()
-    verified(script)
-    script.add(RUN, "info", "compared", v=[])
-    script.add(RUN, "info", "memory", n="n1", v=MEMORY_BYTES_MAX)
-    result = check_servers(script.history())
-    assert result.valid is True
-    assert (result.counts["logs compared byte by byte"], result.counts["MiB of memory at most"]) == (1, 300)
-
-
-@pytest.mark.parametrize(
-    ("anomaly", "fields"),
-    [
-        ("ended-by-itself", {"name": "ended", "err": "exit code 1"}),
-        ("error-in-log", {"name": "said", "v": "AssertionError"}),
-        ("not-repaired", {"name": "not-repaired", "v": ["00000000000000000000"]}),
-        ("not-recovered", {"name": "not-recovered", "err": "no leader within 60 s"}),
-        ("misbehaved", {"name": "misbehaved", "err": "leads in term 3 while n1 has nothing"}),
-        ("logs-differ", {"name": "compared", "v": ["the logs of n0 and n1 differ in the file 00000000000000000000"]}),
-        ("too-much-memory", {"name": "memory", "v": MEMORY_BYTES_MAX + 1}),
-    ],
-)
-def test_what_a_server_did_by_itself_is_found(anomaly: str, fields: dict[str, Any]) -> None:
-    script = Script()
-    verified(script)
-    script.add(RUN, "info", fields.pop("name"), n="n1", **fields)
-    assert check_servers(script.history()).anomalies == {anomaly: 1}
-
-
-def test_log_that_does_not_verify_is_found() -> None:
-    script = Script()
-    verified(script, "damaged")
-    assert check_servers(script.history()).anomalies == {"log-damaged": 3}
-
-
-def test_log_that_was_not_verified_leaves_the_verdict_open() -> None:
-    assert check_servers(Script().history()).valid == "unknown"
-
-
-def test_only_what_no_fault_explains_is_an_error_of_a_broker() -> None:
-    lines = [
-        '{"level":"error","event":"leader_lost"}\n',
-        '{"level":"err',
-        "Traceback (most recent call last):\n",
-        "AssertionError: 3 entries, 4 were due\n",
-    ]
-    assert list(errors_in(lines)) == [lines[2].strip(), lines[3].strip()]
-
-
-# ----------------------------------------------------------------------------------------------- coverage
-
-
-def sent_enough(script: Script) -> None:
-    for number in range(ACKNOWLEDGED_MIN):
-        script.sent(f"5.{number}.10", number, process=5)
-
-
-def test_run_that_tested_something_is_valid() -> None:
-    script = Script(nemeses=["kill"])
-    script.fault("kill", during=[A, B])
-    sent_enough(script)
-    result = check_coverage(script.history())
-    assert result.valid is True
-    assert result.counts["acknowledged under kill"] == 2
-
-
-def test_calm_run_needs_no_fault() -> None:
-    script = Script()
-    sent_enough(script)
-    assert check_coverage(script.history()).valid is True
-
-
-def test_run_without_acknowledgements_tested_nothing() -> None:
-    result = check_coverage(Script().history())
-    assert result.unknown == ["nothing was tested: 0 messages acknowledged"]
-
-
-def test_run_without_acknowledgements_under_its_fault_tested_nothing() -> None:
-    script = Script(nemeses=["kill"])
-    script.fault("kill", seconds=2.5)
-    script.fault("kill", seconds=2.5)
-    sent_enough(script)
-    assert check_coverage(script.history()).unknown == [
-        "nothing was tested: no message was acknowledged under a fault of kind kill"
-    ]
-
-
-def test_nobody_expects_acknowledgements_before_somebody_else_can_lead() -> None:
-    script = Script(nemeses=["kill"])
-    script.fault("kill", seconds=4.9)
-    sent_enough(script)
-    assert check_coverage(script.history()).valid is True
-
-
-def test_nobody_expects_acknowledgements_while_a_majority_is_away() -> None:
-    script = Script(nemeses=["kill"])
-    script.fault("kill", majority=False)
-    sent_enough(script)
-    assert check_coverage(script.history()).valid is True
-
-
-def test_run_without_acknowledgements_after_its_fault_tested_nothing() -> None:
-    script = Script(nemeses=["kill"])
-    sent_enough(script)
-    script.fault("kill", majority=False)
-    assert check_coverage(script.history()).unknown == [
-        "nothing was tested: no message was acknowledged after a fault of kind kill"
-    ]
-
-
-def test_fault_that_nobody_saw_leaves_the_verdict_open() -> None:
-    script = Script(nemeses=["kill"])
-    script.fault("kill", seen=None, during=[A])
-    sent_enough(script)
-    (why,) = check_coverage(script.history()).unknown
-    assert why.endswith("was not seen to take effect")
-
-
-def test_kind_of_fault_that_never_came_leaves_the_verdict_open() -> None:
-    script = Script(nemeses=["kill", "pause"])
-    script.fault("kill", during=[A])
-    sent_enough(script)
-    assert check_coverage(script.history()).unknown == ["nothing was tested: no fault of kind pause"]
-
-
 # ----------------------------------------------------------------------------------------------- verdicts
 
 
@@ -519,3 +476,10 @@ def test_broken_promise_is_broken_although_something_is_unknown() -> None:
     findings.add("lost", "this one")
     assert findings.result().valid is False
     assert in_words(findings.result().valid) == "BROKEN"
+
+
+def test_logs_that_were_not_compared_leave_the_verdict_open() -> None:
+    script = Script()
+    for node in NODES:
+        script.add(RUN, "info", "verified", n=node, v="intact")
+    assert check_servers(script.history()).unknown == ["the logs were not compared"]

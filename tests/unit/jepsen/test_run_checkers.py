@@ -1,0 +1,165 @@
+"""Whether servers did what they must not, and whether a run tested anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jepsen.checkers.coverage import ACKNOWLEDGED_MIN, check_coverage
+from jepsen.checkers.servers import MEMORY_BYTES_MAX, check_servers, errors_in
+from jepsen.events import RUN
+from tests.unit.jepsen.histories import NODES, Script
+
+A, B = "1.1.10", "1.2.10"
+
+
+def verified(script: Script, verdict: str = "intact") -> None:
+    for node in NODES:
+        script.add(RUN, "info", "verified", n=node, v=verdict)
+
+
+def test_servers_that_kept_running_are_valid() -> None:
+    script = Script()
+    verified(script)
+    script.add(RUN, "info", "compared", v=[])
+    script.add(RUN, "info", "memory", n="n1", v=MEMORY_BYTES_MAX)
+    result = check_servers(script.history())
+    assert result.valid is True
+    assert (result.counts["logs compared byte by byte"], result.counts["MiB of memory at most"]) == (1, 300)
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "fields"),
+    [
+        ("ended-by-itself", {"name": "ended", "err": "exit code 1"}),
+        ("error-in-log", {"name": "said", "v": "AssertionError"}),
+        ("not-repaired", {"name": "not-repaired", "v": ["00000000000000000000"]}),
+        ("not-recovered", {"name": "not-recovered", "err": "no leader within 60 s"}),
+        ("misbehaved", {"name": "misbehaved", "err": "leads in term 3 while n1 has nothing"}),
+        ("logs-differ", {"name": "compared", "v": ["the logs of n0 and n1 differ in the file 00000000000000000000"]}),
+        ("too-much-memory", {"name": "memory", "v": MEMORY_BYTES_MAX + 1}),
+    ],
+)
+def test_what_a_server_did_by_itself_is_found(anomaly: str, fields: dict[str, Any]) -> None:
+    script = Script()
+    verified(script)
+    script.add(RUN, "info", fields.pop("name"), n="n1", **fields)
+    assert check_servers(script.history()).anomalies == {anomaly: 1}
+
+
+def test_log_that_does_not_verify_is_found() -> None:
+    script = Script()
+    verified(script, "damaged")
+    assert check_servers(script.history()).anomalies == {"log-damaged": 3}
+
+
+def test_log_that_was_not_verified_leaves_the_verdict_open() -> None:
+    assert check_servers(Script().history()).valid == "unknown"
+
+
+def test_only_what_no_fault_explains_is_an_error_of_a_broker() -> None:
+    lines = [
+        '{"level":"error","event":"leader_lost"}\n',
+        '{"level":"err',
+        "Traceback (most recent call last):\n",
+        "AssertionError: 3 entries, 4 were due\n",
+    ]
+    assert list(errors_in(lines)) == [lines[2].strip(), lines[3].strip()]
+
+
+def sent_enough(script: Script) -> None:
+    for number in range(ACKNOWLEDGED_MIN):
+        script.sent(f"5.{number}.10", number, process=5)
+
+
+def test_run_that_tested_something_is_valid() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", during=[A, B])
+    sent_enough(script)
+    result = check_coverage(script.history())
+    assert result.valid is True
+    assert result.counts["acknowledged under kill"] == 2
+
+
+def test_calm_run_needs_no_fault() -> None:
+    script = Script()
+    sent_enough(script)
+    assert check_coverage(script.history()).valid is True
+
+
+def test_run_without_acknowledgements_tested_nothing() -> None:
+    result = check_coverage(Script().history())
+    assert result.unknown == ["nothing was tested: 0 messages acknowledged"]
+
+
+def test_run_without_acknowledgements_under_its_fault_tested_nothing() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", seconds=2.5)
+    script.fault("kill", seconds=2.5)
+    sent_enough(script)
+    assert check_coverage(script.history()).unknown == [
+        "nothing was tested: no message was acknowledged under a fault of kind kill"
+    ]
+
+
+def test_nobody_expects_acknowledgements_before_somebody_else_can_lead() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", seconds=4.9)
+    sent_enough(script)
+    assert check_coverage(script.history()).valid is True
+
+
+def test_nobody_expects_acknowledgements_while_a_majority_is_away() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", majority=False)
+    sent_enough(script)
+    assert check_coverage(script.history()).valid is True
+
+
+def test_run_without_acknowledgements_after_its_fault_tested_nothing() -> None:
+    script = Script(nemeses=["kill"])
+    sent_enough(script)
+    script.fault("kill", majority=False)
+    assert check_coverage(script.history()).unknown == [
+        "nothing was tested: no message was acknowledged after a fault of kind kill"
+    ]
+
+
+def test_fault_that_nobody_saw_leaves_the_verdict_open() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", seen=None, during=[A])
+    sent_enough(script)
+    (why,) = check_coverage(script.history()).unknown
+    assert why.endswith("was not seen to take effect")
+
+
+def test_kind_of_fault_that_never_came_leaves_the_verdict_open() -> None:
+    script = Script(nemeses=["kill", "pause"])
+    script.fault("kill", during=[A])
+    sent_enough(script)
+    assert check_coverage(script.history()).unknown == ["nothing was tested: no fault of kind pause"]
+
+
+def test_fault_that_was_never_over_leaves_the_verdict_open() -> None:
+    script = Script(nemeses=["kill"])
+    script.fault("kill", during=[A])
+    script.fault("kill", during=[B])
+    sent_enough(script)
+    del script.events[max(at for at, event in enumerate(script.events) if event.f == "ends")]
+    (why,) = check_coverage(script.history()).unknown
+    assert why.endswith("was never over")
+
+
+def test_fault_that_nobody_planned_must_be_seen_as_well() -> None:
+    script = Script()
+    script.fault("kill", seen=None, during=[A])
+    sent_enough(script)
+    (why,) = check_coverage(script.history()).unknown
+    assert why.endswith("was not seen to take effect")
+
+
+def test_run_without_a_replica_leaves_the_verdict_open() -> None:
+    script = Script(nodes=[])
+    sent_enough(script)
+    assert check_coverage(script.history()).unknown == ["nothing was tested: the run had no replica"]
