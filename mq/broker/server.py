@@ -272,6 +272,9 @@ class _Host:
         undo.callback(readers.close)
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
+        metadata = _metadata(settings, opened.checkpoint)
+        if self.access is not None:
+            self.access.add_users(metadata.users, lambda: run.secrets.current)
         environment = Environment(
             store_ip=self._store_ip,
             reactor=reactor,
@@ -298,7 +301,7 @@ class _Host:
         broker = Broker(
             settings=settings,
             environment=environment,
-            metadata=_metadata(settings, opened.checkpoint),
+            metadata=metadata,
             store=opened.queues,
             filling=opened.filling,
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),

@@ -40,6 +40,8 @@ GROUPS = {
     "topic": ("topics", "Create, change, list, look up and delete topics."),
     "message": ("lookups", "Look single messages up."),
     "consumer-group": ("consumer_groups", "Create, change, list, look at, reset and delete consumer groups."),
+    "user": ("users", "Create, change, list and delete users."),
+    "acl": ("policies", "Say what users may do."),
     "group": ("group", "Look at the members of a broker group, and change them."),
     "bench": ("bench.commands", "Measure how fast messages are taken and given."),
     "config": ("config", "Read settings files of RocketMQ."),

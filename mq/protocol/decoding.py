@@ -25,6 +25,7 @@ from mq.protocol import (
     pop_requests,
     reply_requests,
     requests,
+    user_requests,
 )
 from mq.protocol.errors import HeaderError
 from mq.protocol.frames import BINARY
@@ -184,6 +185,7 @@ def _request_classes() -> Iterator[type[Request]]:
         operator_requests,
         pop_requests,
         reply_requests,
+        user_requests,
     ):
         for each in vars(module).values():
             if isinstance(each, type) and issubclass(each, Request) and each is not Request:

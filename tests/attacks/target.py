@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from mq.broker.state.format_level import LEVEL_NEWEST
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import read_secrets
 from tests.free_ports import free_ports
@@ -185,6 +186,8 @@ async def _is_serving(namesrv: int, clients: int) -> bool:
             admin.keys = ADMIN
             if (await admin.create_topic("T")).code != ResponseCode.SUCCESS:
                 return False
+            if (await admin.info())["raftmq.formatLevel"] != str(LEVEL_NEWEST):
+                return False  # the leader will add an entry for that
             route = await names.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
             return route.code == ResponseCode.SUCCESS
     except (OSError, trio.BrokenResourceError, AssertionError):

@@ -42,8 +42,8 @@ class Account:
     default_group: Permission = Permission.DENY
     permissions: Mapping[str, Permission] = field(default_factory=dict)
 
-    def may(self, topic: str, wanted: Permission) -> bool:
-        """Whether it may do this with a topic, or with the retry topic of a consumer group."""
+    def may(self, topic: str, wanted: Permission, address: str) -> bool:
+        """Whether it may do this with a topic, or with the retry topic of a consumer group, from this address."""
         if self.admin:
             return True
         default = self.default_group if topic.startswith(RETRY_PREFIX) else self.default_topic

@@ -1,9 +1,9 @@
-"""Checks each request of a client against the accounts, and reads the accounts anew when their file changes."""
+"""Checks each request of a client against accounts and users, and reads the accounts anew when their file changes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,15 +11,20 @@ import msgspec
 import structlog
 
 from mq.broker.access.accounts import Account, Accounts, AclFileInvalid, parse_accounts
+from mq.broker.access.addresses import compiled
 from mq.broker.access.needs import ROWS, Role, Row
+from mq.broker.access.policies import UserAccount, rules_of
+from mq.broker.access.sealing import SealBroken, opened
+from mq.broker.state.users import User, Users
 from mq.protocol.chunks import Incoming, headers_of
 from mq.protocol.errors import HeaderError
 from mq.protocol.headers import Response, UnknownRequest
-from mq.protocol.signing import ACCESS_KEY, header_fields
+from mq.protocol.signing import ACCESS_KEY, Signer, header_fields
 
 Log = structlog.stdlib.BoundLogger
 
 
+_NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)
 
 
@@ -47,11 +52,26 @@ class AccessControl:
         self._stamp = _stamp(path)
         self._accounts: Accounts = parse_accounts(path.read_text())
         self._fault = ""
+        self._users = Users()
+        self._secrets: Callable[[], Sequence[bytes]] = tuple
+        self._merged_of: tuple[object, ...] = ()
+        self._by_key: Mapping[str, Account] = {}
+        self._of_users: dict[str, tuple[User, UserAccount]] = {}
+        self._unusable: dict[str, str] = {}
 
     @property
     def account_count(self) -> int:
-        """How many accounts there are."""
+        """How many accounts the file has."""
         return len(self._accounts.by_key)
+
+    def is_in_file(self, name: str) -> bool:
+        """Whether an account of this name is in the file. It counts, whatever users there are."""
+        return name in self._accounts.by_key
+
+    def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]]) -> None:
+        """There are these users besides the accounts of the file; ``secrets`` are those of the group that are valid."""
+        self._users, self._secrets = users, secrets
+        self._merged_of = ()
 
     def refresh(self) -> None:
         """Read the file anew if it has changed. If it cannot be used, the accounts stay as they are, and the log says
@@ -79,6 +99,10 @@ class AccessControl:
         accounts = self._accounts
         if accounts.white_listed(address):
             return list(incoming)
+        secrets = self._secrets()
+        if self._merged_of != (accounts, self._users.version, secrets):
+            self._merge(accounts, secrets)
+        by_key = self._by_key
         believed: dict[str, bool] = {}  # by access key: from this address without a signature
         result: list[tuple[Any, bytes, int]] = []
         for each, header in zip(incoming, headers_of(chunk), strict=False):
@@ -86,23 +110,48 @@ class AccessControl:
             row = ROWS.get(type(request))
             if row is not Role.ANYBODY and not isinstance(request, _NOT_REQUESTS):
                 fields = header_fields(serialization, header)
-                account = accounts.by_key.get(access_key := fields.get(ACCESS_KEY, ""))
+                account = by_key.get(access_key := fields.get(ACCESS_KEY, ""))
                 reason: str | None
                 if account is None:
-                    reason = _unknown(access_key)
+                    reason = self._unusable.get(access_key) or _unknown(access_key)
                 else:
                     if access_key not in believed:
                         believed[access_key] = account.white_listed(address)
                     if not believed[access_key] and not account.signer.is_signed(fields, body):
                         reason = f"the signature does not fit the access key {access_key}: is the secret key right?"
                     else:
-                        reason = None if account.admin else _lacking(account, row, request, body)
+                        reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:
                     denied = AccessDenied(request.code, request.opaque, request.flag, reason)
                     result.append((denied, body, serialization))
                     continue
             result.append(each)
         return result
+
+    def _merge(self, accounts: Accounts, secrets: Sequence[bytes]) -> None:
+        """Put users and accounts together: those of the file count where both have a name."""
+        by_key: dict[str, Account] = {}
+        known, self._of_users, self._unusable = self._of_users, {}, {}
+        for name, user in self._users.table.items():
+            if name in known and known[name][0] is user:
+                self._of_users[name] = known[name]
+                by_key[name] = known[name][1]
+                continue
+            if not user.enabled:
+                self._unusable[name] = f"the user {name} is disabled"
+                continue
+            try:
+                signer = Signer(opened(secrets, name, user.sealed))
+                rules = rules_of(user.policies)
+            except (SealBroken, ValueError) as error:
+                self._unusable[name] = f"this broker cannot use the user {name}: set its password again"
+                self._log.error("user_unusable", user=name, reason=str(error))
+                continue
+            account = UserAccount(access_key=name, signer=signer, white_listed=_NOWHERE, admin=user.admin, rules=rules)
+            self._of_users[name] = user, account
+            by_key[name] = account
+        self._by_key = by_key | dict(accounts.by_key)
+        self._merged_of = accounts, self._users.version, secrets
 
 
 def _unknown(access_key: str) -> str:
@@ -111,7 +160,7 @@ def _unknown(access_key: str) -> str:
     return f"there is no account with the access key {access_key[:64]}"
 
 
-def _lacking(account: Account, row: Row | None, request: Any, body: bytes) -> str | None:
+def _lacking(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
     """What an account may not do of a request; None if it may do all of it."""
     if row is None and not isinstance(request, UnknownRequest):
         return f"request code {request.code} is for nobody"
@@ -121,7 +170,7 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes) -> st
         return f"request code {request.code} is for administrators, and {account.access_key} is not one"
     assert not isinstance(row, Role)
     for topic, permission in row(request, body):
-        if not account.may(topic, permission):
+        if not account.may(topic, permission, address):
             return f"{account.access_key} has no permission {permission.name} for {topic[:200]}"
     return None
 

@@ -21,6 +21,7 @@ from mq.protocol import (
     pop_requests,
     reply_requests,
     requests,
+    user_requests,
 )
 from mq.protocol.bodies import HeartbeatData
 from mq.protocol.errors import BodyError
@@ -168,6 +169,16 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     **_rows(
         Role.ADMIN,
         requests.ViewMessageById,
+        user_requests.CreateUser,
+        user_requests.UpdateUser,
+        user_requests.DeleteUser,
+        user_requests.GetUser,
+        user_requests.ListUsers,
+        user_requests.CreateAcl,
+        user_requests.UpdateAcl,
+        user_requests.DeleteAcl,
+        user_requests.GetAcl,
+        user_requests.ListAcls,
         admin_requests.UpdateAndCreateTopic,
         admin_requests.DeleteTopicInBroker,
         admin_requests.GetAllTopicConfig,

@@ -15,11 +15,12 @@ from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.stats import Stats
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
+from mq.broker.admin.users import UserAdministration
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Route, Service
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
@@ -76,6 +77,7 @@ class Administration(Service):
             queries,
             running,
             status,
+            UserAdministration(context),
         )
 
     def routes(self) -> Iterator[Route]:
@@ -85,6 +87,11 @@ class Administration(Service):
         yield Route(DeleteExpiredCommitlog, self.handle_delete_expired)
         for service in self._services:
             yield from service.routes()
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        for service in self._services:
+            yield from service.periodic()
 
     def handle_nothing_to_clean(self, call: Call[CleanExpiredConsumequeue | CleanUnusedTopic]) -> bytes:
         """Request codes 306 and 316: what is gone from the log and what is deleted leaves no rest, within seconds."""

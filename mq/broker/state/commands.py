@@ -20,6 +20,7 @@ from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, AckMessages, DeferMessage, PopMessages
 from mq.broker.state.request_modes import PutRequestMode
 from mq.broker.state.table import CommandRefused, CommandUnknown, TableCommand, check_range
+from mq.broker.state.users import CreateUser, DeletePolicies, DeleteUser, PutPolicies, UpdateUser
 from mq.protocol.codes import PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
@@ -239,6 +240,11 @@ Command: TypeAlias = (
     | PopMessages
     | AckMessages
     | DeferMessage
+    | CreateUser
+    | UpdateUser
+    | DeleteUser
+    | PutPolicies
+    | DeletePolicies
 )
 
 OffsetRow = tuple[str, str, list[int]]
@@ -271,6 +277,11 @@ _Written: TypeAlias = (
     | PopMessages
     | AckMessages
     | DeferMessage
+    | CreateUser
+    | UpdateUser
+    | DeleteUser
+    | PutPolicies
+    | DeletePolicies
 )
 
 

@@ -7,7 +7,7 @@ before its entry is applied. A replica that does not understand the level stops 
 Levels are never taken back, and each includes those before it:
 
 2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
-   deleted and made anew.
+   deleted and made anew. Users may be created by request (`mq.broker.state.users`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msgspec import Meta
 from mq.broker.state.table import CommandUnknown, SnapshotDamaged, TableCommand, check_range
 
 LEVEL_FIRST: Final = 1
+LEVEL_OF_USERS: Final = 2
 LEVEL_NEWEST: Final = 2
 """Up to which level this version of the software understands the log."""
 FEATURES: Final = {2: "topic-identities"}

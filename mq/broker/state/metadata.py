@@ -43,6 +43,7 @@ from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
+from mq.broker.state.users import Users
 from mq.protocol import bodies
 from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
@@ -147,6 +148,8 @@ class Metadata:
         """How often was asked about which half messages."""
         self.format_level = FormatLevel(level_newest)
         """What entries may mean."""
+        self.users = Users()
+        """Users that operators made by request."""
         self._parts: dict[str, StateTable] = {
             "format_level": self.format_level,
             "marks": self.marks,
@@ -154,6 +157,7 @@ class Metadata:
             "request_modes": self.request_modes,
             "sequences": self.sequences,
             "checks": self.checks,
+            "users": self.users,
         }
         """By the name under which a part is in the snapshot."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}

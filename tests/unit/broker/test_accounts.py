@@ -49,7 +49,7 @@ def test_the_file_of_rocketmq_is_read_as_it_is() -> None:
         (topic, permission)
         for topic in ("topicA", "topicB", "topicC", "other", "%RETRY%groupA", "%RETRY%groupB", "%RETRY%other")
         for permission in (Permission.PUB, Permission.SUB)
-        if user.may(topic, permission)
+        if user.may(topic, permission, "10.0.0.1")
     }
     assert allowed == {
         ("topicB", Permission.PUB),
@@ -59,7 +59,7 @@ def test_the_file_of_rocketmq_is_read_as_it_is() -> None:
         ("%RETRY%groupB", Permission.SUB),
         ("%RETRY%other", Permission.SUB),
     }
-    assert admin.may("anything", Permission.PUB)
+    assert admin.may("anything", Permission.PUB, "10.0.0.1")
 
 
 def test_a_file_without_accounts_lets_nobody_in() -> None:

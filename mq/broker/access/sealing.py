@@ -1,0 +1,61 @@
+"""Secrets of users, sealed with the secret of the broker group (AES-256-GCM).
+
+Signatures can be checked by whoever has the secret key only, so a hash of it would not do. Sealed, it can be in the
+log, in snapshots and in backups: only replicas of the group can open it, and only as the secret of the same user.
+"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from collections.abc import Sequence
+from typing import Final
+
+from raftlog.net.authentication import secret_id
+
+NONCE_BYTES: Final = 12
+_ID_BYTES: Final = len(secret_id(b""))
+_PURPOSE: Final = b"secrets of users, version 1"
+
+
+class SealBroken(Exception):
+    """Nobody here can open it: it was sealed with another secret, for another user, or it was changed."""
+
+
+def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
+    """``secret_key`` as text that tells its length only. ``nonce`` must never be used twice: `NONCE_BYTES`, random."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 30 ms, for those who have users
+
+    assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
+    sealed = AESGCM(_key(group_secret)).encrypt(nonce, secret_key.encode(), user.encode())
+    return b64encode(secret_id(group_secret) + nonce + sealed).decode()
+
+
+def opened(group_secrets: Sequence[bytes], user: str, sealed: str) -> str:
+    """The secret key of a user. Raises SealBroken."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    for group_secret in group_secrets:
+        if is_sealed_with(group_secret, sealed):
+            data = b64decode(sealed)[_ID_BYTES:]
+            try:
+                return (
+                    AESGCM(_key(group_secret)).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], user.encode()).decode()
+                )
+            except (InvalidTag, ValueError) as error:
+                raise SealBroken("it was sealed for another user, or was changed") from error
+    raise SealBroken("it was sealed with a group secret that this replica does not have")
+
+
+def is_sealed_with(group_secret: bytes, sealed: str) -> bool:
+    """Whether it says that it was sealed with this secret."""
+    try:
+        return b64decode(sealed, validate=True)[:_ID_BYTES] == secret_id(group_secret)
+    except (NotBase64, ValueError):
+        return False
+
+
+def _key(group_secret: bytes) -> bytes:
+    return hmac.digest(group_secret, _PURPOSE, "sha256")

@@ -1,0 +1,380 @@
+"""Users and their policies, for RocketMQ's ``mqadmin createUser``, ``createAcl`` and so on: request codes 3001 to 3010.
+
+They come beside the accounts of `BrokerSettings.acl_file`, and count where that is given: without it a broker does not
+ask who sends a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hmac import compare_digest
+from typing import Any, Final
+
+from mq.broker.access.policies import rules_of
+from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
+from mq.broker.context import BrokerContext
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused, decoded
+from mq.broker.net.linearizable_reads import when_current
+from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.state.commands import Command, encode_command
+from mq.broker.state.format_level import LEVEL_OF_USERS
+from mq.broker.state.table import CommandRefused
+from mq.broker.state.users import (
+    ACTIONS,
+    POLICIES_MAX,
+    POLICIES_PER_USER_MAX,
+    USERS_MAX,
+    DeletePolicies,
+    DeleteUser,
+    Policy,
+    PutPolicies,
+    UpdateUser,
+    User,
+    is_meant,
+)
+from mq.broker.state.users import CreateUser as CreateUserCommand
+from mq.broker.write_path.replicate import replicate
+from mq.protocol.codes import ResponseCode
+from mq.protocol.signing import KEY_LENGTH_MIN
+from mq.protocol.user_bodies import (
+    DISABLED,
+    ENABLED,
+    NORMAL,
+    SUBJECT_PREFIX,
+    SUPER,
+    USER_STATES,
+    USER_TYPES,
+    AclInfo,
+    PolicyEntryInfo,
+    PolicyInfo,
+    UserInfo,
+    encode_all,
+)
+from mq.protocol.user_requests import (
+    CreateAcl,
+    CreateUser,
+    DeleteAcl,
+    GetAcl,
+    GetUser,
+    ListAcls,
+    ListUsers,
+    UpdateAcl,
+)
+from mq.protocol.user_requests import DeleteUser as DeleteUserRequest
+from mq.protocol.user_requests import UpdateUser as UpdateUserRequest
+
+SECRET_LENGTH_MAX: Final = 128
+CUSTOM, DEFAULT = "Custom", "Default"
+ALLOW, DENY = "Allow", "Deny"
+_RESEAL_SECONDS: Final = 5.0
+
+
+class UserAdministration(Service):
+    """The handlers around users; see the module."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._users = context.metadata.users
+        self._level = context.metadata.format_level
+        self._appender = context.appender
+        self._read = context.reads.read
+        self._access = context.environment.access
+        self._secrets = context.environment.secrets
+        self._random_bytes = context.environment.random_bytes
+        self._log = context.log
+
+    def routes(self) -> Iterator[Route]:
+        """The requests that are served here; see `Service`."""
+        yield Route(CreateUser, self.handle_create, leader_only=True)
+        yield Route(UpdateUserRequest, self.handle_update, leader_only=True)
+        yield Route(DeleteUserRequest, self.handle_delete, leader_only=True)
+        yield Route(GetUser, self.handle_get)
+        yield Route(ListUsers, self.handle_list)
+        yield Route(CreateAcl, self.handle_put_policies, leader_only=True)
+        yield Route(UpdateAcl, self.handle_put_policies, leader_only=True)
+        yield Route(DeleteAcl, self.handle_delete_policies, leader_only=True)
+        yield Route(GetAcl, self.handle_get_policies)
+        yield Route(ListAcls, self.handle_list_policies)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Actions and the seconds in between; see `Service`."""
+        yield _RESEAL_SECONDS, self.reseal
+
+    # -- users -------------------------------------------------------------------------------------------------------
+
+    def handle_create(self, call: Call[CreateUser]) -> bytes | None:
+        """Request code 3001. What is there already, the same in everything, is created: ``mqadmin createUser -c`` asks
+        each replica, and all of them have the same users.
+        """
+        name, wanted = self._wanted(call)
+        if wanted.password is None:
+            raise _invalid(f"user {name} needs a password")
+        if (user := self._users.table.get(name)) is not None:
+            if self._is_as_wanted(name, user, wanted):
+                return call.response()
+            raise _invalid(f"the user {name} exists already")
+        if not self._users.has_room(name):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there are {USERS_MAX} users, no more are allowed")
+        command = CreateUserCommand(
+            name=name,
+            sealed=self._sealed(name, wanted.password),
+            admin=wanted.user_type == SUPER,
+            enabled=wanted.user_status != DISABLED,
+        )
+
+        def check() -> None:
+            user = self._users.table.get(name)
+            if user is None or user.sealed != command.sealed:
+                raise _invalid(f"the user {name} was created by somebody else, or there is no room for it any more")
+
+        self._change(call, command, name, "created", check)
+        return None
+
+    def handle_update(self, call: Call[UpdateUserRequest]) -> None:
+        """Request code 3002."""
+        name, wanted = self._wanted(call)
+        self._existing(name)
+        command = UpdateUser(
+            name=name,
+            sealed=None if wanted.password is None else self._sealed(name, wanted.password),
+            admin=None if wanted.user_type is None else wanted.user_type == SUPER,
+            enabled=None if wanted.user_status is None else wanted.user_status == ENABLED,
+        )
+        self._change(call, command, name, "updated", lambda: self._existing(name))
+
+    def handle_delete(self, call: Call[DeleteUserRequest]) -> None:
+        """Request code 3003: one that is not there is deleted already."""
+        name = call.request.ext.name
+        self._check_may_change(name)
+        self._change(call, DeleteUser(name=name), name, "deleted")
+
+    def handle_get(self, call: Call[GetUser]) -> None:
+        """Request code 3004: nothing for a user that is not there, as stock brokers answer."""
+        name = call.request.ext.name
+
+        def answer() -> bytes:
+            user = self._users.table.get(name)
+            return call.response(body=b"" if user is None else _shown(name, user).encode())
+
+        when_current(self._read, call, answer)
+
+    def handle_list(self, call: Call[ListUsers]) -> None:
+        """Request code 3005."""
+        part = call.request.ext.name_part
+
+        def answer() -> bytes:
+            users = [_shown(name, user) for name, user in sorted(self._users.table.items()) if part in name]
+            return call.response(body=encode_all(users))
+
+        when_current(self._read, call, answer)
+
+    def reseal(self) -> None:
+        """Seal anew what was sealed with a secret of the group that is about to be exchanged; called by a timer."""
+        if not self._appender.is_open:
+            return
+        secrets = self._secrets()
+        for name, user in self._users.table.items():
+            if not is_sealed_with(secrets[0], user.sealed):
+                try:
+                    secret_key = opened(secrets, name, user.sealed)
+                except SealBroken:
+                    continue  # told by whoever needs it
+                sealed = self._sealed(name, secret_key)
+                self._appender.add_command(encode_command(UpdateUser(name=name, sealed=sealed, instead_of=user.sealed)))
+
+    # -- policies ----------------------------------------------------------------------------------------------------
+
+    def handle_put_policies(self, call: Call[CreateAcl | UpdateAcl]) -> None:
+        """Request codes 3006 and 3007."""
+        name = _user_of(call.request.ext.subject)
+        self._check_may_change(name)
+        self._existing(name)
+        acl = decoded(AclInfo.decode, call.body)
+        policies = [_policy(info.policy_type, entry) for info in acl.policies for entry in info.entries]
+        try:
+            rules_of(policies)
+        except ValueError as error:
+            raise _invalid(str(error)) from error
+
+        def check() -> None:
+            self._existing(name)
+            if self._users.with_policies(name, policies) is None:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"a user has {POLICIES_PER_USER_MAX} policies at most, and all users have {POLICIES_MAX}",
+                )
+
+        check()
+        self._change(call, PutPolicies(name=name, policies=policies), name, "policies put", check)
+
+    def handle_delete_policies(self, call: Call[DeleteAcl]) -> bytes | None:
+        """Request code 3008: what is not there is deleted already, see `handle_create`."""
+        ext = call.request.ext
+        name = _user_of(ext.subject)
+        self._check_may_change(name)
+        resource = _canonical(ext.resource)
+        custom = _is_custom(ext.policy_type) if ext.policy_type or resource else None
+        if not any(is_meant(policy, custom, resource) for policy in self._existing(name).policies):
+            return call.response()
+        self._change(call, DeletePolicies(name=name, custom=custom, resource=resource), name, "policies deleted")
+        return None
+
+    def handle_get_policies(self, call: Call[GetAcl]) -> None:
+        """Request code 3009."""
+        name = _user_of(call.request.ext.subject)
+
+        def answer() -> bytes:
+            policies = self._existing(name).policies
+            return call.response(body=_acl(name, policies).encode() if policies else b"")
+
+        when_current(self._read, call, answer)
+
+    def handle_list_policies(self, call: Call[ListAcls]) -> None:
+        """Request code 3010."""
+        ext = call.request.ext
+
+        def answer() -> bytes:
+            acls: list[AclInfo] = []
+            for name, user in sorted(self._users.table.items()):
+                policies = [policy for policy in user.policies if ext.resource_filter in policy.resource]
+                if policies and ext.subject_filter in f"{SUBJECT_PREFIX}{name}":
+                    acls.append(_acl(name, policies))
+            return call.response(body=encode_all(acls))
+
+        when_current(self._read, call, answer)
+
+    # -- what they share ---------------------------------------------------------------------------------------------
+
+    def _change(
+        self,
+        call: Call[Any],
+        command: Command,
+        name: str,
+        change: str,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        try:
+            encoded = encode_command(command)
+        except CommandRefused as error:
+            raise _invalid(str(error)) from error
+        call.drop_body()  # it may have a password
+
+        def checked() -> None:
+            check()
+            self._log.info("user_changed", user=name, change=change)
+
+        replicate(self._appender, [encoded], call, what="a user", check=checked)
+
+    def _check_may_change(self, name: str) -> None:
+        if self._access is None:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                "this broker does not ask who sends a request (see acl_file), so users would have no effect",
+            )
+        if self._level.level < LEVEL_OF_USERS:
+            raise RequestRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"the group is at format level {self._level.level}, users need {LEVEL_OF_USERS}: not all members run a "
+                "release that knows users, or are connected",
+            )
+        if self._access.is_in_file(name):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"the account {name} is in the acl_file of this broker: change it there"
+            )
+
+    def _existing(self, name: str) -> User:
+        user = self._users.table.get(name)
+        if user is None:
+            raise RequestRefused(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:64]!r}")
+        return user
+
+    def _wanted(self, call: Call[CreateUser] | Call[UpdateUserRequest]) -> tuple[str, UserInfo]:
+        name = call.request.ext.name
+        self._check_may_change(name)
+        wanted = decoded(UserInfo.decode, call.body)
+        if wanted.password == "":
+            wanted.password = None
+        if wanted.password is not None and not KEY_LENGTH_MIN <= len(wanted.password) <= SECRET_LENGTH_MAX:
+            raise _invalid(f"a password has {KEY_LENGTH_MIN} to {SECRET_LENGTH_MAX} characters")
+        wanted.user_type = _one_of("a user type", wanted.user_type, USER_TYPES)
+        wanted.user_status = _one_of("a user status", wanted.user_status, USER_STATES)
+        return name, wanted
+
+    def _is_as_wanted(self, name: str, user: User, wanted: UserInfo) -> bool:
+        """Whether a user is as somebody wants to create it. That is asked of the leader, who can open seals."""
+        if (user.admin, user.enabled) != (wanted.user_type == SUPER, wanted.user_status != DISABLED):
+            return False
+        try:
+            secret_key = opened(self._secrets(), name, user.sealed)
+        except SealBroken:
+            return False
+        return compare_digest(secret_key.encode(), str(wanted.password).encode())
+
+    def _sealed(self, name: str, secret_key: str) -> str:
+        return seal(self._secrets()[0], name, secret_key, self._random_bytes(NONCE_BYTES))
+
+
+def _invalid(remark: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _one_of(what: str, given: str | None, known: Sequence[str]) -> str | None:
+    """One of the known words, in any case. None if none is given; raises RequestRefused."""
+    if not given:
+        return None
+    for word in known:
+        if word.lower() == given.lower():
+            return word
+    raise _invalid(f"{given[:40]!a} is not {what}; there are {' and '.join(known)}")
+
+
+def _user_of(subject: str) -> str:
+    if not subject.startswith(SUBJECT_PREFIX):
+        raise _invalid(f"the subject {subject[:80]!a} is not {SUBJECT_PREFIX}NAME")
+    return subject.removeprefix(SUBJECT_PREFIX)
+
+
+def _is_custom(policy_type: str | None) -> bool:
+    return _one_of("a policy type", policy_type, (CUSTOM, DEFAULT)) != DEFAULT
+
+
+def _canonical(resource: str) -> str:
+    """The type of a resource in any case, as stock brokers take it."""
+    kind, colon, name = resource.partition(":")
+    return f"{kind.capitalize()}:{name}" if colon else resource
+
+
+def _policy(policy_type: str | None, entry: PolicyEntryInfo) -> Policy:
+    return Policy(
+        custom=_is_custom(policy_type),
+        resource=_canonical(entry.resource),
+        actions=tuple(dict.fromkeys(str(_one_of("an action", action, ACTIONS)) for action in entry.actions)),
+        sources=tuple(entry.source_ips or ()),
+        allow=_one_of("a decision", entry.decision or "none", (ALLOW, DENY)) == ALLOW,
+    )
+
+
+def _shown(name: str, user: User) -> UserInfo:
+    return UserInfo(
+        name=name,
+        user_type=SUPER if user.admin else NORMAL,
+        user_status=ENABLED if user.enabled else DISABLED,
+    )
+
+
+def _acl(name: str, policies: Sequence[Policy]) -> AclInfo:
+    infos: list[PolicyInfo] = []
+    for custom in (True, False):
+        entries = [_entry(policy) for policy in policies if policy.custom is custom]
+        if entries:
+            infos.append(PolicyInfo(policy_type=CUSTOM if custom else DEFAULT, entries=entries))
+    return AclInfo(subject=f"{SUBJECT_PREFIX}{name}", policies=infos)
+
+
+def _entry(policy: Policy) -> PolicyEntryInfo:
+    return PolicyEntryInfo(
+        resource=policy.resource,
+        actions=policy.actions,
+        source_ips=policy.sources or None,
+        decision=ALLOW if policy.allow else DENY,
+    )

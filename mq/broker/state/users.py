@@ -1,0 +1,235 @@
+"""Users that operators made by request, what each may do, and its sealed secret.
+
+Nothing here can open a seal (`mq.broker.access.sealing`): a secret is text that equal commands make equal everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from mq.broker.state.table import CommandRefused, TableCommand, check_range
+
+USERS_MAX = 1000
+POLICIES_MAX = 10_000
+"""Of all users. Both tables are in memory and in every checkpoint."""
+POLICIES_PER_USER_MAX = 200
+POLICY_BYTES_MAX = 16 * 1024
+"""Resources, actions and addresses in one command."""
+ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+"""What policies of RocketMQ speak of. Pub, Sub and All count; what needs another one needs an administrator."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_RESOURCE: Final = re.compile(r"\*|(Topic|Group|Cluster|Namespace):(\*|[A-Za-z0-9_%|.-]{1,200}\*?)")
+_SEALED_LENGTH_MAX: Final = 1024
+_SOURCES_MAX: Final = 16
+_SOURCE_LENGTH_MAX: Final = 64
+
+
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """What a user may do with a resource, or may not.
+
+    ``custom`` policies come before those that are not. ``resource`` is ``*``, or a type and a name, the beginning of
+    one with a star behind it, or a star, as in ``Topic:Orders*``. ``sources`` are addresses of clients; none for all.
+    """
+
+    custom: bool
+    resource: str
+    actions: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+    allow: bool = True
+
+
+class User(NamedTuple):
+    """One user. An ``admin`` may do everything; nobody who is not ``enabled`` may do anything."""
+
+    sealed: str
+    admin: bool
+    enabled: bool
+    policies: tuple[Policy, ...] = ()
+
+
+class CreateUser(TableCommand, frozen=True, tag="create_user"):
+    """There is a user of this name from now on; if there is one already, it stays as it is."""
+
+    name: str
+    sealed: str
+    admin: bool
+    enabled: bool = True
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_user_name(self.name)
+        check_range("length of the sealed secret", len(self.sealed), 1, _SEALED_LENGTH_MAX)
+
+
+class UpdateUser(TableCommand, frozen=True, tag="update_user"):
+    """Change what is not None. ``instead_of``: only if that is the sealed secret still."""
+
+    name: str
+    sealed: str | None = None
+    admin: bool | None = None
+    enabled: bool | None = None
+    instead_of: str | None = None
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_user_name(self.name)
+        if self.sealed is not None:
+            check_range("length of the sealed secret", len(self.sealed), 1, _SEALED_LENGTH_MAX)
+
+
+class DeleteUser(TableCommand, frozen=True, tag="delete_user"):
+    """The user is gone, and its policies."""
+
+    name: str
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_user_name(self.name)
+
+
+class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
+    """A user has these policies as well; one for the same resource is replaced."""
+
+    name: str
+    policies: list[Policy]
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_user_name(self.name)
+        check_range("number of policies", len(self.policies), 1, POLICIES_PER_USER_MAX)
+        for policy in self.policies:
+            check_policy(policy)
+        nbytes = sum(
+            len(policy.resource) + sum(map(len, policy.actions)) + sum(map(len, policy.sources)) + 16
+            for policy in self.policies
+        )
+        check_range("bytes of policies", nbytes, 1, POLICY_BYTES_MAX)
+
+
+class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
+    """A user loses its policies for a resource, or all of them; custom ones, others, or for None both."""
+
+    name: str
+    custom: bool | None = None
+    resource: str = ""
+
+    def check(self) -> None:
+        """See `TableCommand.check`."""
+        check_user_name(self.name)
+        if self.resource:
+            check_resource(self.resource)
+
+
+def check_user_name(name: str) -> None:
+    """Raises CommandRefused unless it has 1 to 64 letters, digits and ``_.@-``."""
+    if not _NAME.fullmatch(name):
+        raise CommandRefused(f"user {name[:80]!a}: a name has 1 to 64 letters, digits and _.@-")
+
+
+def check_resource(resource: str) -> None:
+    """Raises CommandRefused for what names no resource."""
+    if not _RESOURCE.fullmatch(resource):
+        raise CommandRefused(
+            f"resource {resource[:80]!a}: there are *, Topic:NAME, Group:NAME, Cluster:NAME and Namespace:NAME, "
+            "where NAME may end in *"
+        )
+
+
+def check_policy(policy: Policy) -> None:
+    """Raises CommandRefused for what is no policy."""
+    check_resource(policy.resource)
+    if not policy.actions or not set(policy.actions) <= set(ACTIONS) or len(policy.actions) > len(ACTIONS):
+        raise CommandRefused(f"actions {ascii(policy.actions)[:200]}: there are {', '.join(ACTIONS)}")
+    check_range("number of source addresses", len(policy.sources), 0, _SOURCES_MAX)
+    for source in policy.sources:
+        check_range("length of a source address", len(source), 1, _SOURCE_LENGTH_MAX)
+
+
+class Users:
+    """The table; see the module.
+
+    Attributes:
+        table: by name.
+        version: another one after each change, on this replica.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = (CreateUser, UpdateUser, DeleteUser, PutPolicies, DeletePolicies)
+
+    def __init__(self) -> None:
+        self.table: dict[str, User] = {}
+        self.version = 0
+
+    def has_room(self, name: str) -> bool:
+        """Whether a user of this name is there, or may be made."""
+        return name in self.table or len(self.table) < USERS_MAX
+
+    def with_policies(self, name: str, policies: Iterable[Policy]) -> tuple[Policy, ...] | None:
+        """What the policies of a user would be with these; None if there is no such user or no room for them."""
+        user = self.table.get(name)
+        if user is None:
+            return None
+        kept = {(policy.custom, policy.resource): policy for policy in user.policies}
+        kept |= {(policy.custom, policy.resource): policy for policy in policies}
+        others = sum(len(each.policies) for each in self.table.values()) - len(user.policies)
+        if len(kept) > POLICIES_PER_USER_MAX or others + len(kept) > POLICIES_MAX:
+            return None
+        return tuple(kept[key] for key in sorted(kept))
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable.apply`."""
+        self.version += 1
+        match command:
+            case CreateUser(name=name, sealed=sealed, admin=admin, enabled=enabled):
+                if name not in self.table and self.has_room(name):
+                    self.table[name] = User(sealed, admin, enabled)
+            case UpdateUser(name=name):
+                self._update(command)
+            case DeleteUser(name=name):
+                self.table.pop(name, None)
+            case PutPolicies(name=name, policies=policies):
+                if (changed := self.with_policies(name, policies)) is not None:
+                    self.table[name] = self.table[name]._replace(policies=changed)
+            case DeletePolicies(name=name, custom=custom, resource=resource):
+                if (user := self.table.get(name)) is not None:
+                    kept = [each for each in user.policies if not is_meant(each, custom, resource)]
+                    self.table[name] = user._replace(policies=tuple(kept))
+            case _:
+                raise AssertionError(type(command).__name__)
+
+    def _update(self, command: UpdateUser) -> None:
+        user = self.table.get(command.name)
+        if user is None or command.instead_of not in (None, user.sealed):
+            return
+        given = {"sealed": command.sealed, "admin": command.admin, "enabled": command.enabled}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.table[command.name] = user._replace(**changes)
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable.capture`."""
+        rows = sorted((name, *user) for name, user in self.table.items())
+        return lambda: msgspec.to_builtins(rows) or None
+
+    def restore(self, state: object) -> None:
+        """See `StateTable.restore`."""
+        rows: Sequence[_Row] = msgspec.convert(state or [], list[_Row])
+        self.table = {name: User(sealed, admin, enabled, policies) for name, sealed, admin, enabled, policies in rows}
+        self.version += 1
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable.topic_deleted`; what was said about a topic is said about the next one of its name."""
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable.group_deleted`; likewise."""
+
+
+_Row = tuple[str, str, bool, bool, tuple[Policy, ...]]
+
+
+def is_meant(policy: Policy, custom: bool | None, resource: str) -> bool:
+    """Whether `DeletePolicies` with these takes it away."""
+    return custom in (None, policy.custom) and resource in ("", policy.resource)

@@ -1,0 +1,140 @@
+"""`raftmq acl`: what users of broker groups may do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.output import Json, print_json
+from mq.cli.topics import NAMESRV, Namesrv
+from mq.cli.users import Name
+from mq.client.users import UserAdmin
+from mq.protocol.user_bodies import SUBJECT_PREFIX, AclInfo, PolicyEntryInfo
+
+app = typer.Typer(help="Say what users may do.", no_args_is_help=True)
+
+Resources = Annotated[
+    list[str],
+    typer.Argument(metavar="RESOURCE...", help="Topic:NAME, Group:NAME, Topic:BEGIN*, Topic:*, or * for everything."),
+]
+
+
+@app.command("list")
+def list_policies(
+    part: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only users with this in their names.")] = "",
+    resource: Annotated[str, typer.Option(help="Only resources with this text.")] = "",
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Show what users may do, in all broker groups."""
+
+    async def main() -> dict[str, list[AclInfo]]:
+        async with UserAdmin(namesrv) as admin:
+            return await admin.policies(part, resource)
+
+    with client_errors():
+        found = run_trio(main)
+    rows = [
+        {
+            "user": acl.subject.removeprefix(SUBJECT_PREFIX),
+            "broker": group,
+            "resource": entry.resource,
+            "actions": list(entry.actions),
+            "sources": list(entry.source_ips or ()),
+            "decision": entry.decision.lower(),
+            "type": (policy.policy_type or "Custom").lower(),
+        }
+        for group, acls in sorted(found.items())
+        for acl in acls
+        for policy in acl.policies
+        for entry in policy.entries
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("user", "broker", "resource", "actions", "sources", "decision", "type")
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.upper())
+    for row in rows:
+        values = map(row.__getitem__, columns)
+        table.add_row(*(value if isinstance(value, str) else ", ".join(value) for value in values))
+    Console(highlight=False).print(table)
+
+
+@app.command("put")
+def put(
+    name: Name,
+    resources: Resources,
+    actions: Annotated[
+        list[str] | None, typer.Option("--action", help="Pub, Sub or All; may be repeated. Default: Pub and Sub.")
+    ] = None,
+    decision: Annotated[Literal["allow", "deny"], typer.Option(help="What to do with what fits.")] = "allow",
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", help="Only from this address or network; may be repeated.")
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="Counts only where no other policy fits.")] = False,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Allow a user something, or deny it, in every broker group. What was said about the same resource is replaced.
+
+    Of the policies that fit a request, the one with the most specific resource decides.
+    """
+    entries = [
+        PolicyEntryInfo(
+            resource=resource,
+            actions=actions or ["Pub", "Sub"],
+            source_ips=sources or None,
+            decision=decision.capitalize(),
+        )
+        for resource in resources
+    ]
+
+    async def main() -> None:
+        async with UserAdmin(namesrv) as admin:
+            await admin.put_policies(name, entries, default=default)
+
+    with client_errors():
+        run_trio(main)
+    if as_json:
+        print_json({"user": name, "resources": resources, "decision": decision})
+    else:
+        print(f"{decision}: {name} {', '.join(actions or ('Pub', 'Sub'))} {', '.join(resources)}")
+
+
+@app.command("delete")
+def delete(
+    name: Name,
+    resource: Annotated[str, typer.Argument(metavar="[RESOURCE]", help="Default: all of them.")] = "",
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Delete the policies of a user for a resource, or all of them, in every broker group."""
+
+    async def main() -> None:
+        async with UserAdmin(namesrv) as admin:
+            known = await admin.policies(name, resource)
+            entries = (
+                each
+                for acls in known.values()
+                for acl in acls
+                if acl.subject == f"{SUBJECT_PREFIX}{name}"
+                for policy in acl.policies
+                for each in policy.entries
+            )
+            if not any(resource in ("", entry.resource) for entry in entries):
+                raise CommandFailed(f"nothing is said about {resource or 'anything'} for {name}", EXIT_FAILED)
+            await admin.delete_policies(name, resource)
+
+    with client_errors():
+        run_trio(main)
+    if as_json:
+        print_json({"user": name, "resource": resource or None})
+    else:
+        print(f"deleted what was said about {resource or 'everything'} for {name}")
