@@ -17,6 +17,7 @@ from mq.protocol import (
     pop_requests,
     reply_requests,
     requests,
+    user_requests,
 )
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.requests import Request
@@ -85,7 +86,7 @@ def all_requests(serialization: int) -> list[type[Request]]:
     """In the binary header, those whose codes it holds."""
     modules = (
         *(requests, admin_requests, group_requests, operator_requests, pop_requests),
-        *(bulk_requests, reply_requests),
+        *(bulk_requests, reply_requests, user_requests),
     )
     found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
     return sorted(
