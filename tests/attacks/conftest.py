@@ -13,7 +13,9 @@ from tests.attacks.target import Target, running_target
 @pytest.fixture(scope="session")
 def session_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """Started once: a start takes longer than most attacks."""
-    with running_target(tmp_path_factory.mktemp("attacks")) as target:
+    directory = tmp_path_factory.mktemp("attacks") / "target"  # what gets out of it shows beside it
+    directory.mkdir()
+    with running_target(directory) as target:
         yield target
 
 
