@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mq.client.admin import Admin
 from mq.client.net.replies import read_body
 from mq.protocol.codes import RequestCode
+from mq.protocol.requests import Ext
 from mq.protocol.user_bodies import (
     SUBJECT_PREFIX,
     AclInfo,
@@ -16,6 +17,7 @@ from mq.protocol.user_bodies import (
     decode_acls,
     decode_users,
 )
+from mq.protocol.user_requests import DeleteAclExt, ListAclsExt, ListUsersExt, SubjectExt, UserExt
 
 
 class UserAdmin(Admin):
@@ -27,21 +29,23 @@ class UserAdmin(Admin):
 
     async def create_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
         """Create a user with the password in ``user``. Raises BrokerError if there is one of that name."""
-        await self._tell(RequestCode.AUTH_CREATE_USER, {"username": user.name}, user.encode(), cluster)
+        await self._tell(RequestCode.AUTH_CREATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def update_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
         """Change what is not None. Raises BrokerError if there is no such user."""
-        await self._tell(RequestCode.AUTH_UPDATE_USER, {"username": user.name}, user.encode(), cluster)
+        await self._tell(RequestCode.AUTH_UPDATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def delete_user(self, name: str, *, cluster: str | None = None) -> None:
         """Delete a user and its policies, where there is one."""
-        await self._tell(RequestCode.AUTH_DELETE_USER, {"username": name}, b"", cluster)
+        await self._tell(RequestCode.AUTH_DELETE_USER, UserExt(name=name), b"", cluster)
 
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
         """By broker group, the users with ``name_part`` in their names; without passwords."""
         found: dict[str, list[UserInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(address, RequestCode.AUTH_LIST_USER, {"filter": name_part})
+            _, body = await self._opened().call(
+                address, RequestCode.AUTH_LIST_USER, ListUsersExt(name_part=name_part).fields()
+            )
             found[group] = read_body(decode_users, body)
         return found
 
@@ -54,22 +58,22 @@ class UserAdmin(Admin):
         subject = f"{SUBJECT_PREFIX}{name}"
         policy = PolicyInfo(policy_type="Default" if default else "Custom", entries=entries)
         acl = AclInfo(subject=subject, policies=[policy])
-        await self._tell(RequestCode.AUTH_UPDATE_ACL, {"subject": subject}, acl.encode(), cluster)
+        await self._tell(RequestCode.AUTH_UPDATE_ACL, SubjectExt(subject=subject), acl.encode(), cluster)
 
     async def delete_policies(self, name: str, resource: str = "", *, cluster: str | None = None) -> None:
         """Delete a user's policies for a resource, or all of them, where there are any."""
-        ext = {"subject": f"{SUBJECT_PREFIX}{name}", "resource": resource}
-        await self._tell(RequestCode.AUTH_DELETE_ACL, {key: value for key, value in ext.items() if value}, b"", cluster)
+        ext = DeleteAclExt(subject=f"{SUBJECT_PREFIX}{name}", resource=resource)
+        await self._tell(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
 
     async def policies(self, name_part: str = "", resource_part: str = "") -> dict[str, list[AclInfo]]:
         """By broker group, the policies with ``resource_part`` in their resources, of users with ``name_part``."""
-        ext = {"subjectFilter": name_part, "resourceFilter": resource_part}
+        ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
         found: dict[str, list[AclInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(address, RequestCode.AUTH_LIST_ACL, ext)
+            _, body = await self._opened().call(address, RequestCode.AUTH_LIST_ACL, ext.fields())
             found[group] = read_body(decode_acls, body)
         return found
 
-    async def _tell(self, code: int, ext: dict[str, str], body: bytes, cluster: str | None) -> None:
+    async def _tell(self, code: int, ext: Ext, body: bytes, cluster: str | None) -> None:
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, code, ext, body=body)
+            await self._opened().call(address, code, ext.fields(), body=body)

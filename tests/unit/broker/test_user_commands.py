@@ -14,12 +14,11 @@ import trio
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import ResponseCode
+from tests.unit.broker.guarded import ADMIN, USER, guarded
 from tests.unit.broker.running import SECONDS_MAX, send_ext
-from tests.unit.broker.test_users import ADMIN, guarded
 
 pytestmark = [pytest.mark.process, pytest.mark.trio]
 
-USER = ("orders", "user-SECRET-1")
 KEYS = {"RAFTMQ_ACCESS_KEY": ADMIN[0], "RAFTMQ_SECRET_KEY": ADMIN[1]}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +11,15 @@ import trio
 from structlog.testing import capture_logs
 
 from mq.broker.access.sealing import is_sealed_with
-from mq.broker.state.format_level import LEVEL_OF_USERS
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
-from tests.unit.broker.running import Answer, Client, RunningBroker, note_brokers, pull_ext, running, send_ext, until
+from tests.unit.broker.guarded import ADMIN, FILE, USER, connect, guarded
+from tests.unit.broker.running import Answer, Client, note_brokers, pull_ext, running, send_ext, until
 
 pytestmark = pytest.mark.trio
 
-FILE = "accounts: [{accessKey: administrator, secretKey: admin-SECRET, admin: true}]"
-ADMIN = ("administrator", "admin-SECRET")
-USER = ("orders", "user-SECRET-1")
 OK, NO_PERMISSION = ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION
 INVALID = ResponseCode.INVALID_PARAMETER
-
-
-@asynccontextmanager
-async def guarded(
-    tmp_path: Path, *, level: int = LEVEL_OF_USERS, **given: Any
-) -> AsyncIterator[tuple[RunningBroker, Client]]:
-    """A broker at this format level with one administrator, who is connected, and the topic T."""
-    path = tmp_path / "plain_acl.yml"
-    path.write_text(FILE)
-    async with running(tmp_path / "n0", keys=ADMIN, acl_file=path, **given) as broker:
-        admin = await connect(broker, ADMIN)
-        await admin.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= level)
-        await admin.create_topic("T", 1)
-        yield broker, admin
-
-
-async def connect(broker: RunningBroker, keys: tuple[str, str]) -> Client:
-    client = await broker.connect()
-    client.keys = keys
-    return client
 
 
 async def ask(client: Client, code: int, ext: dict[str, str], **body: Any) -> Answer:
