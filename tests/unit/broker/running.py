@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from mq.broker import server
+from mq.broker.admin import format_level
 from mq.broker.broker import Broker
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
@@ -284,12 +285,16 @@ class RunningBroker:
         return Client(stream)
 
     async def wait_leading(self) -> None:
-        """Until it leads and its system topics are there: they come right behind the entry that opens its term."""
+        """Until it leads and nothing comes into its log by itself any more.
+
+        Its system topics come right behind the entry that opens its term, the format level of its group a moment later.
+        """
         client = await self.connect()
         client.keys = self._keys
         await client.wait_for(
             lambda info: (
                 info["raftmq.role"] == "leader"
+                and int(info["raftmq.formatLevel"]) >= int(info["raftmq.formatLevelMax"])
                 and 2 <= int(info["raftmq.appliedIndex"]) == int(info["raftmq.lastIndex"])
             )
         )
@@ -329,7 +334,7 @@ async def running(directory: Path, *, keys: Any = None, tls: Any = None, **given
     ``keys`` are those of an account of it, ``tls`` is the context of its clients.
     """
     broker = RunningBroker(broker_settings(directory, **given), keys, tls)
-    with interpreter_as_before():
+    with interpreter_as_before(), mock.patch.object(format_level, "_LOOK_SECONDS", 0.01):
         async with trio.open_nursery() as nursery:
             await nursery.start(serve, broker.settings)
             await broker.wait_leading()

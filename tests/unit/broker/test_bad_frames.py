@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import struct
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,6 +178,11 @@ ODD = [
 ]
 
 
+def about_clients(log: Iterable[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    """The lines about clients: what a broker that has just started says of itself may come in between."""
+    return [line for line in log if "client" in line]
+
+
 async def test_bytes_that_are_no_frames_close_their_connection_only(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with running(tmp_path) as broker:
@@ -186,10 +192,11 @@ async def test_bytes_that_are_no_frames_close_their_connection_only(tmp_path: Pa
                 client = await broker.connect()
                 await client.stream.send_all(case.data)
                 assert await client.closed(), case.what
-                assert [line["event"] for line in log] == ["bad_frame"], (case.what, log)
-                assert log[0]["log_level"] == "warning"
-                assert log[0]["error"], case.what
-                assert ("TLS" in log[0]["error"]) == (case.what == "TLS"), log[0]["error"]
+                lines = about_clients(log)
+                assert [line["event"] for line in lines] == ["bad_frame"], (case.what, log)
+                assert lines[0]["log_level"] == "warning"
+                assert lines[0]["error"], case.what
+                assert ("TLS" in lines[0]["error"]) == (case.what == "TLS"), lines[0]["error"]
                 assert await witness.alive(), case.what
 
 
@@ -205,8 +212,9 @@ async def test_requests_that_cannot_be_read_are_answered(tmp_path: Path) -> None
                 await client.stream.send_all(case.data)
                 answer = await client.answer(7)
                 assert (answer.code, case.remark in str(answer.remark)) == (case.code, True), (case.what, answer)
-                assert [line["event"] for line in log] == ["bad_header"], (case.what, log)
-                assert log[0]["reason"] == answer.remark
+                lines = about_clients(log)
+                assert [line["event"] for line in lines] == ["bad_header"], (case.what, log)
+                assert lines[0]["reason"] == answer.remark
                 assert await client.alive(), case.what
                 assert await witness.alive(), case.what
             assert (await witness.info())["raftmq.lastIndex"] == last_index
@@ -227,8 +235,9 @@ async def test_requests_that_are_not_served_are_answered(tmp_path: Path) -> None
                 await client.stream.send_all(case.data)
                 assert (await client.answer(7)).code == case.code, case.what
                 # A client that asks once asks always, and the log is to stay readable.
-                assert [line["event"] for line in log] == ["request_refused"], (case.what, log)
-                assert log[0]["reason"] == answer.remark
+                lines = about_clients(log)
+                assert [line["event"] for line in lines] == ["request_refused"], (case.what, log)
+                assert lines[0]["reason"] == answer.remark
                 assert await client.alive(), case.what
                 assert await witness.alive(), case.what
             assert (await witness.info())["raftmq.lastIndex"] == last_index
@@ -243,7 +252,7 @@ async def test_requests_that_are_only_odd_are_served(tmp_path: Path) -> None:
             for what, data in ODD:
                 await client.stream.send_all(data)
                 assert (await client.answer(7)).code == ResponseCode.SUCCESS, what
-            assert log == []
+            assert about_clients(log) == []
 
 
 async def test_what_is_refused_is_forgotten_without_the_garbage_collector(tmp_path: Path) -> None:
@@ -278,7 +287,7 @@ async def test_answers_that_nobody_waits_for_are_ignored(tmp_path: Path) -> None
                     await client.stream.send_all(encode_response(5, code, body=b"x", serialization=serialization))
             assert await client.alive()
             assert len(client.order) == 1
-            assert [line["event"] for line in log] == ["unexpected_response"]
+            assert [line["event"] for line in about_clients(log)] == ["unexpected_response"]
 
 
 async def test_a_connection_that_ends_within_a_frame_leaves_nothing(tmp_path: Path) -> None:
@@ -293,7 +302,7 @@ async def test_a_connection_that_ends_within_a_frame_leaves_nothing(tmp_path: Pa
                 await client.stream.send_all(whole[:cut])
                 await client.stream.aclose()
             await witness.wait_for(lambda info: info["raftmq.connections"] == "1")
-            assert log == []  # a client may die at any time
+            assert about_clients(log) == []  # a client may die at any time
             assert await witness.offset(RequestCode.GET_MAX_OFFSET) == 0
 
 
@@ -310,7 +319,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_leaves_nothing(tmp_pat
             heartbeat = client.frame(RequestCode.HEART_BEAT, body=_heartbeat())[1]
             await client.stream.send_all(b"".join([*pulls, held, heartbeat]))
             await witness.wait_for(lambda info: info["raftmq.connections"] == "1")
-            assert [line["event"] for line in log] == ["client_too_slow"]
+            assert [line["event"] for line in about_clients(log)] == ["client_too_slow"]
             assert (await witness.info())["raftmq.heldPulls"] == "0"
             answer = await witness.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G"})
             assert answer.code == ResponseCode.SYSTEM_ERROR
