@@ -17,6 +17,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.requests import QueryMessageExt, ViewMessageByIdExt
 from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
+from mq.protocol.wire_names import PhysicalOffset
 
 __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 
@@ -45,7 +46,7 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
 
 
 async def _view(
-    remoting: ClientCore, broker_name: str, addresses: Iterable[str], physical_offset: int
+    remoting: ClientCore, broker_name: str, addresses: Iterable[str], physical_offset: PhysicalOffset
 ) -> ReceivedMessage | None:
     failure: ClientError | None = None
     for address in addresses:

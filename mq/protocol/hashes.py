@@ -11,6 +11,7 @@ from operator import mul
 from typing import Final, NamedTuple
 
 from mq.protocol.errors import ProtocolError
+from mq.protocol.wire_names import PhysicalOffset
 
 _CACHED_CHARACTERS_MAX: Final = 128
 _POWERS: list[int] = [1]
@@ -45,10 +46,10 @@ class OffsetMessageId(NamedTuple):
 
     ip: str
     port: int
-    physical_offset: int
+    physical_offset: PhysicalOffset
 
 
-def offset_message_id(host: bytes, port: int, physical_offset: int) -> str:
+def offset_message_id(host: bytes, port: int, physical_offset: PhysicalOffset) -> str:
     """The id of one stored record: upper-case hex of 4 or 16 address bytes, port and physical offset."""
     return f"{host.hex().upper()}{port:08X}{physical_offset:016X}"
 

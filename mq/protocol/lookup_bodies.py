@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.json_body import Body
-from mq.protocol.wire_names import wire
+from mq.protocol.wire_names import PhysicalOffset, wire
 
 __all__ = ["ConsumeQueueView", "QueueEntry", "QueueName", "TimeSpan", "TimeSpans"]
 
@@ -55,7 +55,7 @@ class QueueEntry(
 ):
     """One entry of a consume queue. ``is_wanted``: whether the group's subscription takes it."""
 
-    physical_offset: int
+    physical_offset: PhysicalOffset
     nbytes: int
     tag_code: int
     is_wanted: bool = True

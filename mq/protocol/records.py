@@ -26,6 +26,7 @@ from mq.protocol import properties as props
 from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.errors import ProtocolError
 from mq.protocol.hashes import java_string_hash, offset_message_id
+from mq.protocol.wire_names import PhysicalOffset, QueueOffset
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -120,8 +121,8 @@ class StoredMessage(msgspec.Struct, frozen=True):
     topic: str
     queue_id: int
     flag: int
-    queue_offset: int
-    physical_offset: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
     sys_flag: int
     born_timestamp_ms: int
     born_host: Host

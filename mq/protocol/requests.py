@@ -11,7 +11,7 @@ from functools import cache
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
-from mq.protocol.wire_names import I32, I64, wire
+from mq.protocol.wire_names import I32, I64, PhysicalOffset64, QueueOffset64, wire
 
 
 class Ext(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
@@ -141,7 +141,7 @@ class SendBatchMessage(Request, tag=int(Code.SEND_BATCH_MESSAGE)):
 class SendBackExt(Ext, rename=wire(physical_offset="offset", original_message_id="originMsgId")):
     """A message that a consumer group could not handle. ``physical_offset`` is not a queue offset."""
 
-    physical_offset: I64
+    physical_offset: PhysicalOffset64
     group: str
     delay_level: I32
     original_message_id: str | None = None
@@ -177,8 +177,8 @@ class EndTransactionExt(
     """What became of a half message. ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when unknown."""
 
     producer_group: str
-    half_queue_offset: I64
-    half_physical_offset: I64
+    half_queue_offset: QueueOffset64
+    half_physical_offset: PhysicalOffset64
     commit_or_rollback: I32
     msg_id: str
     from_transaction_check: bool = False
@@ -197,8 +197,8 @@ class CheckTransactionStateExt(
 ):
     """A half message, with which `EndTransactionExt` names it; ``msg_id`` is its UNIQ_KEY, and so is the other one."""
 
-    half_queue_offset: I64
-    half_physical_offset: I64
+    half_queue_offset: QueueOffset64
+    half_physical_offset: PhysicalOffset64
     msg_id: str | None = None
     transaction_id: str | None = None
     offset_msg_id: str | None = None
@@ -273,7 +273,7 @@ class QueryMessage(Request, tag=int(Code.QUERY_MESSAGE)):
 class ViewMessageByIdExt(Ext, rename=wire(physical_offset="offset")):
     """Where the record starts."""
 
-    physical_offset: I64
+    physical_offset: PhysicalOffset64
     topic: str | None = None
 
 

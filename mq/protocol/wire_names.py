@@ -7,13 +7,21 @@ cannot read it is told of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NewType
 
 import msgspec
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 I32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+QueueOffset = NewType("QueueOffset", int)
+"""The place of a message in its queue, from 0 on."""
+PhysicalOffset = NewType("PhysicalOffset", int)
+"""Where a record begins in the commit log of its broker group, in bytes."""
+
+QueueOffset64 = Annotated[QueueOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def wire(**special: str) -> Callable[[str], str]:

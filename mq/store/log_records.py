@@ -7,6 +7,7 @@ from collections.abc import Callable
 from struct import Struct
 
 from mq.protocol.records import BORN_HOST_IPV6, FIXED, RecordError, scan_fixed
+from mq.protocol.wire_names import PhysicalOffset
 from mq.store.dispatch import META_TOPIC
 from raftlog import EntryKind, SegmentLog
 from raftlog.segment import HEADER_BYTES, EntryGone, StorageCorrupt
@@ -30,14 +31,14 @@ class LogRecords:
         self._log = log
         self._applied_index = applied_index
 
-    def is_ahead(self, physical_offset: int) -> bool:
+    def is_ahead(self, physical_offset: PhysicalOffset) -> bool:
         """Whether something may come to lie there, or does and is not known to be committed."""
         if physical_offset >= self._log.end_pos:
             return True
         entry = self._log.entry_at(physical_offset)
         return entry is not None and entry.index > self._applied_index()
 
-    def at(self, physical_offset: int) -> bytes | None:
+    def at(self, physical_offset: PhysicalOffset) -> bytes | None:
         """The record that begins there; None when none does, or it is the broker's own.
 
         Any number may be asked for: the log says where entries begin, and entries say where their records do.
@@ -67,7 +68,7 @@ class LogRecords:
             raise StorageCorrupt(self._log.files.directory, entry.pos + HEADER_BYTES + at, str(error)) from error
         return None if topic == _META_TOPIC else body[at : at + size]
 
-    def store_time_ms(self, physical_offset: int) -> int:
+    def store_time_ms(self, physical_offset: PhysicalOffset) -> int:
         """When the record was stored that begins there, as consume queues say; epoch milliseconds.
 
         Raises EntryGone, StorageCorrupt, StorageFailed.

@@ -14,6 +14,7 @@ from mq.protocol.hashes import java_string_hash, offset_message_id, tag_code
 from mq.protocol.headers import GetRouteinfoByTopic, decode_header, encode_request
 from mq.protocol.properties import decode
 from mq.protocol.records import HEAD, MAGIC_V1, Host, decode_record, encode_host, encode_record, scan_fixed
+from mq.protocol.wire_names import PhysicalOffset
 
 ROUTE_REQUEST_JSON = bytes.fromhex(
     "000000800000007c7b22636f6465223a3130352c226578744669656c6473223a7b22746f706963223a225431227d2c22666c6167223a302c"
@@ -106,7 +107,7 @@ def test_body_checksum() -> None:
 
 
 def test_offset_message_id() -> None:
-    assert offset_message_id(bytes((10, 0, 0, 1)), 10911, 4096) == "0A00000100002A9F0000000000001000"
+    assert offset_message_id(bytes((10, 0, 0, 1)), 10911, PhysicalOffset(4096)) == "0A00000100002A9F0000000000001000"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from mq.protocol.group_requests import (
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.headers import Response
 from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
+from mq.protocol.wire_names import PhysicalOffset
 
 STATUS_SECONDS = 5.0
 RELAY_SECONDS = 10.0
@@ -68,7 +69,7 @@ class GroupMembers(Service):
         record_at: the committed record at a physical offset, None if there is none.
     """
 
-    def __init__(self, context: BrokerContext, *, record_at: Callable[[int], bytes | None]) -> None:
+    def __init__(self, context: BrokerContext, *, record_at: Callable[[PhysicalOffset], bytes | None]) -> None:
         self._broker_name = context.settings.group
         self._clients = context.clients
         self._metadata = context.metadata

@@ -11,6 +11,7 @@ import zlib
 from typing import NamedTuple
 
 from mq.broker.context import BrokerContext
+from mq.protocol.wire_names import PhysicalOffset
 from raftlog.consensus.types import PeerState
 from raftlog.segment import SegmentError
 
@@ -56,7 +57,7 @@ class FollowerReads:
         self._followers: list[_Follower] = []
         self._refresh_at = 0.0
 
-    def in_memory(self, physical_offset: int) -> bool:
+    def in_memory(self, physical_offset: PhysicalOffset) -> bool:
         """Whether what lies there can be read without waiting for the disk, as far as anybody knows."""
         return self._replica.log.end_pos - physical_offset <= self.lag_max
 

@@ -30,6 +30,7 @@ from mq.protocol.headers import (
     UpdateConsumerOffset,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
@@ -56,7 +57,7 @@ class Offsets(Service):
         context: BrokerContext,
         *,
         locks: QueueLockService,
-        in_memory: Callable[[int], bool],
+        in_memory: Callable[[PhysicalOffset], bool],
     ) -> None:
         self._metadata = context.metadata
         self._store = context.store

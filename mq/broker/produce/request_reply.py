@@ -28,6 +28,7 @@ from mq.protocol.hashes import offset_message_id
 from mq.protocol.headers import Response
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, encode_host, tag_code_of
 from mq.protocol.reply_requests import PushReplyExt, RelayReply, SendReplyMessage, SendReplyMessageV2
+from mq.protocol.wire_names import PhysicalOffset
 from raftlog import parse_address
 
 PUSH_SECONDS = 3.0
@@ -254,7 +255,7 @@ class Replies(Service):
         if reply.at is not None:
             host = self._store_host
             port = int.from_bytes(host[_HOST_IP_BYTES:], "big")
-            ext["msgId"] = offset_message_id(host[:_HOST_IP_BYTES], port, reply.at.physical_offset)
+            ext["msgId"] = offset_message_id(host[:_HOST_IP_BYTES], port, PhysicalOffset(reply.at.physical_offset))
             ext |= {"queueId": str(reply.queue_id), "queueOffset": str(reply.at.queue_offset)}
         elif reply.refusal is None:
             ext |= {"msgId": "0", "queueId": str(reply.queue_id), "queueOffset": "0"}

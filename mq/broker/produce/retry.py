@@ -36,7 +36,7 @@ from mq.protocol.records import (
     decode_record,
     encode_host,
 )
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.wire_names import INT32_MAX, PhysicalOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
 
@@ -157,7 +157,7 @@ class Retries(Service):
     def _command(command: PutTopic | PutGroup) -> PendingCommand:
         return PendingCommand(encode_command(command))
 
-    def _message_at(self, physical_offset: int) -> StoredMessage:
+    def _message_at(self, physical_offset: PhysicalOffset) -> StoredMessage:
         """A message that consumers may see. Raises RequestRefused if none begins there."""
         refusal = RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"look message by offset failed, no message begins at {physical_offset}"

@@ -28,6 +28,7 @@ from mq.protocol.headers import (
     ViewMessageById,
 )
 from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
+from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords
@@ -61,7 +62,7 @@ class OffsetAndTimeQueries(Service):
         yield Route(QueryConsumeTimeSpan, self.handle_time_span)
         yield Route(QueryConsumeQueue, self.handle_consume_queue)
 
-    def record_at(self, physical_offset: int) -> bytes | None:
+    def record_at(self, physical_offset: PhysicalOffset) -> bytes | None:
         """The committed record that begins at a physical offset; None when there is none, for any number at all.
 
         Raises raftlog.SegmentError when the log cannot be read.

@@ -18,6 +18,7 @@ from mq.protocol.headers import encode_response
 from mq.protocol.names import reply_topic
 from mq.protocol.records import Host, StoredMessage
 from mq.protocol.reply_requests import PushReplyExt, PushReplyMessageToClient
+from mq.protocol.wire_names import PhysicalOffset, QueueOffset
 
 __all__ = ["OpenRequest", "OpenRequests", "connect_for_replies"]
 
@@ -119,8 +120,8 @@ def _received(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessag
         topic=ext.topic,
         queue_id=ext.queue_id,
         flag=ext.flag,
-        queue_offset=0,
-        physical_offset=0,
+        queue_offset=QueueOffset(0),
+        physical_offset=PhysicalOffset(0),
         sys_flag=ext.sys_flag,
         born_timestamp_ms=ext.born_timestamp_ms,
         born_host=_host(ext.born_host),

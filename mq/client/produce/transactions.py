@@ -26,6 +26,7 @@ from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest, 
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.records import COMMITTED, ROLLBACK
 from mq.protocol.requests import EndTransactionExt
+from mq.protocol.wire_names import QueueOffset
 
 __all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
 
@@ -158,7 +159,7 @@ class TransactionProducer(Producer):
         result = transaction.result
         ext = EndTransactionExt(
             producer_group=self.group,
-            half_queue_offset=result.queue_offset,
+            half_queue_offset=QueueOffset(result.queue_offset),
             half_physical_offset=parse_offset_message_id(result.offset_message_id).physical_offset,
             commit_or_rollback=_OUTCOMES[wanted],
             msg_id=result.message_id,

@@ -29,6 +29,7 @@ from mq.protocol.headers import (
     UpdateConsumerOffsetExt,
     encode_response,
 )
+from mq.protocol.wire_names import PhysicalOffset
 from raftlog import Reactor
 from tests.unit.broker.contexts import context_of
 from tests.unit.broker.replica_client import ListenerSide, replica_authentication
@@ -266,7 +267,7 @@ async def test_of_a_leader_that_dies_sends_are_in_doubt_and_commits_are_repeated
         sender, consumer, returner = FakeConnection(), FakeConnection(), FakeConnection()
         world.ask(sender, send(1))
         world.ask(consumer, commit(2))
-        back = SendBackExt(physical_offset=1, group="G", delay_level=0)
+        back = SendBackExt(physical_offset=PhysicalOffset(1), group="G", delay_level=0)
         world.ask(returner, ConsumerSendMsgBack(opaque=3, ext=back))
         await leader.take(3)
         world.follow(None)

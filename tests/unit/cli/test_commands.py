@@ -23,6 +23,7 @@ from mq.cli.messages import Lines, consume
 from mq.cli.servers import broker, checked, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.protocol.hashes import offset_message_id
+from mq.protocol.wire_names import PhysicalOffset
 
 
 def test_lines_are_cut_across_chunks_and_numbered_with_empty_ones() -> None:
@@ -91,7 +92,7 @@ def test_failover_ends_with_the_first_message_that_another_broker_stored() -> No
     """Answers that the old leader had sent before it died arrive later and do not count."""
 
     def stored_by(port: int, offset: int) -> SendResult:
-        stored = offset_message_id(bytes([127, 0, 0, 1]), port, offset)
+        stored = offset_message_id(bytes([127, 0, 0, 1]), port, PhysicalOffset(offset))
         return SendResult("key", stored, MessageQueue(TOPIC, "broker-a", 0), offset)
 
     async def main() -> _Run:

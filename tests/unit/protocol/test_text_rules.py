@@ -21,6 +21,7 @@ from mq.protocol.hashes import (
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.properties import PropertyRefused, check_user_properties
+from mq.protocol.wire_names import PhysicalOffset
 
 steady = settings(derandomize=True, deadline=None)
 
@@ -139,10 +140,10 @@ def test_hash_is_the_textbook_one(text: str) -> None:
     [(bytes((10, 0, 0, 1)), "10.0.0.1"), (bytes.fromhex("20010db8000000000000000000000001"), "2001:db8::1")],
 )
 def test_offset_message_id_round_trip(host: bytes, ip: str) -> None:
-    text = offset_message_id(host, 10911, 2**40 + 5)
+    text = offset_message_id(host, 10911, PhysicalOffset(2**40 + 5))
     assert len(text) in (32, 56)
     assert text == text.upper()
-    assert parse_offset_message_id(text) == OffsetMessageId(ip, 10911, 2**40 + 5)
+    assert parse_offset_message_id(text) == OffsetMessageId(ip, 10911, PhysicalOffset(2**40 + 5))
 
 
 @pytest.mark.parametrize("text", ["", "0A", "X" * 32, "0" * 31, "0" * 33, "0A " * 10 + "00", "0" * 57])
