@@ -55,7 +55,7 @@ class TlsStream:
         self._sock = sock
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
 
-    async def send_all(self, data: bytes) -> None:
+    async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - waits only while the socket takes no more
         """Send everything, as far as the TLS handshake lets it leave: the rest leaves as something is received.
 
         Raises OSError.
@@ -71,6 +71,7 @@ class TlsStream:
         """Whatever there is, and wait until there is something; b"" at the end. Raises OSError."""
         while True:
             try:
-                return bytes(self._buffer[: self._sock.recv_into(self._buffer, len(self._buffer))])
+                nbytes = self._sock.recv_into(self._buffer, len(self._buffer))
+                return bytes(self._buffer[:nbytes])  # noqa: ASYNC910 - waits only while there is nothing
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._sock.fileno())
