@@ -43,12 +43,16 @@ class UpgradeFailed(Exception):
 
 
 class Load:
-    """Sends so many messages a second, however long each takes, and notes what becomes of them."""
+    """Sends so many messages a second, and notes what becomes of them.
+
+    As many as in a second may be under way; beyond, it sends fewer, so that this process can still see what goes on.
+    """
 
     def __init__(self, producer: Producer, rate: int) -> None:
         self._producer = producer
         self._rate = rate
         self._numbers = itertools.count()
+        self._under_way = 0
         self.stored: list[tuple[bytes, float, float]] = []
         """Body, when the send began, and when it was acknowledged; seconds."""
         self.failed: list[str] = []
@@ -61,7 +65,8 @@ class Load:
                 begun, count = trio.current_time(), 0
                 while True:
                     wanted = int((trio.current_time() - begun) * self._rate)
-                    for _ in range(wanted - count):
+                    for _ in range(min(wanted - count, self._rate - self._under_way)):
+                        self._under_way += 1
                         sends.start_soon(self._send, b"%d" % next(self._numbers))
                     count = wanted
                     await trio.sleep(TICK_SECONDS)
@@ -74,6 +79,8 @@ class Load:
             self.failed.append(str(error))
         else:
             self.stored.append((body, begun, trio.current_time()))
+        finally:
+            self._under_way -= 1
 
     def longest_pause(self, begin: float, end: float) -> float:
         """Seconds for which nothing was acknowledged between two moments."""
@@ -233,9 +240,12 @@ async def measure(directory: Path, earlier: Path, rate: int) -> bool:
     waits = sorted(1000 * (end - begin) for _, begin, end in load.stored)
     sent = len(load.stored) + len(load.failed)
     print(
-        f"{sent:,} sends in {seconds:.0f} s, {len(load.failed)} failed; {len(lost)} messages lost, {twice} there more "
-        f"than once; a send took {waits[len(waits) // 2]:.1f} ms at the median, {waits[len(waits) * 99 // 100]:.0f} ms "
-        f"at the 99th percentile, {waits[-1]:.0f} ms at most"
+        f"{sent:,} sends in {seconds:.0f} s, {sent / seconds:,.0f} a second, {len(load.failed)} failed; "
+        f"{len(lost)} messages lost, {twice} there more than once"
+    )
+    print(
+        f"a send took {waits[len(waits) // 2]:.1f} ms at the median, {waits[len(waits) * 99 // 100]:.0f} ms at the "
+        f"99th percentile, {waits[-1]:.0f} ms at most"
     )
     for text, count in Counter(load.failed).most_common(5):
         print(f"{count} times: {text}")
