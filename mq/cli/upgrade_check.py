@@ -80,8 +80,11 @@ def conclusions(report: UpgradeReport) -> list[str]:
     """What follows from the table, in sentences."""
     lines = []
     level, available = report.format_level, report.level_available
+    if report.features_on:
+        lines.append(f"Features that are on: {', '.join(report.features_on)}.")
     if level is not None and available is not None and available > level:
-        lines.append(f"All members understand format level {available}: the leader raises it within seconds.")
+        features = f" ({', '.join(report.features_available)})" if report.features_available else ""
+        lines.append(f"All members understand format level {available}{features}: the leader raises it within seconds.")
     elif report.held_back_by:
         lines.append(f"The format level does not rise further because of {', '.join(report.held_back_by)}.")
     if report.safe:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from mq.broker.state.format_level import FEATURES
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
 
 NEAR_ENTRIES: Final = 256
@@ -50,6 +51,7 @@ class UpgradeReport:
 
     ``format_level`` is that of the group, ``level_available`` what it can rise to with the software that runs now, as
     far as all members say; ``held_back_by`` are the members because of whom it does not rise further.
+    ``features_on`` are those that the level allows, ``features_available`` those that come with the available one.
     """
 
     cluster: str
@@ -58,6 +60,8 @@ class UpgradeReport:
     format_level: int | None
     level_available: int | None
     held_back_by: tuple[str, ...]
+    features_on: tuple[str, ...]
+    features_available: tuple[str, ...]
     safe: bool
     next: str | None
     reason: str
@@ -90,6 +94,7 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
     levels = [member.level_max for member in members]
     available = None if None in levels else min((level for level in levels if level is not None), default=None)
     newest = max((member.level_newest for member in members if member.level_newest is not None), default=None)
+    level = max((member.format_level for member in members if member.format_level is not None), default=None)
     reasons = sorted({member.keep_reason for member in members if member.keep_reason}) or ["the group has no member"]
     if is_stopped:
         reasons = [f"{chosen} does not answer; start it, or remove it from the group, before the next one"]
@@ -97,14 +102,23 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
         cluster=group.cluster,
         group=group.group,
         leader=group.leader,
-        format_level=max((m.format_level for m in members if m.format_level is not None), default=None),
+        format_level=level,
         level_available=available,
         held_back_by=tuple(m.node_id for m in members if m.level_max is None or (newest and m.level_max < newest)),
+        features_on=_features(1, level),
+        features_available=_features(level, available),
         safe=chosen is not None and not is_stopped,
         next=chosen,
         reason="" if chosen is not None and not is_stopped else "; ".join(reasons),
         members=tuple(members),
     )
+
+
+def _features(above: int | None, up_to: int | None) -> tuple[str, ...]:
+    """What the levels above one and up to another allow, as far as this version knows them."""
+    if above is None or up_to is None:
+        return ()
+    return tuple(name for level, names in sorted(FEATURES.items()) if above < level <= up_to for name in names)
 
 
 def _ailments(replica: ReplicaStatus, leader: ReplicaStatus | None) -> Iterator[str]:

@@ -24,8 +24,8 @@ LEVEL_FIRST: Final = 1
 LEVEL_OF_USERS: Final = 2
 LEVEL_NEWEST: Final = 2
 """Up to which level this version of the software understands the log."""
-FEATURES: Final = {2: "topic-identities"}
-"""What each level allows, in a word."""
+FEATURES: Final = {2: ("topic-identities", "users")}
+"""What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1
 
 

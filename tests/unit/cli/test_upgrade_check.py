@@ -94,6 +94,15 @@ def test_what_members_run_is_reported() -> None:
     assert (report.format_level, report.level_available, report.held_back_by) == (2, 1, ("n2",))
 
 
+def test_features_are_named_by_level() -> None:
+    report = report_of(*(figures(node, "leader" if node == "n0" else "follower", **NEW) for node in VOTERS))
+    assert (report.features_on, report.features_available) == ((), ("topic-identities", "users"))
+    assert "level 2 (topic-identities, users): the leader raises it" in upgrade_check.conclusions(report)[0]
+    report = report_of(*(figures(node, "leader" if node == "n0" else "follower", **NEW, level=2) for node in VOTERS))
+    assert (report.features_on, report.features_available) == (("topic-identities", "users"), ())
+    assert upgrade_check.conclusions(report)[0] == "Features that are on: topic-identities, users."
+
+
 def test_a_setting_that_holds_the_level_back_is_named() -> None:
     held = NEW | {"formatLevelMax": "1"}
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **held), figures("n2", **NEW))
