@@ -12,9 +12,11 @@ def check_assigned(history: History) -> Result:
     """Check `poll` of each process and queue; `seek` says where a process begins to read a queue.
 
     The first poll after a seek has the message at the offset of the seek, each other one that behind the last message.
+    What is acknowledged with its place is polled by somebody.
     """
     findings = Findings("assigned", PROMISE)
     due: dict[tuple[int, str], int] = {}
+    polled: set[tuple[str, int]] = set()
     for operation in sorted(history.named("seek", "poll"), key=lambda op: op.ended or 0):
         if operation.outcome != "ok" or operation.queue is None:
             continue
@@ -32,7 +34,11 @@ def check_assigned(history: History) -> Result:
             elif offset < due[key]:
                 findings.add("nonmonotonic-poll", f"consumer {key[0]} got {key[1]}@{offset}, {due[key]} was due")
             due[key] = offset + 1
+            polled.add((operation.queue, offset))
             findings.counts["messages polled"] += 1
+    for send in history.named("send"):
+        if send.outcome == "ok" and (send.queue, send.offset) not in polled:
+            findings.add("unseen", f"{send.value}, acknowledged at {send.place}, was never polled")
     if not findings.counts["messages polled"]:
         findings.cannot_tell("no consumer got anything")
     return findings.result()

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from jepsen.history import History, Operation
+from jepsen.history import History, Operation, final_reads
 from jepsen.verdict import Findings, Result
 
 PROMISE = "an answered commit is known to every replica from then on, and offsets never go back"
@@ -47,7 +47,13 @@ def check_told_offsets(history: History) -> Result:
     """
     stock = "java" in history.plan.get("programs", ())
     findings = Findings("told offsets", PROMISE_TOLD)
+    ends = {queue: found.end for (_, queue), found in final_reads(history).items() if found.complete}
     for asked in _answers(history, findings).values():
+        for question in asked:
+            end = ends.get(str(question.queue))
+            if end is not None and (question.offset or 0) > end:
+                what = f"{question.node}: {question.value} is at {question.place}, the queue ends at {end}"
+                findings.add("phantom-offset", what)
         for what in _went_back(asked, [], set(), findings):
             if stock:
                 findings.counts["went back, with a stock client in the group"] += 1

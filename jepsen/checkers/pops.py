@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from jepsen.history import History, Operation
+from jepsen.history import History, Operation, final_reads
 from jepsen.verdict import Findings, Result
 
 PROMISE = "a popped message is hidden for its time, comes again unless it is acknowledged, and never after that"
@@ -44,6 +44,7 @@ def check_pops(history: History) -> Result:
         if clocks_agree:  # a leader's clock that steps ahead ends the time of all messages
             _hidden(value, pops, given_back[value], findings)
         _gone_when_acknowledged(value, pops, acks[value], findings)
+    _as_stored(history, findings)
     for send in sends.values():
         if send.outcome != "ok":
             continue
@@ -56,15 +57,37 @@ def check_pops(history: History) -> Result:
     return findings.result()
 
 
+def _as_stored(history: History, findings: Findings) -> None:
+    """What is popped of a queue lies at that offset on every replica; a retry topic has offsets of its own."""
+    served = final_reads(history)
+    for pop in history.named("pop"):
+        if pop.outcome != "ok":
+            continue
+        for queue, offset, value in pop.result:
+            for node in history.nodes:
+                found = served.get((node, queue))
+                if found is not None and found.complete and found.values.get(offset, value) != value:
+                    stored = found.values[offset]
+                    what = f"process {pop.process} popped {value} of {queue}@{offset}, and {node} has {stored} there"
+                    findings.add("inconsistent-offsets", what)
+
+
 def _hidden(value: str, pops: list[Operation], given_back: list[Operation], findings: Findings) -> None:
     """Of two hand-outs one comes after the time of the other is over, unless it was given back in between."""
     for one, other in pairwise(pops):
-        if any(op.outcome != "fail" and op.began < _ended(other) for op in given_back):
+        if any(_is_between(op, one, other) for op in given_back):
             continue
         if _is_too_soon(one, other) and (_ended(one) < other.began or _is_too_soon(other, one)):
             seconds = (_ended(other) - one.began) / 1e9
             what = f"{value}, popped by process {one.process} for {(one.offset or 0) / 1000:g} s"
             findings.add("popped-too-soon", f"{what}, was handed to process {other.process} within {seconds:.3f} s")
+
+
+def _is_between(give_back: Operation, one: Operation, other: Operation) -> bool:
+    """Whether a message may have been given back after one hand-out and before the other."""
+    is_open = give_back.outcome == "info" or give_back.ended is None
+    is_after = is_open or _ended(give_back) > one.began
+    return give_back.outcome != "fail" and is_after and give_back.began < _ended(other)
 
 
 def _is_too_soon(first: Operation, second: Operation) -> bool:
@@ -101,11 +124,14 @@ def check_ordered_pops(history: History) -> Result:
             done = acks[queue]
             while done.get(passed[queue], _ended(pop)) < _ended(pop):
                 passed[queue] += 1
-            if offsets[0] > passed[queue]:
-                findings.add(
-                    "handed-too-early",
-                    f"process {pop.process} was handed {queue}@{offsets[0]}, and {passed[queue]} was not acknowledged",
-                )
+            due = passed[queue]
+            for offset in offsets:
+                while due < offset and done.get(due, _ended(pop)) < _ended(pop):
+                    due += 1
+                if offset > due:
+                    what = f"process {pop.process} was handed {queue}@{offset}, and {due} was not acknowledged"
+                    findings.add("handed-too-early", what)
+                due = max(due, offset + 1)
             if any(after <= before for before, after in pairwise(offsets)):
                 findings.add("int-nonmonotonic-pop", f"process {pop.process} got {queue}@{offsets} in one answer")
     if not findings.counts["messages popped in order"]:

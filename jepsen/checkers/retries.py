@@ -21,10 +21,15 @@ def check_retries(history: History) -> Result:
         tries[attempt.value].append(attempt)
         findings.counts["given back" if attempt.error else "handled"] += 1
     dead: defaultdict[str, set[str]] = defaultdict(set)
+    places: dict[int, tuple[str, int]] = {}
     read_to_the_end = set()
     for read in history.named("dead-read"):
         if read.outcome == "ok" and read.node is not None:
             dead[read.node].update(value for _, value, *_ in read.result)
+            for offset, value, crc in read.result:
+                if places.setdefault(offset, (value, crc)) != (value, crc):
+                    what = f"{read.node} has {value} as dead letter {offset}, another replica {places[offset][0]}"
+                    findings.add("dead-letters-differ", f"{what}, or with other bytes")
             if not read.result:
                 read_to_the_end.add(read.node)
     for node in history.nodes:

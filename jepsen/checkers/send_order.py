@@ -11,7 +11,7 @@ from jepsen.verdict import Findings, Result
 PROMISE = "messages that one producer sends one after the other to a queue lie in that order; a read is in order"
 
 
-ASKED = ("read", "final-read")
+ASKED = ("read", "final-read", "dead-read")
 """Reads whose offset is that of the first message that they ask for."""
 
 
@@ -35,16 +35,17 @@ def check_order(history: History) -> Result:
                     "nonmonotonic-send",
                     f"process {process} sent {one.value}, got {one.place}, then sent {other.value}, got {other.place}",
                 )
-    for read in history.named("read", "bulk-read", "final-read", "poll"):
+    for read in history.named("read", "bulk-read", "final-read", "dead-read", "poll"):
         if read.outcome != "ok":
             continue
         findings.counts["answers to readers"] += 1
         offsets = [offset for offset, *_ in read.result]
         if read.name in ASKED and offsets and read.offset is not None and offsets[0] > read.offset:
-            what = f"{read.queue} at {read.node}: {offsets[0]} came first, {read.offset} was asked for"
+            what = f"{read.queue or read.name} at {read.node}: {offsets[0]} came first, {read.offset} was asked for"
             findings.add("int-poll-skip", what)
         for before, after in pairwise(offsets):
-            where = f"{read.queue} at {read.node or f'consumer {read.process}'}: {after} after {before} in one answer"
+            reader = read.node or f"consumer {read.process}"
+            where = f"{read.queue or read.name} at {reader}: {after} after {before} in one answer"
             if after <= before:
                 findings.add("int-nonmonotonic-poll", where)
             elif after > before + 1:

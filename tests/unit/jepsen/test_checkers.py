@@ -440,6 +440,15 @@ def test_poll_that_does_not_go_on_where_the_last_one_ended_is_found(offset: int,
     assert check_assigned(script.history()).anomalies == {anomaly: 1}
 
 
+def test_acknowledged_message_that_no_consumer_polled_is_unseen() -> None:
+    script = Script()
+    script.sent("1.0.10", 0)
+    script.sent("1.1.10", 1)
+    sought(script, 0)
+    polled(script, 0)
+    assert check_assigned(script.history()).anomalies == {"unseen": 1}
+
+
 def test_first_poll_after_a_seek_begins_there() -> None:
     script = Script()
     sought(script, 5)

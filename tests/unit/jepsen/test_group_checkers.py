@@ -185,3 +185,11 @@ def test_stock_client_in_the_group_may_move_an_offset_back() -> None:
     result = check_told_offsets(script.history())
     assert result.valid is True
     assert result.counts["went back, with a stock client in the group"] == 1
+
+
+def test_told_offset_behind_the_end_of_its_queue_is_found() -> None:
+    script = Script()
+    stored(script, 2)
+    stored(script, 3)
+    script.final_everywhere(["1.0.10", "1.1.10"])
+    assert check_told_offsets(script.history()).anomalies == {"phantom-offset": 1}

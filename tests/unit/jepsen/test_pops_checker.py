@@ -110,9 +110,31 @@ def test_times_are_not_judged_when_a_clock_was_set() -> None:
     assert check_pops(script.history()).valid is True
 
 
+def too_soon_after_an_older_give_back(script: Script) -> None:
+    usual(script)
+    script.sent(B, 1)
+    popped(script, B)
+    told(script, "give-back", B)
+    popped(script, B, process=21)
+    popped(script, B, process=22)
+    told(script, "ack", B)
+
+
+def popped_from_another_place(script: Script) -> None:
+    usual(script)
+    script.sent(B, 1)
+    popped(script, B, offset=2)
+    told(script, "ack", B)
+    for node in ("n0", "n1"):
+        script.final([A, B], node=node)
+    script.final([A, B, "1.9.0"], node="n2")
+
+
 @pytest.mark.parametrize(
     ("anomaly", "broken"),
     [
+        ("inconsistent-offsets", popped_from_another_place),
+        ("popped-too-soon", too_soon_after_an_older_give_back),
         ("popped-too-soon", too_soon),
         ("popped-too-soon", two_at_once),
         ("acknowledged-again", acknowledged_again),
@@ -156,9 +178,29 @@ def backwards_in_one_answer(script: Script) -> None:
     script.add(20, "ok", "pop", v=[[QUEUE, 0, A], [QUEUE, 0, A]])
 
 
+def one_left_out_of_an_answer(script: Script) -> None:
+    script.add(20, "invoke", "pop", o=20)
+    script.add(20, "ok", "pop", v=[[QUEUE, 0, A], [QUEUE, 2, B]])
+
+
+def test_answer_without_what_was_acknowledged_before_is_valid() -> None:
+    script = Script()
+    popped(script, A, B, "1.2.0")
+    told(script, "ack", A)
+    told(script, "ack", B, offset=1)
+    told(script, "ack", "1.3.0", offset=3)
+    script.add(20, "invoke", "pop", o=20)
+    script.add(20, "ok", "pop", v=[[QUEUE, 2, "1.2.0"], [QUEUE, 4, "1.4.0"]])
+    assert check_ordered_pops(script.history()).valid is True
+
+
 @pytest.mark.parametrize(
     ("anomaly", "broken"),
-    [("handed-too-early", behind_an_open_one), ("int-nonmonotonic-pop", backwards_in_one_answer)],
+    [
+        ("handed-too-early", behind_an_open_one),
+        ("handed-too-early", one_left_out_of_an_answer),
+        ("int-nonmonotonic-pop", backwards_in_one_answer),
+    ],
 )
 def test_broken_order_is_found(anomaly: str, broken: Callable[[Script], None]) -> None:
     script = Script()

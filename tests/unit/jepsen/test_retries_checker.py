@@ -88,9 +88,18 @@ def of_nobody(script: Script) -> None:
     dead(script, [B, C])
 
 
+def dead_with_other_bytes(script: Script) -> None:
+    usual(script)
+    dead(script, [B], ("n0", "n1"))
+    script.add(90, "invoke", "dead-read", n="n2")
+    script.add(90, "ok", "dead-read", n="n2", v=[[0, B, 8]])
+    dead(script, [], ("n2",))
+
+
 @pytest.mark.parametrize(
     ("anomaly", "broken"),
     [
+        ("dead-letters-differ", dead_with_other_bytes),
         ("unseen", never_handed_out),
         ("given-back-and-lost", given_back_and_lost),
         ("dead-too-early", dead_too_early),
