@@ -10,6 +10,8 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import RaiseLevel, announced_level, next_level
 
 _LOOK_SECONDS = 1.0
+_AGAIN_SECONDS = 10.0
+"""A proposal that has not raised the level by then is repeated: the disk may have been full."""
 
 
 class LevelRaises(Service):
@@ -20,20 +22,26 @@ class LevelRaises(Service):
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+        self._not_before = 0.0
+
+    def lead(self) -> None:
+        """See `Service`."""
+        self._not_before = 0.0
 
     def periodic(self) -> Iterator[Periodic]:
         """Actions and the seconds in between; see `Service`."""
         yield _LOOK_SECONDS, self.look
 
     def look(self) -> None:
-        """Propose the next level if that is possible. It may be proposed again before it is committed."""
+        """Propose the next level if that is possible."""
         context = self._context
         level, own = context.metadata.format_level.level, announced_level(context.settings.format_level_max)
-        if level >= own or not context.appender.is_open:
+        if level >= own or not context.appender.is_open or context.clock() < self._not_before:
             return
         others = {*context.members()} - {context.settings.node_id}
         software = [context.environment.peer_software(node) for node in sorted(others)]
         wanted = next_level(level, own, [None if each is None else each.level_newest for each in software])
         if wanted > level:
+            self._not_before = context.clock() + _AGAIN_SECONDS
             command = RaiseLevel(level=wanted, timestamp_ms=context.wall_clock_ms())
             context.appender.add_command(encode_command(command))

@@ -477,7 +477,7 @@ async def test_the_figures_of_a_broker(tmp_path: Path) -> None:
         assert (info["raftmq.cluster"], info["raftmq.group"], info["raftmq.nodeId"]) == ("Clu", "Bro", "n0")
         assert (info["raftmq.role"], info["raftmq.leaderId"], info["raftmq.term"]) == ("leader", "n0", "1")
         indexes = {info[f"raftmq.{name}Index"] for name in ("last", "commit", "applied", "durable")}
-        assert indexes == {"6"}  # the term's start, the system topics, the topic, three messages
+        assert indexes == {"7"}  # the term's start, the system topics, the format level, the topic, three messages
         assert info["raftmq.commitPosition"] == info["raftmq.endPosition"]
         assert info["raftmq.durability"] == "quorum-fsync"
         assert json.loads(info["raftmq.peers"]) == {}

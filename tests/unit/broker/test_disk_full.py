@@ -103,7 +103,7 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
         return Refusal.DISK_FULL if refused <= 2 else propose(core, *given)
 
     monkeypatch.setattr(RaftCore, "propose", full_at_first)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, format_level_max=1) as broker:  # nothing else comes into the log by itself
         client = await broker.connect()
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
         assert refused > 2

@@ -72,8 +72,8 @@ class Group:
         self.proposed: list[bytes] = []
         self.settings = broker_settings(Path("data"), node_id="n0").model_copy(update=settings)
 
-    def look(self, *, leads: bool = True) -> list[int]:
-        """Which levels are proposed."""
+    def look(self, *, leads: bool = True, moments: tuple[float, ...] = (0.0,)) -> list[int]:
+        """Which levels a leader proposes that looks at these times, in seconds."""
         self.proposed.clear()
         context = context_of(
             settings=self.settings,
@@ -83,8 +83,12 @@ class Group:
             appender__is_open=leads,
             appender__add_command=self.proposed.append,
             wall_clock_ms=lambda: 77,
+            clock=lambda: times[0],
         )
-        LevelRaises(context).look()
+        raises, times = LevelRaises(context), [0.0]
+        for moment in moments:
+            times[0] = moment
+            raises.look()
         commands = [decode_command(command) for command in self.proposed]
         return [command.level for command in commands if isinstance(command, RaiseLevel)]
 
@@ -101,6 +105,11 @@ def test_the_leader_proposes_once_all_members_understand() -> None:
     assert group.look() == [2]
     group.metadata.apply(raised(2))
     assert group.look() == []
+
+
+def test_a_proposal_is_repeated_only_if_it_seems_to_be_lost() -> None:
+    assert Group().look(moments=(0.0, 0.01, 9.9)) == [2]
+    assert Group().look(moments=(0.0, 9.9, 10.1)) == [2, 2]
 
 
 def test_a_setting_holds_the_level_back() -> None:
