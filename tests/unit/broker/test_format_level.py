@@ -75,6 +75,7 @@ class Group:
     def look(self, *, leads: bool = True, moments: tuple[float, ...] = (0.0,)) -> list[int]:
         """Which levels a leader proposes that looks at these times, in seconds."""
         self.proposed.clear()
+        times = [0.0]
         context = context_of(
             settings=self.settings,
             metadata=self.metadata,
@@ -85,7 +86,7 @@ class Group:
             wall_clock_ms=lambda: 77,
             clock=lambda: times[0],
         )
-        raises, times = LevelRaises(context), [0.0]
+        raises = LevelRaises(context)
         for moment in moments:
             times[0] = moment
             raises.look()
