@@ -115,6 +115,17 @@ class Target:
         """Somebody who may has added an entry to the log."""
         self._sent += 1
 
+    async def serve_first(self) -> None:
+        """Serve somebody for the first time, and wait until the consumer group that this makes is there."""
+        await self.serve_somebody()
+        async with self.client(ADMIN) as admin:
+            with trio.fail_after(SECONDS_MAX):
+                while b'"%RETRY%G"' not in await body(admin, RequestCode.GET_ALL_TOPIC_CONFIG):
+                    pass
+                while b'"G"' not in await body(admin, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG):
+                    pass
+            await admin.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
+
     async def serve_somebody(self) -> None:
         """A producer and a consumer with the right keys, and a client of the name server, get what they want."""
         async with self.client(PRODUCER) as producer, self.client(CONSUMER) as consumer:
@@ -171,7 +182,9 @@ def running_target(directory: Path) -> Iterator[Target]:
             stack.callback(process.kill)
             processes[name] = process
         trio.run(_wait_serving, ports[0], ports[1])
-        yield Target(directory, processes, ports)
+        target = Target(directory, processes, ports)
+        trio.run(target.serve_first)
+        yield target
 
 
 async def _wait_serving(namesrv: int, clients: int) -> None:
