@@ -57,6 +57,8 @@ SECRET_POLL_SECONDS = 1.0
 REFUSALS_KEPT: Final = 100
 """Reasons for which callers were turned away last."""
 NOT_RECORDED = "its directory is being recorded, it may call again"
+_REPORTED_MAX: Final = 8
+"""Reasons for which a peer could not be called that are not logged again before it could be."""
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 Log = structlog.stdlib.BoundLogger
@@ -250,22 +252,25 @@ class Transport:
 
     async def _keep_open(self, peer: NodeId, address: Address, lane: Lane) -> None:
         failures = 0
-        reported = ""
+        reported: deque[str] = deque(maxlen=_REPORTED_MAX)
+        use_tls = self._tls is not None
         while True:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
             try:
-                sock, keys, welcome = await self._dial(peer, address, lane, use_tls=self._uses_tls(failures))
+                sock, keys, welcome = await self._dial(peer, address, lane, use_tls=use_tls)
             except _DIAL_ERRORS as error:
                 failures += 1
+                use_tls = self._next_uses_tls(error, used=use_tls)
                 if isinstance(error, ConnectionRefusedError):
                     self._gone(peer)
                 text = _words(error)
                 self.failures[peer] = text
-                if text not in (reported, _WAITS):
-                    reported = text
+                if text not in reported and text != _WAITS:
+                    reported.append(text)
                     self._log.warning("peer_unreachable", peer=peer, lane=lane.label, error=text)
                 continue
-            failures, reported = 0, ""
+            failures, use_tls = 0, self._tls is not None
+            reported.clear()
             self.failures.pop(peer, None)
             if self._incarnations.get(peer, welcome.incarnation) != welcome.incarnation:
                 self._gone(peer)
@@ -278,9 +283,11 @@ class Transport:
         self._on_peer_gone(peer)
         self._reactor.wake()
 
-    def _uses_tls(self, failures: int) -> bool:
-        """Whether to use TLS for the next call, after so many that failed."""
-        return self._tls is not None and (self._tls.required or failures % 2 == 0)
+    def _next_uses_tls(self, error: Exception, *, used: bool) -> bool:
+        """Whether to use TLS for the call after one that failed: not if the peer seems not to know it, once."""
+        if self._tls is None or self._tls.required:
+            return self._tls is not None
+        return not (used and isinstance(error, ssl.SSLError | ConnectionResetError | WireError))
 
     async def _dial(
         self, peer: NodeId, address: Address, lane: Lane, *, use_tls: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
+from structlog.testing import capture_logs
 
 from mq.tls import Certificate
 from raftlog import NodeId
@@ -57,17 +59,25 @@ async def test_entries_reach_every_replica_in_every_step_of_switching_it_on(
 ) -> None:
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     nodes = [Node(tmp_path, name, ports, tls=mode(tmp_path, name)) for name, mode in zip(NAMES, modes, strict=True)]
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            await nursery.start(node.run)
-        leader = await wait_leader(nodes)
-        for _ in range(100):
-            assert isinstance(leader.append(BODY, b"hint"), int)
-        for node in nodes:
-            await node.wait_until(lambda node: len(node.application.bodies) == 100)
-            assert set(node.application.bodies) == {BODY}
-            assert not node.failures
-        nursery.cancel_scope.cancel()
+    with capture_logs() as log:
+        async with trio.open_nursery() as nursery:
+            for node in nodes[:2]:
+                await nursery.start(node.run)
+            for node in nodes[:2]:  # that calls failed before a peer was there must not keep them from TLS
+                await node.wait_until(lambda node: NodeId("n2") in node.transport.failures)
+            await nursery.start(nodes[2].run)
+            leader = await wait_leader(nodes)
+            for _ in range(100):
+                assert isinstance(leader.append(BODY, b"hint"), int)
+            for node in nodes:
+                await node.wait_until(lambda node: len(node.application.bodies) == 100)
+                await node.wait_until(lambda node: all(map(node.transport.connected, node.transport.peers)))
+                assert set(node.application.bodies) == {BODY}
+                assert not node.failures
+            nursery.cancel_scope.cancel()
+    has_tls = {name for name, mode in zip(NAMES, modes, strict=True) if mode is not without}
+    connected = {(line["peer"], line["tls"]) for line in log if line["event"] == "peer_connected"}
+    assert connected == {(peer, {caller, peer} <= has_tls) for caller, peer in itertools.permutations(NAMES, 2)}
 
 
 @pytest.mark.trio
