@@ -10,7 +10,6 @@ import itertools
 import os
 import random
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +24,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.dispatch import QUEUE_ENTRY_BYTES
 from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.real_groups import LOST, SETTINGS
-from tests.unit.broker.running import Client, properties, pull_ext, send_ext
+from tests.support.stored_bodies import stored_bodies
+from tests.unit.broker.running import Client, properties, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -120,20 +120,6 @@ async def fall_behind(cluster: DevCluster) -> None:
     await cluster.start(follower)
 
 
-async def all_stored(cluster: DevCluster) -> Counter[bytes]:
-    found: Counter[bytes] = Counter()
-    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
-        client = Client(stream)
-        for queue in range(QUEUES):
-            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Once", queue), 0
-            while offset < end:
-                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Once", queue, offset))
-                assert answer.code == ResponseCode.SUCCESS, answer
-                found.update(record.body for record in answer.records)
-                offset = int(answer.ext["nextBeginOffset"])
-    return found
-
-
 async def level(cluster: DevCluster) -> None:
     """Until all replicas have applied the same entries, and nothing is added any more."""
     async with Admin(cluster.namesrv) as admin:
@@ -201,9 +187,9 @@ async def test_replicas_stay_equal_and_messages_are_there_once(tmp_path: Path) -
     counted = Counted()
     async with tormented(tmp_path, counted) as cluster:
         with trio.move_on_after(60):
-            while not counted.stored <= (await all_stored(cluster)).keys():  # noqa: ASYNC110
+            while not counted.stored <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
                 await trio.sleep(0.2)
-        found = await all_stored(cluster)
+        found = await stored_bodies(cluster, "Once", QUEUES)
     assert counted.stored - found.keys() == set()
     assert {body: count for body, count in found.items() if count > 1} == {}
     assert counted.refused & found.keys() == set()

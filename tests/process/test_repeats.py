@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,8 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.real_groups import LOST, SETTINGS
-from tests.unit.broker.running import Answer, Client, properties, pull_ext, send_ext
+from tests.support.stored_bodies import stored_bodies
+from tests.unit.broker.running import Answer, Client, properties, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -82,20 +82,6 @@ async def kill_leaders(cluster: DevCluster, rng: random.Random) -> None:
         await cluster.start(node)
 
 
-async def all_stored(cluster: DevCluster) -> Counter[bytes]:
-    found: Counter[bytes] = Counter()
-    async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
-        client = Client(stream)
-        for queue in range(QUEUES):
-            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Once", queue), 0
-            while offset < end:
-                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Once", queue, offset))
-                assert answer.code == ResponseCode.SUCCESS, answer
-                found.update(record.body for record in answer.records)
-                offset = int(answer.ext["nextBeginOffset"])
-    return found
-
-
 def stored_by(producers: list[Producer]) -> set[bytes]:
     return set[bytes]().union(*(producer.stored for producer in producers))
 
@@ -121,8 +107,8 @@ async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Pa
         await cluster.wait_ready()
         stored = stored_by(producers)
         with trio.move_on_after(60):
-            while not stored <= (await all_stored(cluster)).keys():  # noqa: ASYNC110
+            while not stored <= (await stored_bodies(cluster, "Once", QUEUES)).keys():  # noqa: ASYNC110
                 await trio.sleep(0.2)
-        found = await all_stored(cluster)
+        found = await stored_bodies(cluster, "Once", QUEUES)
     assert stored - found.keys() == set()
     assert {body: count for body, count in found.items() if count > 1} == {}

@@ -18,10 +18,11 @@ from spark.numbering import Job
 from spark.outgoing import sink_columns
 from spark.writer import TaskWriter, WriterOptions, Written
 from tests.support.real_groups import SETTINGS
-from tests.support.stored_rows import QUEUES, all_stored
+from tests.support.stored_bodies import stored_bodies
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
+QUEUES = 3
 ROWS = 30_000
 """In requests of at most 50 rows: more of them than brokers know the places of."""
 
@@ -94,7 +95,7 @@ async def test_a_micro_batch_that_comes_again_adds_nothing(tmp_path: Path, monke
                 again = await Task(cluster, number).run(codec="zlib", in_flight_bytes_max=100_000)
             monkeypatch.setattr("spark.writer.BATCH_ROWS", 20)
             assert (again.rows, again.already_stored) == (ROWS, ROWS)
-        found = await all_stored(cluster)
+        found = await stored_bodies(cluster, "Out", QUEUES)
     expected = Counter(rows_of(0) + rows_of(1))
     assert expected - found == Counter()
     assert found - expected == Counter()

@@ -26,11 +26,12 @@ from spark import writer
 from spark.numbering import Job
 from spark.outgoing import sink_columns
 from tests.support.real_groups import SETTINGS
-from tests.support.stored_rows import QUEUES, all_stored
+from tests.support.stored_bodies import stored_bodies
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
 KILLS: Final = int(os.environ.get("RAFTMQ_SINK_KILLS", "20"))
+QUEUES: Final = 3
 ROWS: Final = 600
 ROWS_PER_REQUEST: Final = 20
 
@@ -111,7 +112,7 @@ async def test_tasks_that_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> 
                 else:
                     task.kill()
                     await ended(task)
-            found = await all_stored(cluster)
+            found = await stored_bodies(cluster, "Out", QUEUES)
         finally:
             for task in stopped:
                 task.kill()

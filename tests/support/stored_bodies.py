@@ -1,4 +1,4 @@
-"""Rows that Spark has written, as the topic has them."""
+"""The bodies of all messages of a topic, as the leader has them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from mq.cli.dev_cluster import DevCluster
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.unit.broker.running import Client, pull_ext
 
-QUEUES = 3
 
-
-async def all_stored(cluster: DevCluster) -> Counter[bytes]:
+async def stored_bodies(cluster: DevCluster, topic: str, queues: int) -> Counter[bytes]:
+    """How often each body is there, in queues 0 to ``queues``. Every answer must be a success."""
     found: Counter[bytes] = Counter()
     async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
         client = Client(stream)
-        for queue in range(QUEUES):
-            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, "Out", queue), 0
+        for queue in range(queues):
+            end, offset = await client.offset(RequestCode.GET_MAX_OFFSET, topic, queue), 0
             while offset < end:
-                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext("Out", queue, offset))
+                answer = await client.request(RequestCode.PULL_MESSAGE, pull_ext(topic, queue, offset))
                 assert answer.code == ResponseCode.SUCCESS, answer
                 found.update(record.body for record in answer.records)
                 offset = int(answer.ext["nextBeginOffset"])
