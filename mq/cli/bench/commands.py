@@ -57,7 +57,7 @@ def produce(
 ) -> None:
     """Send messages. With --rate, a latency counts from the time at which its message was due.
 
-    Exit code 1 if a message was not acknowledged.
+    Exit code 1 if a message was not acknowledged, or was due and could not be sent in time.
     """
     plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run())
     _run(loads.produce, plan, queues, percentiles, namesrv, as_json=as_json)
@@ -96,7 +96,7 @@ def both(
 ) -> None:
     """Send messages at a steady rate and consume them at once: how long from a send to its consumer.
 
-    Exit code 1 if a message was not acknowledged, or acknowledged and not delivered.
+    Exit code 1 if a message was not acknowledged, could not be sent in time, or was acknowledged and not delivered.
     """
     plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run())
     _run(loads.both, plan, queues, percentiles, namesrv, as_json=as_json)
@@ -128,7 +128,7 @@ def _run(
         if file is not None and latencies is not None:
             latencies.histogram.output_percentile_distribution(file, 1000.0)
     if as_json:
-        print_json({"topic": plan.topic, "body_bytes": plan.body_bytes, **result.as_json()})
+        print_json({"topic": plan.topic, "body_bytes": plan.body_bytes or None, **result.as_json()})
     else:
         print("\n".join(result.lines()))
     if result.failed or result.missing:

@@ -27,6 +27,7 @@ SILENCE_SECONDS_MAX = 10.0
 """Messages that do not come for so long are missing."""
 _POLL_MAX = 1024
 _CLIENT = "client"
+_UNSENT = "not sent"
 
 
 class Arrivals:
@@ -78,11 +79,11 @@ class _Sender:
     def forget(self) -> None:
         """Begin to count anew."""
         self.counted, self.latencies = Counted(), Latencies()
-        self.failed = {"not stored": 0, "outcome unknown": 0}
+        self.failed = {"not stored": 0, "outcome unknown": 0, _UNSENT: 0}
         self.examples: list[str] = []
 
     async def run(self, seconds: float) -> None:
-        """Send for so long, and wait for the last acknowledgements."""
+        """Send for so long, and wait for the last acknowledgements. What was due and found no room counts as failed."""
         plan = self._plan
         start = trio.current_time()
         end = start + seconds
@@ -92,9 +93,13 @@ class _Sender:
                 if schedule is None:
                     await self._send(batches, None)
                     continue
-                for due in schedule.take_due(trio.current_time() - start):
-                    await self._send(batches, start + due)
-                await trio.sleep_until(min(end, start + schedule.next_at))
+                if schedule.next_at <= trio.current_time() - start:
+                    await self._send(batches, start + schedule.take())
+                else:
+                    await trio.sleep_until(min(end, start + schedule.next_at))
+        if schedule is not None and (unsent := schedule.due_before(seconds)):
+            self.failed[_UNSENT] += unsent * plan.batch
+            self.examples.append(f"{unsent * plan.batch} messages were due and not sent: the rate is too high")
         await self._producer.flush()
 
     async def _send(self, batches: trio.Nursery, due_at: float | None) -> None:
@@ -143,7 +148,7 @@ class _Sender:
 
 
 def _open_producer(plan: Plan, namesrv: str) -> Producer:
-    return Producer(namesrv, GROUP, timeout=SEND_SECONDS_MAX, in_flight_max=plan.in_flight, compress=None)
+    return Producer(namesrv, GROUP, timeout=SEND_SECONDS_MAX, in_flight_max=2 * plan.in_flight, compress=None)
 
 
 async def produce(plan: Plan, namesrv: str) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
@@ -54,15 +55,17 @@ class Schedule:
         self._interval = batch / rate
         self._next = 0
 
-    def take_due(self, elapsed: float) -> list[float]:
-        """The times of the requests that have become due since the last call."""
-        due = []
-        while (at := self._next * self._interval) <= elapsed:
-            due.append(at)
-            self._next += 1
-        return due
-
     @property
     def next_at(self) -> float:
         """When the next request is due."""
         return self._next * self._interval
+
+    def take(self) -> float:
+        """The time of the next request, which is sent now."""
+        at = self.next_at
+        self._next += 1
+        return at
+
+    def due_before(self, elapsed: float) -> int:
+        """How many requests that were not taken are due before that time."""
+        return max(0, math.ceil(elapsed / self._interval) - self._next)

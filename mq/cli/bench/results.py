@@ -58,7 +58,7 @@ class Result:
     """What was measured in ``seconds``, the warm-up not counted.
 
     Attributes:
-        failed: messages that were not acknowledged, by whether they may be stored.
+        failed: messages that were not acknowledged: certainly not stored, maybe stored, or due and never sent.
         missing: acknowledged messages that no consumer got; only if there was one.
         cpu_us: CPU time of each process per message, in microseconds; "client" is this one.
     """
