@@ -23,6 +23,8 @@ from mq.monitoring.cpu_time import cpu_seconds
 GROUP = "raftmq_bench"
 EXAMPLES_MAX = 3
 SEND_SECONDS_MAX = 15.0
+LATE_SECONDS_MAX = 1.0
+"""So long after the end what was due before it may still be sent."""
 SILENCE_SECONDS_MAX = 10.0
 """Messages that do not come for so long are missing."""
 _POLL_MAX = 1024
@@ -89,14 +91,11 @@ class _Sender:
         end = start + seconds
         schedule = None if plan.rate is None else Schedule(plan.rate, plan.batch)
         async with trio.open_nursery() as batches:
-            while trio.current_time() < end:
-                if schedule is None:
-                    await self._send(batches, None)
-                    continue
-                if schedule.next_at <= trio.current_time() - start:
-                    await self._send(batches, start + schedule.take())
-                else:
-                    await trio.sleep_until(min(end, start + schedule.next_at))
+            while schedule is None and trio.current_time() < end:
+                await self._send(batches, None)
+            while schedule is not None and schedule.next_at < seconds and trio.current_time() < end + LATE_SECONDS_MAX:
+                await trio.sleep_until(start + schedule.next_at)
+                await self._send(batches, start + schedule.take())
         if schedule is not None and (unsent := schedule.due_before(seconds)):
             self.failed[_UNSENT] += unsent * plan.batch
             self.examples.append(f"{unsent * plan.batch} messages were due and not sent: the rate is too high")
