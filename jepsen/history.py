@@ -216,17 +216,14 @@ class _Texts(dict[str, str]):
         self[text] = text
         return text
 
-    def shared(self, value: Any) -> Any:
-        """The value; texts in it, and in lists in it, are those that are known."""
-        if isinstance(value, str):
-            return self[value]
-        if isinstance(value, list):
-            for at, each in enumerate(value):
-                if isinstance(each, str):
-                    value[at] = self[each]
-                elif isinstance(each, list):
-                    self.shared(each)
-        return value
+    def share_in(self, values: list[Any]) -> list[Any]:
+        """The list; texts in it, and in lists in it, are those that are known."""
+        for at, each in enumerate(values):
+            if type(each) is str:
+                values[at] = self[each]
+            elif type(each) is list:
+                self.share_in(each)
+        return values
 
 
 def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
@@ -234,6 +231,18 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
     end = ended if ended is not None else begun
     assert ended is None or ended.type != "invoke", f"event {end.i} ends nothing"
     outcome: Outcome = "info" if ended is None or ended.type == "invoke" else ended.type
+    queue = end.k if end.k is not None else begun.k
+    node = end.n if end.n is not None else begun.n
+    value, result = begun.v, None if ended is None else ended.v
+    # This runs for each operation of a history of a million: no call for a value that is a plain text.
+    if type(value) is str:
+        value = texts[value]
+    elif type(value) is list:
+        texts.share_in(value)
+    if type(result) is str:
+        result = texts[result]
+    elif type(result) is list:
+        texts.share_in(result)
     return Operation(
         index=begun.i,
         process=begun.p,
@@ -241,11 +250,11 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
         outcome=outcome,
         began=begun.t,
         ended=None if ended is None else ended.t,
-        queue=texts.shared(end.k if end.k is not None else begun.k),
-        value=texts.shared(begun.v),
-        result=None if ended is None else texts.shared(ended.v),
+        queue=None if queue is None else texts[queue],
+        value=value,
+        result=result,
         offset=end.o if end.o is not None else begun.o,
-        node=texts.shared(end.n if end.n is not None else begun.n),
+        node=None if node is None else texts[node],
         error=end.err,
         again=end.again or begun.again,
         position=end.pos,
