@@ -125,11 +125,14 @@ class Transactions(Workload):
             # Of what has been ended anybody may hear so, if it is that.
             if is_done and (wrong[2] == _GROUP or offset not in self._outcomes):
                 raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")
+            if is_done and (outcome == COMMITTED) != (self._outcomes[offset] == COMMITTED):
+                raise Violation(f"end: {outcome} of half {offset} was told done, it is {self._outcomes[offset]}")
 
         wrong = self.rng.choice(
             ((offset, position + 1, _GROUP), (offset + 1000, position, _GROUP), (offset, position, "X"))
         )
-        self._ask_to_end(wrong[0], wrong[1], self.rng.choice((COMMITTED, ROLLBACK)), wrong[2], done)
+        outcome = self.rng.choice((COMMITTED, ROLLBACK))
+        self._ask_to_end(wrong[0], wrong[1], outcome, wrong[2], done)
 
     def _ask_to_end(
         self, offset: int, position: int, outcome: int, group: str, done: Any, *, checked: bool = False

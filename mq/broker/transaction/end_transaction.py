@@ -146,11 +146,7 @@ class Transactions(Service):
             if position != ext.half_physical_offset:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
             if self._halves.marks.is_done(offset):
-                self._check_not_put_aside(offset)
-                if outcome == COMMITTED and self._halves.is_discarded(offset):
-                    raise RequestRefused(
-                        ResponseCode.SYSTEM_ERROR, f"half message {offset} was rolled back or put aside before"
-                    )
+                self._check_ended_so(offset, outcome)
                 self.ended_again += 1
                 return call.success()
             record = self._halves.read(place)
@@ -200,13 +196,17 @@ class Transactions(Service):
         self._ending.update(dict.fromkeys(ends.offsets, ends))
         self._append(ends, [], partial(self._given_up, ends, on_settled))
 
-    def _check_not_put_aside(self, offset: int) -> None:
-        """Raises RequestRefused if a half message that was ended may have been so by nobody's request."""
+    def _check_ended_so(self, offset: int, outcome: int) -> None:
+        """Raises RequestRefused if a half message was ended with another outcome, or may have been put aside."""
         if offset < self._metadata.checks.offsets.get(self._checks_max, 0):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"half message {offset} was ended before, or put aside after {self._checks_max} checks",
             )
+        discarded = self._halves.is_discarded(offset)
+        if discarded is not None and discarded == (outcome == COMMITTED):
+            how = "rolled back or put aside" if discarded else "committed"
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {offset} was {how} before")
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:
         """Who put off the checks is not heard any more once they have begun. Raises RequestRefused."""

@@ -62,11 +62,11 @@ class HalfMessages:
         """Which of them are ended. Not to be kept: it is another one after the first command."""
         return self._metadata.marks.of(HALF_TOPIC, HALF_QUEUE_ID)
 
-    def is_discarded(self, offset: int) -> bool:
-        """Whether a half message is known to have been ended so that nobody gets to see it."""
+    def is_discarded(self, offset: int) -> bool | None:
+        """Whether an ended half message was ended so that nobody sees it; None if that is not known any more."""
         discarded = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
         place = _discarded_at(offset)
-        return place >= discarded.low and discarded.is_done(place)
+        return discarded.is_done(place) if place >= discarded.low else None
 
     def discards(self, offsets: Sequence[int]) -> list[CompleteEntries | SkipEntries]:
         """The commands that note that these are, and forget what is old."""

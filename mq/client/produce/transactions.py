@@ -125,8 +125,8 @@ class TransactionProducer(Producer):
 
         The exception goes on. `timeout` bounds entering, and leaving again. Entering raises what `send` raises, and
         then the message will not be seen unless `check` says so; it is not sent twice, so that each transaction has one
-        message. Leaving raises BrokerError if the broker refuses the commit; when it cannot be reached, the log says
-        so, `Transaction.confirmed` is False, and `check` is asked.
+        message. Leaving raises BrokerError if the broker refuses the commit or the rollback; when it cannot be reached,
+        the log says so, `Transaction.confirmed` is False, and `check` is asked.
         """
         seconds = self._budget(timeout)
         own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}

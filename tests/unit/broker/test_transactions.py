@@ -81,7 +81,22 @@ async def test_a_message_that_was_rolled_back_is_never_seen(tmp_path: Path) -> N
         assert await figure(client, "transactionsEndedAgain") == 1
 
 
-async def test_a_commit_that_comes_with_a_rollback_is_told_which_of_them_counts(tmp_path: Path) -> None:
+async def test_a_rollback_of_what_was_committed_is_refused(tmp_path: Path) -> None:
+    """Whoever is told that its rollback is stored takes the message for one that nobody sees."""
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        half = await send_half(client)
+        assert (await end(client, half, COMMIT)).code == 0
+        late = await end(client, half, ROLLBACK)
+        assert (late.code, "was committed before" in str(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (await end(client, half, COMMIT)).code == 0
+        assert [message.body for message in await stored(client)] == [b"body"]
+        assert await figure(client, "transactionsEndedAgain") == 1
+    async with running(tmp_path) as broker:
+        assert (await end(await broker.connect(), half, ROLLBACK)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_an_end_that_comes_with_the_other_end_is_told_which_of_them_counts(tmp_path: Path) -> None:
     """Whoever is told that its commit is stored takes the message for sent."""
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -93,7 +108,7 @@ async def test_a_commit_that_comes_with_a_rollback_is_told_which_of_them_counts(
         ]
         await client.stream.send_all(b"".join(data for _, data in frames))
         codes = [(await client.answer(opaque)).code for opaque, _ in frames]
-        assert codes == [0, ResponseCode.SYSTEM_ERROR, 0, 0]
+        assert codes == [0, ResponseCode.SYSTEM_ERROR] * 2
         assert [message.body for message in await stored(client)] == [b"1"]
     async with running(tmp_path) as broker:
         assert (await end(await broker.connect(), halves[0], COMMIT)).code == ResponseCode.SYSTEM_ERROR
