@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jepsen.events import NEMESIS, OPERATIONS, RUN, Event, why_no_end, why_refused
+from jepsen.events import FORMAT, NEMESIS, OPERATIONS, RUN, Event, why_no_end, why_refused
 
 Outcome = Literal["ok", "fail", "info"]
 
@@ -47,6 +47,8 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     again: bool = False
     position: int | None = None
+    asked_queue: str | None = None
+    """The queue that was asked for, if the answer names another one."""
 
     @property
     def place(self) -> str:
@@ -171,7 +173,8 @@ def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
 def gather(events: Iterable[Event]) -> History:
     """Put beginnings and ends together.
 
-    Raises HistoryDamaged for an end without a beginning or of another operation, and for a second beginning.
+    Raises HistoryDamaged for an end without a beginning or of another operation, for a second beginning, and for a
+    history in a format that this version does not know.
     """
     others: list[Event] = []
     open_invocations: dict[int, Event] = {}
@@ -183,6 +186,8 @@ def gather(events: Iterable[Event]) -> History:
         first, last = event.t if first is None else first, event.t
         if not isinstance(event.p, int):
             others.append(event)
+            if event.f == "begin" and (written := event.v.get("format", FORMAT)) != FORMAT:
+                raise HistoryDamaged(event.i + 1, f"the history has format {written}, this version reads {FORMAT}")
             continue
         if event.p in retired:
             raise HistoryDamaged(event.i + 1, f"process {event.p} went on although its last operation is open")
@@ -258,6 +263,7 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
         error=end.err,
         again=end.again or begun.again,
         position=end.pos,
+        asked_queue=begun.k if begun.k is not None and begun.k != queue else None,
     )
 
 

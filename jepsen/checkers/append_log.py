@@ -74,6 +74,9 @@ def _one_value_at_one_offset(log: _Log, findings: Findings) -> dict[Place, str]:
     places: dict[Place, str] = {_place(send): send.value for send in log.acknowledged}
     records: dict[Place, int] = {}
     for send in log.acknowledged:
+        if send.asked_queue is not None:
+            what = f"{send.value} was sent to {send.asked_queue} and acknowledged at {send.place}"
+            findings.add("other-queue", what)
         if places[_place(send)] != send.value:
             what = f"{places[_place(send)]} and {send.value} were both acknowledged"
             findings.add("inconsistent-offsets", f"{send.place}: {what}")
@@ -195,7 +198,8 @@ def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
 def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors], findings: Findings) -> None:
     """L5: a question for the end that begins after an acknowledgement, a read or an answer is not behind it.
 
-    And everything that lies before an end that was told is there in the end.
+    And everything that lies before an end that was told is there in the end; and no reader that asks for a place
+    before the end is sent back to an earlier one, where a consumer would get everything again.
     """
     whole: dict[str, int] = {}
     for (_, queue), found in log.final.items():
@@ -210,6 +214,12 @@ def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors]
             findings.add("stale-end", f"{end.node} says {queue} ends at {offset}, it was at {told.floor}: {told.why}")
         if offset > whole.get(queue, offset):
             findings.add("phantom-end", f"{end.node} said {queue} ends at {offset}, in the end it is {whole[queue]}")
+    for read in history.named("read"):
+        if read.outcome == "ok" and read.error is not None and str(read.queue) in floors:
+            told = floors[str(read.queue)].before(read.began)
+            if told is not None and _offset(read) <= told.floor:
+                what = f"{read.node} told a reader of {read.place}: {read.error}"
+                findings.add("sent-back", f"{what}, and the queue ended at {told.floor} or later: {told.why}")
 
 
 def _replicas_are_whole(log: _Log, findings: Findings) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from jepsen.history import History, Operation
 from jepsen.verdict import Findings, Result
@@ -36,6 +37,7 @@ def check_retries(history: History) -> Result:
         if node not in read_to_the_end:
             findings.cannot_tell(f"the dead letters of {node} were not read to the end")
     somewhere = set().union(*dead.values())
+    _are_dead_once(history, [value for value, _ in places.values()], tries, findings)
     sends = {send.value: send for send in history.named("send")}
     for value, attempts in tries.items():
         if value not in sends or sends[value].outcome == "fail":
@@ -61,6 +63,24 @@ def check_retries(history: History) -> Result:
     if not somewhere or not findings.counts["handled"]:
         findings.cannot_tell("no message was handled, or none died")
     return findings.result()
+
+
+def _are_dead_once(history: History, dead: list[str], tries: Mapping[str, list[Operation]], findings: Findings) -> None:
+    """Each handing back for the last time makes one dead letter.
+
+    Under faults a client may hand a message back again because no answer came; without any fault it has no reason to.
+    """
+    for value, times in Counter(dead).items():
+        attempts = tries.get(value, ())
+        last_tries = sum(attempt.error is not None and attempt.offset == RECONSUMED_MAX for attempt in attempts)
+        excess = times - max(1, last_tries)
+        if excess <= 0:
+            continue
+        if history.faults:
+            findings.counts["dead letters stored again"] += excess
+        else:
+            what = f"{value} is a dead letter {times} times, and was given back {last_tries} times for the last time"
+            findings.add("dead-twice", what)
 
 
 def _is_counted(value: str, attempts: list[Operation], findings: Findings) -> None:

@@ -120,6 +120,8 @@ class LogWorkload(Workload):
             answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(self.topic, queue_id, offset))
         if answer.code == ResponseCode.SUCCESS:
             worker.ok("read", k=queue, n=node, v=values_in(body))
+        elif answer.code == ResponseCode.PULL_OFFSET_MOVED and int(answer.ext["nextBeginOffset"]) < offset:
+            worker.ok("read", k=queue, n=node, v=[], err=f"moved back to {answer.ext['nextBeginOffset']}")
         elif answer.code in _NOTHING:
             worker.ok("read", k=queue, n=node, v=[])
         else:

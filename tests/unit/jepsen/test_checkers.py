@@ -83,6 +83,18 @@ def read_too_early(script: Script) -> None:
     script.final_everywhere([A, B, C])
 
 
+def other_queue(script: Script) -> None:
+    script.add(2, "invoke", "send", k="Log/1", v=C)
+    script.add(2, "ok", "send", k=QUEUE, v=C, o=2)
+    script.final_everywhere([A, B, C])
+
+
+def sent_back(script: Script) -> None:
+    script.add(60, "invoke", "read", k=QUEUE, n="n2", o=2)
+    script.add(60, "ok", "read", k=QUEUE, n="n2", v=[], err="moved back to 1")
+    script.final_everywhere([A, B])
+
+
 def stale_end(script: Script) -> None:
     script.end(1, node="n2")
     script.final_everywhere([A, B])
@@ -187,6 +199,8 @@ def last_messages_not_served(script: Script) -> None:
         ("phantom", phantom),
         ("G1a", refused_and_read),
         ("future-read", read_too_early),
+        ("other-queue", other_queue),
+        ("sent-back", sent_back),
         ("stale-end", stale_end),
         ("stale-end", end_goes_back),
         ("stale-end", end_behind_a_read),

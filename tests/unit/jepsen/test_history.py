@@ -181,6 +181,12 @@ def test_end_that_does_not_fit_its_beginning_is_named(events: list[dict[str, Any
         gather(decoded(BEGIN, *events))
 
 
+def test_history_in_another_format_is_refused_with_both_numbers() -> None:
+    begin = {**BEGIN, "v": {"workload": "log", "format": 2}}
+    with pytest.raises(HistoryDamaged, match="line 1: the history has format 2, this version reads 1"):
+        gather(decoded(begin))
+
+
 def test_client_does_nothing_more_once_an_outcome_is_unknown() -> None:
     script = Script()
     script.failed("1.1.10", 1, "info")

@@ -64,6 +64,11 @@ def dead_too_early(script: Script) -> None:
     dead(script, [B, C])
 
 
+def dead_twice(script: Script) -> None:
+    usual(script)
+    dead(script, [B, B])
+
+
 def dead_at_some(script: Script) -> None:
     usual(script)
     dead(script, [B], ("n0", "n1"))
@@ -104,6 +109,7 @@ def dead_with_other_bytes(script: Script) -> None:
         ("given-back-and-lost", given_back_and_lost),
         ("dead-too-early", dead_too_early),
         ("dead-letters-differ", dead_at_some),
+        ("dead-twice", dead_twice),
         ("one-more", one_more),
         ("count-skipped", count_skipped),
         ("unexpected", of_nobody),
@@ -113,6 +119,23 @@ def test_broken_retries_are_found(anomaly: str, broken: Callable[[Script], None]
     script = Script()
     broken(script)
     assert check_retries(script.history()).anomalies == {anomaly: 1}
+
+
+def test_message_may_be_dead_as_often_as_it_was_given_back_for_the_last_time() -> None:
+    script = Script()
+    usual(script)
+    tried(script, B, 3)
+    dead(script, [B, B])
+    assert check_retries(script.history()).valid is True
+
+
+def test_under_faults_a_message_may_be_given_back_again() -> None:
+    script = Script()
+    script.fault("kill")
+    usual(script)
+    dead(script, [B, B])
+    result = check_retries(script.history())
+    assert (result.anomalies, result.counts["dead letters stored again"]) == ({}, 1)
 
 
 def test_dead_letters_that_were_not_read_leave_the_verdict_open() -> None:
