@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,19 @@ def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     seconds = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: float(next(seconds)))
     assert simulate_seed(1, 4.0, "everyday") == quick
+
+
+def test_a_host_that_stalls_changes_nothing() -> None:
+    """The process stands still for 20 ms of every 50."""
+    undisturbed = simulate_seed(1, 4.0, "everyday")
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.02))
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        stalled = simulate_seed(1, 4.0, "everyday")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert stalled == undisturbed
 
 
 def test_history_is_a_line_of_json_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
