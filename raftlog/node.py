@@ -21,7 +21,7 @@ import cbor2
 import structlog
 import trio
 
-from raftlog.bootstrap import configurations, core_for
+from raftlog.bootstrap import Confs, configurations, core_for
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.latency_histogram import LatencyHistogram
@@ -158,15 +158,61 @@ class Run:
         rng = random.Random(int.from_bytes(os.urandom(8), "big"))
         self.reactor = Reactor()
         undo.callback(self.reactor.close)
-        done = Mailbox(self.reactor, self._storage_done)
-        undo.callback(done.close)
-        failed = Mailbox(self.reactor, self._storage_failed)
-        undo.callback(failed.close)
-        damaged = Mailbox(self.reactor, self._found_damage)
-        undo.callback(damaged.close)
         self._disk = RealDisk()
         self.sync_latency = LatencyHistogram()
-        self.segment_log = SegmentLog.open(
+        self.segment_log = self._open_log()
+        try:
+            self._hosted = host(self)
+            confs = configurations(self.segment_log, settings.initial)
+        except StorageCorrupt as damage:
+            self._note_damage(damage)
+            raise
+        self._note_members(confs)
+        self.admission = Admission(
+            replace(settings.identity, store_id=self.segment_log.store_id),
+            stores_in(self.segment_log.notes),
+            self._remember_stores,
+        )
+        self.transport = self._open_transport(f"{os.getpid()}.{rng.getrandbits(64):x}")
+        self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
+        self._background = BackgroundJobs(self.reactor.wake)
+        self._lease_clock = LeaseClock(trio.current_time) if settings.core.lease_reads else None
+        self.replica = self._build_replica(confs, rng)
+        self._offers = Offers(self.replica, self.transport, self._hosted.snapshot, log)
+        self._puller = Puller(
+            self._disk,
+            settings.directory,
+            settings.segment_bytes,
+            self.transport,
+            self.reactor.wake,
+            self._fetched,
+            log,
+            settings.initial,
+            self._hosted.check_body,
+        )
+        self._ranges = RangeServer(
+            self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
+        )
+        self._hosted.attach(self.replica)
+        self._tick_due = False
+        self._timer = Deadline(self._next_deadline, self._time_is_up)
+        self.reactor.at_turn_begin(self.replica.begin_turn)
+        self.reactor.at_turn_end(self._tick)
+        self.reactor.at_turn_end(self._hosted.end_turn)
+        self.reactor.at_turn_end(self._timer.refresh)
+
+    def _open_log(self) -> SegmentLog:
+        """Open it, with mailboxes for what its threads tell. Raises SegmentError."""
+
+        def mailbox(deliver: Callable[[object], None]) -> Mailbox:
+            opened = Mailbox(self.reactor, deliver)
+            self.undo.callback(opened.close)
+            return opened
+
+        settings = self.settings
+        # All are open for as long as the log, whose threads write to them, is.
+        done, failed, damaged = map(mailbox, (self._storage_done, self._storage_failed, self._found_damage))
+        segment_log = SegmentLog.open(
             settings.directory,
             cluster_id=settings.cluster_id,
             node_id=settings.node_id,
@@ -175,40 +221,36 @@ class Run:
             writer=Writer(on_done=done.put, on_failed=failed.put, observe=self.sync_latency.observe),
             acknowledges_unsynced=not settings.core.durable_commit,
         )
-        undo.callback(self.segment_log.close)
-        self.segment_log.tell_damage(damaged.put)
-        log.info("log_opened", directory=settings.directory, found=self.segment_log.found)
-        try:
-            self._hosted = hosted = host(self)
-            confs = configurations(self.segment_log, settings.initial)
-        except StorageCorrupt as damage:
-            self._note_damage(damage)
-            raise
+        self.undo.callback(segment_log.close)
+        segment_log.tell_damage(damaged.put)
+        self._log.info("log_opened", directory=settings.directory, found=segment_log.found)
+        return segment_log
+
+    def _note_members(self, confs: Confs) -> None:
+        """Note the newest configuration; durable with whatever is written next."""
         noted = encode_members(*confs[-1])
         if confs[-1][1].members and len(noted) <= CONF_PROPOSED_BYTES_MAX:
-            self.segment_log.set_note(MEMBERS, noted)  # durable with whatever is written next
-        self.admission = Admission(
-            replace(settings.identity, store_id=self.segment_log.store_id),
-            stores_in(self.segment_log.notes),
-            self._remember_stores,
-        )
-        self.transport = Transport(
+            self.segment_log.set_note(MEMBERS, noted)
+
+    def _open_transport(self, incarnation: str) -> Transport:
+        transport = Transport(
             reactor=self.reactor,
             admission=self.admission,
-            secrets=secrets,
-            incarnation=f"{os.getpid()}.{rng.getrandbits(64):x}",
-            listen=settings.listen,
+            secrets=self.secrets,
+            incarnation=incarnation,
+            listen=self.settings.listen,
             on_frame=self._receive,
             on_peer_gone=self._peer_gone,
-            log=log,
-            tls=settings.tls,
+            log=self._log,
+            tls=self.settings.tls,
         )
-        undo.callback(self.transport.close)
-        self.transport.set_members(confs[-1][0], _addresses(confs[-1][1]))
-        self._background = BackgroundJobs(self.reactor.wake)
-        self._lease_clock = LeaseClock(trio.current_time) if settings.core.lease_reads else None
+        self.undo.callback(transport.close)
+        return transport
+
+    def _build_replica(self, confs: Confs, rng: random.Random) -> Replica:
+        settings, hosted = self.settings, self._hosted
         clock = self._lease_clock or trio.current_time
-        self.replica = Replica(
+        return Replica(
             core=core_for(
                 self.segment_log,
                 confs,
@@ -230,28 +272,6 @@ class Run:
             in_background=self._background.put,
             check_body=hosted.check_body,
         )
-        self._offers = Offers(self.replica, self.transport, hosted.snapshot, log)
-        self._puller = Puller(
-            self._disk,
-            settings.directory,
-            settings.segment_bytes,
-            self.transport,
-            self.reactor.wake,
-            self._fetched,
-            log,
-            settings.initial,
-            hosted.check_body,
-        )
-        self._ranges = RangeServer(
-            self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
-        )
-        hosted.attach(self.replica)
-        self._tick_due = False
-        self._timer = Deadline(self._next_deadline, self._time_is_up)
-        self.reactor.at_turn_begin(self.replica.begin_turn)
-        self.reactor.at_turn_end(self._tick)
-        self.reactor.at_turn_end(hosted.end_turn)
-        self.reactor.at_turn_end(self._timer.refresh)
 
     def set_level(self, level: int) -> None:
         """The group is at this format level as of what is applied: replicas that do not understand it are refused."""

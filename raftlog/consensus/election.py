@@ -48,7 +48,7 @@ class Election(Membership):
             self._wait_for_leader()
         else:
             if self._leader_id is not None:
-                silent = self._now - self._leader_heard_at
+                silent = self._now - self._following.heard_at
                 self._cause = Cause(CauseKind.LEADER_SILENT, self._leader_id, silent)
             else:
                 self._cause = Cause(CauseKind.NO_LEADER, None, self._now - self._election.waiting_since)
@@ -133,7 +133,7 @@ class Election(Membership):
         """
         if self._role is Role.LEADER or self._now < self._election.no_votes_before:
             return True
-        if self._now - self._leader_heard_at >= self.config.election_timeout_seconds_min:
+        if self._now - self._following.heard_at >= self.config.election_timeout_seconds_min:
             return False
         # A newer term makes a voter forget its leader, and gives that one's lease no earlier end.
         return self._leader_id not in (None, candidate) or (self._leader_id is None and self.config.lease_reads)

@@ -21,7 +21,7 @@ class Following(CoreState):
             self._cause = Cause(CauseKind.LEADER_FOUND, leader_id)
             self._become_follower(self._term, leader_id)
         self._election.failed_rounds = self._election.pre_vote_rounds = self._election.timeouts_left_to_others = 0
-        self._leader_heard_at = self._election.waiting_since = self._now
+        self._following.heard_at = self._election.waiting_since = self._now
 
     def _on_append_req(self, message: AppendReq) -> None:
         self._follow(message.src)
@@ -35,19 +35,19 @@ class Following(CoreState):
             assert prev.index < self._log.base.index, (
                 f"entry {prev.index} is committed, and leader {message.src} has it with term {prev.term}"
             )
-        if message.seq > self._leader_seq:
+        if message.seq > self._following.leader_seq:
             # Not before: an answer to something else must not look like consent to what was rejected.
-            self._leader_seq = message.seq
+            self._following.leader_seq = message.seq
         taken = self._take_over(message)
         if message.commit > self._commit and self._verified > self._commit:
             self._commit_to(min(message.commit, self._verified))
         if not taken:
-            self._answer_due |= message.seq > 0
+            self._following.answer_due |= message.seq > 0
             self._dirty = True
             return
-        self._untold_bytes += taken
-        if not self.config.durable_commit or self._untold_bytes > self.config.accept_ack_bytes:
-            self._answer_due = True
+        self._following.untold_bytes += taken
+        if not self.config.durable_commit or self._following.untold_bytes > self.config.accept_ack_bytes:
+            self._following.answer_due = True
 
     def _take_over(self, message: AppendReq) -> int:
         """Make the log agree with the request's entries; returns the bytes that were new."""

@@ -20,7 +20,7 @@ def check_core(core: CoreState) -> None:
     assert log.base.index <= commit <= last, f"commit index {commit} is not within {log.base.index} to {last}"
     assert durable <= last, f"{durable} is durable, the log ends at {last}"
     assert core._verified <= last, f"{core._verified} was verified, the log ends at {last}"
-    assert core._told_commit <= commit, f"commit index {core._told_commit} was announced, it is {commit}"
+    assert core._output.told_commit <= commit, f"commit index {core._output.told_commit} was announced, it is {commit}"
     assert log.last.term <= core._term, f"the log holds term {log.last.term}, the term is {core._term}"
     assert core._tickets.done <= core._tickets.issued, f"{core._tickets.done} done of {core._tickets.issued} issued"
     if core._abstaining:
@@ -71,8 +71,9 @@ def _check_leader(core: CoreState) -> None:
     assert log.term_at(opening) == core._term, (
         f"entry {core._term_start} opens term {core._term}, entry {opening} has term {log.term_at(opening)}"
     )
-    nbytes = sum(span.nbytes for span in core._uncommitted)
-    assert nbytes == core._uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {core._uncommitted_bytes}"
+    leading = core._leading
+    nbytes = sum(span.nbytes for span in leading.uncommitted)
+    assert nbytes == leading.uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {leading.uncommitted_bytes}"
     core._reads.rounds.check_invariants()
     own = [index for index, _ in core._confs if index > max(core._commit, core._term_start)]
     assert len(own) <= 1, f"{core.node_id} began changes at {own}, none of them is committed"

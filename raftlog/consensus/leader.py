@@ -35,8 +35,8 @@ class Leading(LeadershipTransfer, Reading):
         for progress in self._peers.values():
             progress.reset(first, self._now)
         # What older leaders left uncommitted counts against the limit too: it is on its way all the same.
-        self._uncommitted = deque(self._tail.after(self._commit))
-        self._uncommitted_bytes = sum(span.nbytes for span in self._uncommitted)
+        self._leading.uncommitted = deque(self._tail.after(self._commit))
+        self._leading.uncommitted_bytes = sum(span.nbytes for span in self._leading.uncommitted)
         self._term_start = first
         self._transfer.not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.outranked_beats = 0
@@ -45,14 +45,14 @@ class Leading(LeadershipTransfer, Reading):
             # Committed or not, what begins this term is to be committed before the change is ended.
             self._conf_open = first
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
-        self._heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
-        self._announce_at = float("inf")
+        self._leading.heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
+        self._leading.announce_at = float("inf")
         self._reads.lease_given_up = False
 
     def _append_own(self, span: Span) -> None:
         self._append(span)
-        self._uncommitted.append(span)
-        self._uncommitted_bytes += span.nbytes
+        self._leading.uncommitted.append(span)
+        self._leading.uncommitted_bytes += span.nbytes
         if not self.config.durable_commit:
             self._advance_commit()
 
@@ -70,18 +70,18 @@ class Leading(LeadershipTransfer, Reading):
             elif progress.commit_sent < self._commit and progress.state is PeerState.REPLICATE:
                 if not self.config.announce_seconds:
                     self._announce(progress)
-                elif self._announce_at == float("inf"):
-                    self._announce_at = self._now + self.config.announce_seconds
+                elif self._leading.announce_at == float("inf"):
+                    self._leading.announce_at = self._now + self.config.announce_seconds
 
     def _announce(self, progress: Progress) -> None:
         progress.commit_sent = self._commit
         prev = self._log.id_at(progress.next - 1)
-        self._outbox.append(AppendReq(self.node_id, progress.peer, self._term, prev, (), self._commit, 0))
+        self._output.outbox.append(AppendReq(self.node_id, progress.peer, self._term, prev, (), self._commit, 0))
         self._dirty = True
 
     def _announce_to_all(self) -> None:
         """Tell the commit index to whoever got no entries since it advanced."""
-        self._announce_at = float("inf")
+        self._leading.announce_at = float("inf")
         for progress in self._peers.values():
             if progress.state is PeerState.REPLICATE and progress.commit_sent < self._commit:
                 self._announce(progress)
@@ -119,7 +119,7 @@ class Leading(LeadershipTransfer, Reading):
     def _offer_reset(self, progress: Progress) -> None:
         if self._now - progress.offered_at >= _OFFER_SECONDS:
             progress.offered_at = self._now
-            self._offers.append(progress.peer)
+            self._output.offers.append(progress.peer)
             self._dirty = True
 
     def _restart_at_base(self, progress: Progress) -> None:
@@ -143,7 +143,7 @@ class Leading(LeadershipTransfer, Reading):
         if progress.fetching or progress.inflight_bytes >= self.config.catch_up_bytes_max:
             return
         progress.fetching = progress.next
-        self._fetches.append(Fetch(progress.peer, progress.next, self.config.append_bytes_max))
+        self._output.fetches.append(Fetch(progress.peer, progress.next, self.config.append_bytes_max))
         self._dirty = True
 
     def _take_fetched(self, progress: Progress, spans: tuple[Span, ...]) -> None:
@@ -256,7 +256,7 @@ class Leading(LeadershipTransfer, Reading):
             self._cause = Cause(CauseKind.MAJORITY_SILENT, None, silent)
             self._become_follower(self._term, None)
             return
-        self._heartbeat_at = self._now + self.config.heartbeat_seconds
+        self._leading.heartbeat_at = self._now + self.config.heartbeat_seconds
         if self._transfer.to is not None:
             self._transfer.told = False
             self._offer_leadership(patient=False)

@@ -164,7 +164,7 @@ class RaftCore(Election, Following):
             last=self._log.last,
             commit=self._commit,
             durable=self._tickets.durable,
-            uncommitted_bytes=self._uncommitted_bytes,
+            uncommitted_bytes=self._leading.uncommitted_bytes,
             peers=peers,
             conf=self._conf,
             abstaining=self._abstaining,
@@ -225,13 +225,13 @@ class RaftCore(Election, Following):
             return Refusal.NOT_LEADER
         if self._transfer.to is not None or self._leaves:
             return Refusal.TRANSFERRING
-        if self._uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
+        if self._leading.uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
             return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
         if self._disk_full:
             return Refusal.DISK_FULL
         first = self._log.last_index + 1
         self._append_own(Span(first, first + count - 1, self._term, nbytes))
-        self._shell_last = self._log.last_index
+        self._output.shell_last = self._log.last_index
         return first
 
     def read(self, ctx: int, now: float) -> None:
@@ -255,8 +255,8 @@ class RaftCore(Election, Following):
             return
         if self._role is Role.LEADER:
             self._advance_commit()
-        elif self._verified_durable > self._told_durable:
-            self._answer_due = True
+        elif self._verified_durable > self._following.told_durable:
+            self._following.answer_due = True
             self._dirty = True
 
     def tick(self, now: float) -> None:
@@ -267,11 +267,11 @@ class RaftCore(Election, Following):
         if self._role is not Role.LEADER:
             self._on_election_timeout()
             return
-        if now >= self._announce_at:
+        if now >= self._leading.announce_at:
             self._announce_to_all()
         if now >= self._transfer.until:
             self._fail_transfer()
-        if now >= self._heartbeat_at:
+        if now >= self._leading.heartbeat_at:
             self._beat()
 
     def overslept(self, seconds: float, now: float) -> None:
@@ -284,14 +284,14 @@ class RaftCore(Election, Following):
         assert seconds > 0, f"a stall of {seconds} s"
         self._now = now
         self._election.waiting_since = min(self._election.waiting_since + seconds, now)
-        self._leader_heard_at = min(self._leader_heard_at + seconds, now)
+        self._following.heard_at = min(self._following.heard_at + seconds, now)
         for progress in self._peers.values():
             progress.overslept(seconds, now)
 
     def next_deadline(self) -> float:
         """When `tick` must be called at the latest."""
         if self._role is Role.LEADER:
-            return min(self._heartbeat_at, self._announce_at, self._transfer.until)
+            return min(self._leading.heartbeat_at, self._leading.announce_at, self._transfer.until)
         return self._election.waiting_since + self._election.timeout
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
@@ -307,7 +307,7 @@ class RaftCore(Election, Following):
         elif peer == self._leader_id and not self.config.lease_reads:
             self._cause = Cause(CauseKind.LEADER_ENDED, peer)
             self._become_follower(self._term, None)
-            self._leader_heard_at = float("-inf")
+            self._following.heard_at = float("-inf")
             if self._is_outranked:
                 # Somebody who is preferred has probably noticed too.
                 self._election.timeout = PRIORITY_SECONDS
@@ -404,29 +404,30 @@ class RaftCore(Election, Following):
             self._replicate()
             if self._reads.rounds.waiting:
                 self._begin_round()
-        elif self._answer_due:
+        elif self._following.answer_due:
             self._answer_appends()
         if self._abstaining:
             self._seek_release()
         if self._reads.asked:
             self._ask_leader()
+        output = self._output
         effects.storage = self._issue_storage()
-        if self._outbox or self._released:
+        if output.outbox or output.released:
             effects.send = self._leaving()
-        if self._offers:
-            effects.reset = self._offers
-            self._offers = []
-        if self._fetches:
-            effects.fetch = self._fetches
-            self._fetches = []
-        if self._commit != self._told_commit:
-            effects.commit = self._told_commit = self._commit
-        told = self._told_role
+        if output.offers:
+            effects.reset = output.offers
+            output.offers = []
+        if output.fetches:
+            effects.fetch = output.fetches
+            output.fetches = []
+        if self._commit != output.told_commit:
+            effects.commit = output.told_commit = self._commit
+        told = output.told_role
         if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
-            effects.role = self._told_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
-        if self._conf is not self._told_conf:
-            effects.conf = self._told_conf = self._conf
-        effects.failed_from, self._failed_from = self._failed_from, None
+            effects.role = output.told_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
+        if self._conf is not output.told_conf:
+            effects.conf = output.told_conf = self._conf
+        effects.failed_from, output.failed_from = output.failed_from, None
         if self._reads.answered:
             effects.reads = self._reads.answered
             self._reads.answered = []

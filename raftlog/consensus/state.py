@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftlog.consensus.causes import Cause
-from raftlog.consensus.effects import Fetch, StorageOp
+from raftlog.consensus.effects import StorageOp
 from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
 from raftlog.consensus.pending_reads import ForwardedReads
@@ -16,7 +15,14 @@ from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import Number, agreed
 from raftlog.consensus.roles import TRANSITIONS
 from raftlog.consensus.span_cache import Tail
-from raftlog.consensus.state_parts import ElectionState, ReadState, TransferState
+from raftlog.consensus.state_parts import (
+    ElectionState,
+    FollowerState,
+    LeaderState,
+    OutputState,
+    ReadState,
+    TransferState,
+)
 from raftlog.consensus.types import (
     ConfState,
     CoreConfig,
@@ -76,68 +82,40 @@ class CoreState:
         self._persist_due = False
         self._role = Role.FOLLOWER
         self._leader_id: NodeId | None = None
-
-        # A follower: how far its log was checked against this term's leader, and what that leader was told.
-        self._verified = self._commit
-        self._leader_seq = 0
-        self._told_durable = 0
-        self._untold_bytes = 0
-        self._answer_due = False
-        self._leader_heard_at = float("-inf")
-
+        self._verified = self._commit  # how far a follower's log was checked against this term's leader
+        self._following = FollowerState()
         # With leases a voter that restarts must act as if it had heard a leader until a moment ago.
         no_votes_before = now + config.election_timeout_seconds_min if config.lease_reads else now
         self._election = ElectionState(waiting_since=now, no_votes_before=no_votes_before)
         self._disk_slow = False
         self._disk_full = False
 
-        # Abstaining: what must be durable here in this term before this node votes again, and when to ask (again) how
-        # much that is.
         self._abstaining = abstaining
-        self._abstain_until: int | None = None
-        self._abstain_ask_at = now
-
-        # A leader: where its term begins, what is not committed yet, and when it beats next.
-        # ``_settle_due`` says that a change of membership was committed and its next step is to be taken.
-        self._term_start = 0
-        self._settle_due = False
-        self._uncommitted: deque[Span] = deque()
-        self._uncommitted_bytes = 0
-        self._heartbeat_at = now
-        self._announce_at = float("inf")
-
+        self._abstain_until: int | None = None  # what must be durable here in this term before this node votes again
+        self._abstain_ask_at = now  # when to ask (again) how much that is
+        self._term_start = 0  # of a leader: its first entry
+        self._settle_due = False  # a change of membership was committed, and a leader is to take its next step
+        self._leading = LeaderState(heartbeat_at=now)
         self._reads = ReadState(ForwardedReads(rng.getrandbits(62)))
         self._transfer = TransferState()
-
-        # Output. ``_shell_last`` is where the log ends outside, with the entries that a leader proposed itself.
-        self._dirty = self._hard_state_changed
-        self._new_spans: list[Span] = []
-        self._truncate_from: int | None = None
-        self._shell_last = last_index
-        self._outbox: list[Message] = []
-        self._held: deque[tuple[int, Message]] = deque()
-        self._released: list[Message] = []
-        self._fetches: list[Fetch] = []
-        self._offers: list[NodeId] = []
-        self._told_commit = self._commit
-        self._told_role = RoleChange(self._role, self._term, None)
         self._cause: Cause | None = None
-        self._failed_from: int | None = None
 
         # The configurations of the log, oldest first; the newest is in force. The first is the one at the base.
         self._confs = list(confs)
         self._peers: dict[NodeId, Progress] = {}
         self._quorums: list[tuple[bool, list[Progress]]] = []
         self._adopt_conf()
-        self._told_conf = self._conf
+        self._output = OutputState(last_index, self._commit, RoleChange(self._role, self._term, None), self._conf)
         self._dirty = self._hard_state_changed
+        self._wait_after_start()
 
+    def _wait_after_start(self) -> None:
         if self._alone:
             self._wait_for_leader()
-        else:
-            # A leader that there is would be heard of at once, and asking around disturbs nobody.
-            self._wait_to_retry()
-            self._election.timeout += self._election.no_votes_before - now
+            return
+        # A leader that there is would be heard of at once, and asking around disturbs nobody.
+        self._wait_to_retry()
+        self._election.timeout += self._election.no_votes_before - self._now
 
     # -- membership --------------------------------------------------------------------------------------------
 
@@ -165,8 +143,8 @@ class CoreState:
         # A leader without a vote leads only until everybody knows that it has none.
         self._leaves = not conf.is_voter(self.node_id)
         self._alone = conf.voters == (self.node_id,) and not conf.is_joint
-        if self._role is Role.LEADER and self._peers and self._heartbeat_at == float("inf"):
-            self._heartbeat_at = self._now
+        if self._role is Role.LEADER and self._peers and self._leading.heartbeat_at == float("inf"):
+            self._leading.heartbeat_at = self._now
         self._dirty = True
 
     def _is_active(self, progress: Progress) -> bool:
@@ -193,7 +171,7 @@ class CoreState:
             self._tail.append(span, self._commit)
         else:
             self._tail.clear()
-        self._new_spans.append(span)
+        self._output.new_spans.append(span)
         self._dirty = True
         if span.kind is EntryKind.CONFIG:
             assert span.conf is not None, f"entry {span.first} is a configuration, and nobody read it"
@@ -208,15 +186,15 @@ class CoreState:
         self._log.truncate(first)
         self._tail.truncate(first)
         self._tickets.truncate(first - 1)
-        spans = self._new_spans
+        spans = self._output.new_spans
         while spans and spans[-1].last >= first:
             span = spans.pop()
             if span.first < first:
                 spans.append(span.up_to(first - 1))
-        if first <= self._shell_last:
-            self._shell_last = first - 1
-            if self._truncate_from is None or first < self._truncate_from:
-                self._truncate_from = first
+        if first <= self._output.shell_last:
+            self._output.shell_last = first - 1
+            if self._output.truncate_from is None or first < self._output.truncate_from:
+                self._output.truncate_from = first
         self._dirty = True
         if self._confs[-1][0] >= first:
             while self._confs[-1][0] >= first:
@@ -230,9 +208,9 @@ class CoreState:
         )
         self._commit = index
         self._dirty = True
-        uncommitted = self._uncommitted
+        uncommitted = self._leading.uncommitted
         while uncommitted and uncommitted[0].last <= index:
-            self._uncommitted_bytes -= uncommitted.popleft().nbytes
+            self._leading.uncommitted_bytes -= uncommitted.popleft().nbytes
         if index >= self._conf_open:
             self._conf_open = NEVER
             self._settle_due = True
@@ -278,16 +256,16 @@ class CoreState:
 
     def _give_up_proposals(self) -> None:
         first = max(self._commit + 1, self._term_start)
-        if first <= self._log.last_index and (self._failed_from is None or first < self._failed_from):
-            self._failed_from = first
-        self._uncommitted.clear()
-        self._uncommitted_bytes = 0
+        if first <= self._log.last_index and (self._output.failed_from is None or first < self._output.failed_from):
+            self._output.failed_from = first
+        self._leading.uncommitted.clear()
+        self._leading.uncommitted_bytes = 0
         self._transfer.end()
         self._verified = self._commit
         # They may name entries that the next leader cuts off before this step's messages are sent.
-        self._outbox = [m for m in self._outbox if type(m) is not AppendReq]
-        self._fetches.clear()
-        self._offers.clear()
+        self._output.outbox = [m for m in self._output.outbox if type(m) is not AppendReq]
+        self._output.fetches.clear()
+        self._output.offers.clear()
 
     def _enter_term(self, term: int, voted_for: NodeId | None) -> None:
         assert term > self._term, f"term {term} does not follow term {self._term}"
@@ -296,10 +274,10 @@ class CoreState:
         self._hard_state_changed = True
         # Of the log only the committed part is certain to be what the leader of the new term has.
         self._verified = self._commit
-        self._leader_seq = 0
-        self._told_durable = 0
-        self._untold_bytes = 0
-        self._answer_due = False
+        self._following.leader_seq = 0
+        self._following.told_durable = 0
+        self._following.untold_bytes = 0
+        self._following.answer_due = False
         # The next leader's log may be shorter.
         self._abstain_until = None
 
@@ -343,7 +321,7 @@ class CoreState:
     # -- output ------------------------------------------------------------------------------------------------
 
     def _post(self, message: Message) -> None:
-        self._outbox.append(message)
+        self._output.outbox.append(message)
         self._dirty = True
 
     def _answer_read(self, asker: NodeId | None, ctx: int, index: int | None) -> None:
@@ -356,59 +334,61 @@ class CoreState:
 
     def _answer_appends(self) -> None:
         """Tell the leader once how far its log got here, however many requests and writes that covers."""
-        self._answer_due = False
+        self._following.answer_due = False
         if self._role is not Role.FOLLOWER or self._leader_id is None:
             return
-        self._told_durable = self._verified_durable
-        self._untold_bytes = 0
-        self._outbox.append(
+        self._following.told_durable = self._verified_durable
+        self._following.untold_bytes = 0
+        self._output.outbox.append(
             AppendResp(
                 self.node_id,
                 self._leader_id,
                 self._term,
-                self._leader_seq,
+                self._following.leader_seq,
                 True,
                 self._verified,
-                self._told_durable,
+                self._following.told_durable,
                 self._log.last,
             )
         )
 
     def _issue_storage(self) -> StorageOp | None:
         """What must be written since the last ticket."""
-        if not (self._new_spans or self._hard_state_changed or self._truncate_from is not None or self._persist_due):
+        output = self._output
+        if not (output.new_spans or self._hard_state_changed or output.truncate_from is not None or self._persist_due):
             return None
         self._persist_due = False
         hard_state = HardState(self._term, self._voted_for) if self._hard_state_changed else None
         ticket = self._tickets.issue(self._log.last_index, with_hard_state=hard_state is not None)
-        op = StorageOp(ticket, self._truncate_from, tuple(self._new_spans), hard_state)
-        self._new_spans.clear()
-        self._truncate_from = None
+        op = StorageOp(ticket, output.truncate_from, tuple(output.new_spans), hard_state)
+        output.new_spans.clear()
+        output.truncate_from = None
         self._hard_state_changed = False
-        self._shell_last = self._log.last_index
+        output.shell_last = self._log.last_index
         return op
 
     def _leaving(self) -> Sequence[Message]:
         """Messages that may leave now; while term or vote are not durable, new ones are held."""
-        outbox = self._outbox
+        output = self._output
+        outbox = output.outbox
         if outbox and not self._tickets.hard_state_durable:
             ticket = self._tickets.issued
-            self._held.extend([(ticket, message) for message in outbox])
+            output.held.extend([(ticket, message) for message in outbox])
             outbox.clear()
-        if self._released:
-            outbox = self._released + outbox
-            self._released = []
-        self._outbox = []
+        if output.released:
+            outbox = output.released + outbox
+            output.released = []
+        output.outbox = []
         return outbox
 
     def _release_held(self) -> bool:
         """Let go what waited for completed tickets, unless its term is over; returns whether anything was held."""
-        held = self._held
+        held = self._output.held
         if not held or held[0][0] > self._tickets.done:
             return False
         while held and held[0][0] <= self._tickets.done:
             message = held.popleft()[1]
             if message.term >= self._term:
-                self._released.append(message)
+                self._output.released.append(message)
         self._dirty = True
         return True

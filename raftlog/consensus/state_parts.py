@@ -1,11 +1,64 @@
-"""Parts of a core's state that belong together: its elections, its reads, and a transfer of leadership."""
+"""Parts of a core's state that belong together: by role, its reads, a transfer of leadership, and its output."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
+from raftlog.consensus.effects import Fetch
+from raftlog.consensus.messages import Message
 from raftlog.consensus.pending_reads import ForwardedReads, ReadRounds
-from raftlog.consensus.types import NodeId
+from raftlog.consensus.types import ConfState, NodeId, RoleChange, Span
+
+
+@dataclass(slots=True)
+class FollowerState:
+    """What a follower told its leader, and when it heard of it last."""
+
+    heard_at: float = float("-inf")
+    """Monotonic seconds."""
+    leader_seq: int = 0
+    """The number of the newest request of this term's leader."""
+    told_durable: int = 0
+    """Up to which entry the leader knows that it is on this replica's disk."""
+    untold_bytes: int = 0
+    """How many bytes arrived since."""
+    answer_due: bool = False
+
+
+@dataclass(slots=True)
+class LeaderState:
+    """What a leader has proposed and not seen committed, and when it beats next. Times are monotonic seconds."""
+
+    heartbeat_at: float
+    announce_at: float = float("inf")
+    """When it tells followers the commit index, if nothing else does before."""
+    uncommitted: deque[Span] = field(default_factory=deque)
+    uncommitted_bytes: int = 0
+
+
+@dataclass(slots=True)
+class OutputState:
+    """What `take_effects` hands out next, and what it handed out last."""
+
+    shell_last: int
+    """Where the log ends outside, with the entries that a leader proposed itself."""
+    told_commit: int
+    told_role: RoleChange
+    told_conf: ConfState
+    new_spans: list[Span] = field(default_factory=list)
+    """To be written."""
+    truncate_from: int | None = None
+    """The log outside is to be cut off from this entry on, before anything is written."""
+    outbox: list[Message] = field(default_factory=list)
+    held: deque[tuple[int, Message]] = field(default_factory=deque)
+    """Messages that wait until the write with this number is on disk."""
+    released: list[Message] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    offers: list[NodeId] = field(default_factory=list)
+    """Peers that lack too much to be sent entries."""
+    failed_from: int | None = None
+    """The first entry that a leader proposed and that will never be committed."""
 
 
 @dataclass(slots=True)
