@@ -25,7 +25,7 @@ PROMISES = (
     Promise("popped messages", ("pop", "ordered-pop")),
     Promise("stored or not", ()),
     Promise("damage is repaired, and neither served nor copied", ()),
-    Promise("a replica that forgot does not decide", ()),
+    Promise("a replica that lost data does not vote", ()),
 )
 """In the order of the README."""
 
@@ -52,7 +52,7 @@ class Checked(Protocol):
 
 FAULTS = {
     "damage is repaired, and neither served nor copied": ("damage", "rot", "bit-errors", "helix"),
-    "a replica that forgot does not decide": (
+    "a replica that lost data does not vote": (
         "power-loss",
         "part-kill",
         "pause-kill",
