@@ -6,30 +6,14 @@ what Java's int and long hold; a number outside is refused before any handler se
 
 from __future__ import annotations
 
-from functools import cache
-
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
-from mq.protocol.wire_names import I32, I64, PhysicalOffset64, QueueOffset64, wire
+from mq.protocol.wire_names import I32, I64, HeaderFields, PhysicalOffset64, QueueOffset64, wire
 
 
-class Ext(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
+class Ext(HeaderFields):
     """Base of the header fields of one request code."""
-
-    def fields(self) -> dict[str, str]:
-        """The fields as a header has them: values as text by wire name, without those that are None."""
-        return {
-            wire_name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, wire_name in _spelling(type(self))
-            if (value := getattr(self, name)) is not None
-        }
-
-
-@cache
-def _spelling(kind: type[Ext]) -> tuple[tuple[str, str], ...]:
-    """Of each field our name and that of the wire."""
-    return tuple((each.name, each.encode_name) for each in msgspec.structs.fields(kind))
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True, tag_field="code"):

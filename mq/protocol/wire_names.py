@@ -7,6 +7,7 @@ cannot read it is told of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, NewType
 
 import msgspec
@@ -34,3 +35,21 @@ def wire(**special: str) -> Callable[[str], str]:
         return first + "".join(word.capitalize() for word in others)
 
     return wire_name
+
+
+class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
+    """Base of the header fields of requests and of replies."""
+
+    def fields(self) -> dict[str, str]:
+        """The fields as a header has them: values as text by wire name, without those that are None."""
+        return {
+            wire_name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, wire_name in _spelling(type(self))
+            if (value := getattr(self, name)) is not None
+        }
+
+
+@cache
+def _spelling(kind: type[HeaderFields]) -> tuple[tuple[str, str], ...]:
+    """Of each field our name and that of the wire."""
+    return tuple((each.name, each.encode_name) for each in msgspec.structs.fields(kind))

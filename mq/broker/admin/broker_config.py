@@ -21,6 +21,7 @@ from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
 from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
 from mq.protocol.registration import DataVersion
+from mq.protocol.replies import VersionReply
 
 Log = structlog.stdlib.BoundLogger
 
@@ -69,7 +70,8 @@ class BrokerConfig(Service):
     def handle_get(self, call: Call[GetBrokerConfig]) -> bytes:
         """Request code 26."""
         return call.response(
-            ext={"version": self._version().encode().decode()}, body=encode_properties(self.properties())
+            ext=VersionReply(version=self._version().encode().decode()).fields(),
+            body=encode_properties(self.properties()),
         )
 
     def handle_update(self, call: Call[UpdateBrokerConfig]) -> bytes:

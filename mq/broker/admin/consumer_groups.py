@@ -31,6 +31,7 @@ from mq.protocol.operator_requests import (
     UpdateAndCreateSubscriptionGroupList,
 )
 from mq.protocol.registration import DataVersion
+from mq.protocol.replies import GroupCountReply
 
 GROUPS_PER_REQUEST_MAX = 1000
 
@@ -93,7 +94,7 @@ class ConsumerGroups(Service):
         def answer() -> bytes:
             groups = {name: _shown(config) for name, config in self._metadata.groups.items()}
             table = SubscriptionGroupTable(groups, self._version())
-            return call.response(ext={"totalGroupNum": str(len(groups))}, body=table.encode())
+            return call.response(ext=GroupCountReply(total_group_num=len(groups)).fields(), body=table.encode())
 
         when_current(self._read, call, answer)
 

@@ -21,7 +21,6 @@ from mq.protocol.headers import GetAllTopicConfig
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
 from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
 from mq.protocol.operator_requests import (
-    TOPIC_IDENTITY,
     GetAllConsumerOffset,
     GetAllDelayOffset,
     GetSystemTopicListFromBroker,
@@ -29,6 +28,7 @@ from mq.protocol.operator_requests import (
     GetTopicStatsInfo,
 )
 from mq.protocol.queue_tables import QueueRef, queue_row
+from mq.protocol.replies import TopicConfigReply, TopicCountReply
 
 OFFSET_TABLES_SHOWN_MAX = 50_000
 """Pairs of a group and a topic in one answer; with more it would be longer than a frame may be."""
@@ -89,14 +89,15 @@ class TopicQueries(Service):
     def _all_topics(self, request: GetAllTopicConfig) -> tuple[bytes, dict[str, str] | None]:
         topics = self._metadata.topic_table()
         version = self._version()
-        return bodies.TopicConfigTable(topics, version).encode(), {"totalTopicNum": str(len(topics))}
+        return bodies.TopicConfigTable(topics, version).encode(), TopicCountReply(total_topic_num=len(topics)).fields()
 
     def _topic(self, request: GetTopicConfig) -> tuple[bytes, dict[str, str] | None]:
         config = self._metadata.topics.get(request.ext.topic)
         if config is None:
             raise _no_topic(request.ext.topic)
         # A field of the header, since stock clients know each field of the body.
-        return as_registered(config).encode(), {TOPIC_IDENTITY: self._metadata.topic_identity(config.name)}
+        identity = self._metadata.topic_identity(config.name)
+        return as_registered(config).encode(), TopicConfigReply(topic_identity=identity).fields()
 
     def _topic_stats(self, request: GetTopicStatsInfo) -> Answer:
         topic = request.ext.topic

@@ -16,6 +16,7 @@ from mq.broker.net.service import Route
 from mq.broker.settings import BrokerSettings
 from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
+from mq.protocol.replies import LogLeaseReply
 
 NOTHING: Final = 2**63 - 1
 LEASE_ID_LENGTH_MAX: Final = 128
@@ -68,8 +69,7 @@ class LogLeases:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{len(self._leases)} readers hold the log already")
         else:
             self._leases[ext.lease_id] = max(ext.position, base_pos), self._clock() + seconds
-        fields = {"seconds": str(int(seconds)), "basePosition": str(base_pos)}
-        return call.response(ext=fields)
+        return call.response(ext=LogLeaseReply(seconds=int(seconds), base_position=base_pos).fields())
 
     def _drop_over(self) -> None:
         now = self._clock()

@@ -16,6 +16,7 @@ from mq.broker.net.service import Route
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.replies import TopicEndsReply
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
 
 _AT_A_STRETCH: Final = 16
@@ -69,7 +70,7 @@ class TopicEndQueries:
             if len(found) % _AT_A_STRETCH == 0:
                 yield
         role = "leader" if self._replica.is_leader else "follower"
-        return call.response(ext={"role": role}, body=encode_ends(found))
+        return call.response(ext=TopicEndsReply(role=role).fields(), body=encode_ends(found))
 
     def _ends(self, topic: str, queues: int) -> TopicEnds:
         get = self._store.get

@@ -17,6 +17,7 @@ from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
 from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.replies import TopicPlanReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 
@@ -82,16 +83,15 @@ class TopicPlans:
                     lows[number] = _offset_at(queue, position, lows[number], rows[number].end)
                     yield
                 places.append(PlannedPlace(position, tuple(lows)))
-        fields = {
-            "topicIdentity": identity,
-            "logIdentity": self._settings.identity,
-            "role": "leader" if self._replica.is_leader else "follower",
-            "readQueues": str(count),
-            "nextQueue": str(end if end < count else -1),
-            "basePosition": str(self._replica.log.base_pos),
-        }
-        plan = encode_plan(rows, places)
-        return call.response(ext=fields, body=plan)
+        reply = TopicPlanReply(
+            topic_identity=identity,
+            log_identity=self._settings.identity,
+            role="leader" if self._replica.is_leader else "follower",
+            read_queues=count,
+            next_queue=end if end < count else -1,
+            base_position=self._replica.log.base_pos,
+        )
+        return call.response(ext=reply.fields(), body=encode_plan(rows, places))
 
     def _places(self, queues: int) -> Iterator[int]:
         """Where log files begin, but for the first one: as many as fit into an answer about so many queues."""

@@ -30,6 +30,7 @@ from mq.protocol.headers import (
     UpdateConsumerOffset,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.replies import OffsetReply
 from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
@@ -422,4 +423,4 @@ class Offsets(Service):
 
 
 def _offset_reply(call: Call[Any], offset: int) -> bytes:
-    return call.response(ext={"offset": str(offset)})
+    return call.response(ext=OffsetReply(offset=offset).fields())

@@ -31,6 +31,7 @@ from mq.protocol.receipts import (
     Receipt,
     ReceiptError,
 )
+from mq.protocol.replies import PopTimes
 from mq.store.queue_store import QueueStore
 
 CHECKPOINTS_MAX = 200_000
@@ -204,8 +205,8 @@ class PopAcks:
             times, revive_queue = (pop_time_ms, now_ms + invisible_ms - pop_time_ms), ORDERED_REVIVE_QUEUE
         else:
             times, revive_queue = (now_ms, invisible_ms), REVIVE_QUEUE
-        fields = {"popTime": str(times[0]), "invisibleTime": str(times[1]), "reviveQid": str(revive_queue)}
-        answer = call.response(ext=fields)
+        reply = PopTimes(pop_time_ms=times[0], invisible_ms=times[1], revive_queue=revive_queue)
+        answer = call.response(ext=reply.fields())
         waiter = (call, answer)
 
         def stored() -> None:

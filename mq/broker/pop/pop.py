@@ -39,6 +39,7 @@ from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
 from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
+from mq.protocol.replies import PollingInfoReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
@@ -305,8 +306,7 @@ class Pops(Service):
             pop.call.request.ext.consumer_group == ext.consumer_group
             for pop in self.polling.waiting_for((ext.topic, max(ext.queue_id, _ANY)))
         )
-        fields = {"pollingNum": str(waiting)}
-        return call.response(ext=fields)
+        return call.response(ext=PollingInfoReply(polling_num=waiting).fields())
 
     def _wait_ms(self, ext: PopExt | NotificationExt) -> int:
         """How long the client still waits for an answer; negative if it stopped waiting that long ago.

@@ -13,6 +13,7 @@ from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import RESPONSE_FLAG, encode_header
 from mq.protocol.pop_requests import Notification, PeekMessage, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
+from mq.protocol.replies import NotificationReply, PopReply
 
 
 class HeldPop(NamedTuple):
@@ -42,19 +43,17 @@ def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
     if isinstance(pop.call.request, Notification):
         return notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
     ext = pop.call.request.ext
-    fields = {
-        "popTime": str(now_ms),
-        "invisibleTime": str(min(ext.invisible_ms, INVISIBLE_MS_MAX)),
-        "reviveQid": str(ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE),
-        "restNum": "0",
-    }
-    return pop.call.response(code, ext=fields)
+    reply = PopReply(
+        pop_time_ms=now_ms,
+        invisible_ms=min(ext.invisible_ms, INVISIBLE_MS_MAX),
+        revive_queue=ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE,
+    )
+    return pop.call.response(code, ext=reply.fields())
 
 
 def notification(pop: HeldPop, *, has_message: bool, full: bool = False) -> bytes:
     """The answer to a question whether there is something to pop."""
-    fields = {"hasMsg": "true" if has_message else "false", "pollingFull": "true" if full else "false"}
-    return pop.call.response(ext=fields)
+    return pop.call.response(ext=NotificationReply(has_message=has_message, polling_full=full).fields())
 
 
 def send_messages(
@@ -70,15 +69,16 @@ def send_messages(
         (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
     )
     counts = [_counts(each, pops) for each in given] if wish.attempt is not None else []
-    fields = {
-        "popTime": str(wish.pop_time_ms),
-        "invisibleTime": str(wish.invisible_ms),
-        "reviveQid": str(wish.revive_queue),
-        "restNum": str(sum(each.rest for each in taken)),
-        "startOffsetInfo": starts,
-        "msgOffsetInfo": offsets,
-        "orderCountInfo": ";".join(filter(None, counts)),
-    }
+    reply = PopReply(
+        pop_time_ms=wish.pop_time_ms,
+        invisible_ms=wish.invisible_ms,
+        revive_queue=wish.revive_queue,
+        rest_num=sum(each.rest for each in taken),
+        start_offset_info=starts,
+        msg_offset_info=offsets,
+        order_counts=";".join(filter(None, counts)),
+    )
+    fields = reply.fields()
     records = [record for each in given for record in each.records]
     nbytes = sum(map(len, records))
     header = encode_header(code, call.request.opaque, RESPONSE_FLAG, ext=fields, serialization=call.serialization)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import msgspec
+
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
@@ -27,7 +29,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
 from mq.protocol.headers import Response
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, encode_host, tag_code_of
-from mq.protocol.reply_requests import PushReplyExt, RelayReply, SendReplyMessage, SendReplyMessageV2
+from mq.protocol.replies import ReplyStored
+from mq.protocol.reply_requests import PushReplyExt, RelayReply, RelayReplyExt, SendReplyMessage, SendReplyMessageV2
 from mq.protocol.wire_names import PhysicalOffset
 from raftlog import parse_address
 
@@ -168,7 +171,7 @@ class Replies(Service):
         now_ms = self._wall_clock_ms()
         properties[props.PUSH_REPLY_TIME] = str(now_ms)
         host = reply.call.connection.host
-        fields = PushReplyExt(
+        push = PushReplyExt(
             producer_group=ext.producer_group,
             topic=ext.topic,
             default_topic=ext.default_topic,
@@ -183,23 +186,23 @@ class Replies(Service):
             properties=props.encode(properties),
             reconsume_times=ext.reconsume_times,
             unit_mode=ext.unit_mode,
-        ).fields()
+        )
         at = self._clients.producer(client_id)
         if at is None:
-            self._relay(reply, fields, body)
+            self._relay(reply, push, body)
             return
 
         def answered(answer: Response | NoAnswer, _: bytes) -> None:
             if answer is NoAnswer.GONE:
-                self._relay(reply, fields, body)  # it may be connected to another replica by now
+                self._relay(reply, push, body)  # it may be connected to another replica by now
             elif isinstance(answer, Response) and answer.code == ResponseCode.SUCCESS:
                 self._settle(reply, None)
             else:
                 self._settle(reply, _failed(client_id))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, PUSH_SECONDS, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, PUSH_SECONDS, answered)
 
-    def _relay(self, reply: _Reply, fields: dict[str, str], body: bytes) -> None:
+    def _relay(self, reply: _Reply, push: PushReplyExt, body: bytes) -> None:
         """Let the other replicas look for the client."""
         addresses = self._other_replicas()
         if not addresses:
@@ -226,7 +229,8 @@ class Replies(Service):
             else:
                 self._settle(reply, refusal)
 
-        ext = fields | {"identity": self._identity, "clientId": reply.client_id}
+        fields = msgspec.structs.asdict(push)
+        ext = RelayReplyExt(**fields, identity=self._identity, client_id=reply.client_id).fields()
         for address in addresses:
             self._calls.ask(address, RequestCode.RELAY_REPLY, ext, body, RELAY_SECONDS, answered)
 
@@ -251,16 +255,17 @@ class Replies(Service):
         if reply.waits:
             return
         self._under_way_bytes -= reply.body_bytes
-        ext = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+        answer = ReplyStored(region="DefaultRegion", trace_on=True)
         if reply.at is not None:
             host = self._store_host
             port = int.from_bytes(host[_HOST_IP_BYTES:], "big")
-            ext["msgId"] = offset_message_id(host[:_HOST_IP_BYTES], port, PhysicalOffset(reply.at.physical_offset))
-            ext |= {"queueId": str(reply.queue_id), "queueOffset": str(reply.at.queue_offset)}
+            position = PhysicalOffset(reply.at.physical_offset)
+            answer.message_id = offset_message_id(host[:_HOST_IP_BYTES], port, position)
+            answer.queue_id, answer.queue_offset = reply.queue_id, reply.at.queue_offset
         elif reply.refusal is None:
-            ext |= {"msgId": "0", "queueId": str(reply.queue_id), "queueOffset": "0"}
+            answer.message_id, answer.queue_id, answer.queue_offset = "0", reply.queue_id, 0
         code = ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR
-        reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=ext))
+        reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=answer.fields()))
 
     # -- the replica of who waits ------------------------------------------------------------------------------------
 
@@ -271,8 +276,7 @@ class Replies(Service):
         at = self._clients.producer(ext.client_id)
         if at is None:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"{ext.client_id} is not connected here")
-        fields = ext.fields()
-        del fields["identity"], fields["clientId"]
+        push = PushReplyExt(**{name: getattr(ext, name) for name in PushReplyExt.__struct_fields__})
 
         def answered(answer: Response | NoAnswer, _: bytes) -> None:
             if isinstance(answer, Response):
@@ -282,7 +286,7 @@ class Replies(Service):
                 code = ResponseCode.CONSUMER_NOT_ONLINE if gone else ResponseCode.SYSTEM_ERROR
             call.answer(call.response(code))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, call.body, PUSH_SECONDS, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), call.body, PUSH_SECONDS, answered)
         call.drop_body()
 
 

@@ -27,6 +27,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage
+from mq.protocol.replies import FoundByKeyReply
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
@@ -142,8 +143,8 @@ class KeyQueries(Service):
             code, remark = ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND
             if not result.is_complete:
                 code, remark = ResponseCode.SYSTEM_BUSY, "not found in what could be searched, try again later"
-        fields = {"indexLastUpdateTimestamp": str(now_ms), "indexLastUpdatePhyoffset": str(end_pos)}
-        reply = call.response(code, remark=remark, ext=fields, body=b"".join(result.records))
+        searched = FoundByKeyReply(updated_ms=now_ms, end_position=end_pos)
+        reply = call.response(code, remark=remark, ext=searched.fields(), body=b"".join(result.records))
         call.answer(reply)
 
     async def keep_index(self) -> None:

@@ -28,6 +28,7 @@ from mq.protocol.headers import (
     ViewMessageById,
 )
 from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
+from mq.protocol.replies import OffsetReply, TimestampReply
 from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
@@ -134,8 +135,7 @@ class OffsetAndTimeQueries(Service):
         def answer() -> bytes:
             upper = (ext.boundary or "").lower() == UPPER
             offset = self.offset_by_time(ext.topic, ext.queue_id, ext.timestamp_ms, upper)
-            fields = {"offset": str(offset)}
-            return call.response(ext=fields)
+            return call.response(ext=OffsetReply(offset=offset).fields())
 
         when_current(self._read, call, answer)
 
@@ -143,8 +143,8 @@ class OffsetAndTimeQueries(Service):
         """Request code 32."""
 
         def answer() -> bytes:
-            fields = {"timestamp": str(self.earliest_time(call.request.ext.topic, call.request.ext.queue_id))}
-            return call.response(ext=fields)
+            timestamp = self.earliest_time(call.request.ext.topic, call.request.ext.queue_id)
+            return call.response(ext=TimestampReply(timestamp=timestamp).fields())
 
         when_current(self._read, call, answer)
 

@@ -23,9 +23,10 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.protocol.admin_requests import AuthenticateReplica
+from mq.protocol.admin_requests import AuthenticateReplica, AuthenticateReplicaExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, encode_request
+from mq.protocol.replies import ChallengeReply
 from raftlog.net import authentication
 from raftlog.net.authentication import NONCE_BYTES, AuthenticationFailed, Keys, Seal
 
@@ -96,8 +97,7 @@ class PeerAuthentication(Service):
                 called = bytes.fromhex(ext.call)
                 challenge, keys = authentication.challenge(PURPOSE, called, nonce, self._secrets())
                 call.connection.authentication = _Challenged(keys)
-                fields = {"challenge": challenge.hex()}
-                return call.response(ext=fields)
+                return call.response(ext=ChallengeReply(challenge=challenge.hex()).fields())
             if not isinstance(before, _Challenged):
                 raise AuthenticationFailed("a proof without a challenge")
             proof = _proof(before.keys, ext.identity, ext.node_id, ext.address)
@@ -164,7 +164,8 @@ class PeerCall:
 
     def first(self) -> bytes:
         """The frame to send first."""
-        return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext={"call": self._called.hex()})
+        ext = AuthenticateReplicaExt(call=self._called.hex())
+        return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
     def answered(self, answer: Response) -> bytes | None:
         """The frame to send next, or None once both sides are authenticated.
@@ -183,10 +184,9 @@ class PeerCall:
         keys = authentication.accept(PURPOSE, self._called, challenge, self._secrets)
         self._challenged = True
         identity, node_id, address = self._said
-        ext = {"identity": identity, "nodeId": node_id, "address": address}
-        return encode_request(
-            RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext | {"proof": _proof(keys, *self._said).hex()}
-        )
+        proof = _proof(keys, *self._said).hex()
+        ext = AuthenticateReplicaExt(proof=proof, identity=identity, node_id=node_id, address=address)
+        return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
 
 def _proof(keys: Keys, identity: str, node_id: str, address: str) -> bytes:

@@ -26,6 +26,7 @@ from mq.protocol.headers import RecallMessage
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.recall import HandleRefused, RecallHandle
 from mq.protocol.records import RecordError, split_record
+from mq.protocol.replies import RecallReply
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import StoreError
 from raftlog import SegmentError
@@ -136,7 +137,7 @@ class Recalls(Service):
         call, handle, _ = search
 
         def reply(_: Stored) -> bytes:
-            return call.response(ext={"msgId": handle.unique_key})
+            return call.response(ext=RecallReply(message_id=handle.unique_key).fields())
 
         self._timers.recall(timer, partial(answer_outcome, call, "a message was being recalled", reply))
 

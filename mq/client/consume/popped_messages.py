@@ -149,10 +149,10 @@ def read_popped(
     reply = fields_of(PopReply, response)
     try:
         starts = {}
-        for row in filter(None, reply.start_offset_info.split(";")):
+        for row in filter(None, (reply.start_offset_info or "").split(";")):
             mark, queue_id, start = row.split(" ")
             starts[mark, int(queue_id)] = int(start)
-        counts = read_count_info(reply.order_counts)
+        counts = read_count_info(reply.order_counts or "")
         # What comes again has its receipt with it; so may a message that somebody sent on with all its properties.
         may_carry = any(mark != NORMAL for mark, _ in starts)
         messages = []

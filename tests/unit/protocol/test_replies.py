@@ -92,7 +92,20 @@ def test_replies_are_read_by_wire_name() -> None:
     assert read_reply(PullReply, fields) == PullReply(next_begin_offset=17, suggested_broker_id=1)
     assert read_reply(PullReply, {"nextBeginOffset": "17"}).suggested_broker_id == 0
     popped = read_reply(PopReply, {"popTime": "5", "invisibleTime": "6", "reviveQid": "0"})
-    assert (popped.pop_time_ms, popped.invisible_ms, popped.start_offset_info) == (5, 6, "")
+    assert (popped.pop_time_ms, popped.invisible_ms, popped.start_offset_info) == (5, 6, None)
+
+
+def test_fields_of_a_reply_are_read_as_they_were_written() -> None:
+    reply = PopReply(pop_time_ms=5, invisible_ms=6, revive_queue=0, rest_num=2, start_offset_info="0 1 7")
+    fields = reply.fields()
+    assert fields == {
+        "popTime": "5",
+        "invisibleTime": "6",
+        "reviveQid": "0",
+        "restNum": "2",
+        "startOffsetInfo": "0 1 7",
+    }
+    assert read_reply(PopReply, fields) == reply
 
 
 @pytest.mark.parametrize("fields", [{}, {"offset": ""}, {"offset": "x"}, {"offset": "1.5"}, {"offset": str(2**63)}])
