@@ -91,7 +91,7 @@ TAKEN: Final[Mapping[str, _Taken]] = {
     "autoCreateTopicEnable": _Taken("auto_create_topics", _boolean),
     "autoCreateSubscriptionGroup": _Taken("auto_create_groups", _boolean),
     "defaultTopicQueueNums": _Taken("default_topic_queues", _integer),
-    "enablePropertyFilter": _Taken("sql_filter", _boolean, "SQL92 filters are on unless this says false"),
+    "enablePropertyFilter": _Taken("sql_filter", _boolean, "SQL92 filters are on unless this is false"),
     "messageDelayLevel": _Taken("delay_levels", _text),
     "timerMaxDelaySec": _Taken("timer_delay_max_seconds", _integer),
     "rejectTransactionMessage": _Taken("transactions", lambda value: not _boolean(value)),
@@ -105,13 +105,13 @@ TAKEN: Final[Mapping[str, _Taken]] = {
     "maxTransferBytesOnMessageInDisk": _Taken("slow_pull_bytes_max", _integer),
     "dLegerPeers": _Taken("peers", _peers, "the replicas and their replication addresses"),
     "dLegerSelfId": _Taken("node_id", _text),
-    "preferredLeaderId": _Taken("priority", _text, "1 on the replica that it names, else 0"),
+    "preferredLeaderId": _Taken("priority", _text, "1 on the replica that the key names, else 0"),
 }
 """By RocketMQ's key. ``listenPort`` and ``brokerIP1`` make one address, and are handled by themselves."""
 
 _NO_ROLES: Final = "replicas of a group elect their leader"
-_ALWAYS: Final = "it is so in any case"
-_NO_POOLS: Final = "requests are served by one thread, without queues of their own"
+_ALWAYS: Final = "always on"
+_NO_POOLS: Final = "one thread serves all requests; there are no thread pools"
 _NO_HA: Final = "Raft replicates the log"
 NOT_APPLICABLE: Final[Mapping[str, str]] = {
     "brokerId": _NO_ROLES,
@@ -127,33 +127,33 @@ NOT_APPLICABLE: Final[Mapping[str, str]] = {
     "dLegerGroup": "brokerName names the group",
     "enableControllerMode": _NO_ROLES,
     "controllerAddr": _NO_ROLES,
-    "slaveReadEnable": "followers serve consumers that are behind in any case",
-    "flushDiskType": "an acknowledged message is on disk on a majority; durability = 'quorum-memory' chooses less",
+    "slaveReadEnable": "followers always serve consumers that lag",
+    "flushDiskType": "an acknowledged message is on disk on a majority; for less, set durability = 'quorum-memory'",
     "storePathCommitLog": "the log is in storePathRootDir",
     "storePathConsumeQueue": "the queues are in storePathRootDir",
     "storePathIndex": "the index is in storePathRootDir",
     "storeCheckpoint": "the checkpoint is in storePathRootDir",
-    "abortFile": "a start finds out by itself how the last run ended",
-    "mapedFileSizeConsumeQueue": "queue files have a size of their own",
-    "brokerPermission": "set the permissions of topics",
+    "abortFile": "the start detects how the last run ended",
+    "mapedFileSizeConsumeQueue": "the size of queue files is fixed",
+    "brokerPermission": "set the permissions of each topic instead",
     "traceTopicEnable": _ALWAYS,
-    "msgTraceTopicName": "the name of the topic for traces is fixed",
+    "msgTraceTopicName": "the name of the trace topic is fixed",
     "traceOn": _ALWAYS,
     "longPollingEnable": _ALWAYS,
-    "shortPollingTimeMills": "pulls wait for messages",
-    "accessMessageInMemoryMaxRatio": "slow_consumer_bytes says how far behind a consumer must be",
+    "shortPollingTimeMills": "pulls always use long polling",
+    "accessMessageInMemoryMaxRatio": "set slow_consumer_bytes instead",
     "messageIndexEnable": _ALWAYS,
     "messageIndexSafe": _ALWAYS,
-    "transientStorePoolEnable": "messages are not kept outside the log",
+    "transientStorePoolEnable": "messages are written to the log directly",
     "warmMapedFileEnable": "files are not mapped",
-    "rocketmqHome": "aclEnable looks for plain_acl.yml beside this file",
+    "rocketmqHome": "aclEnable uses the plain_acl.yml in the directory of this file",
     "autoCreateSystemTopic": _ALWAYS,
     "clusterTopicEnable": _ALWAYS,
     "brokerTopicEnable": _ALWAYS,
-    "rejectPullConsumerEnable": "pull consumers are served",
+    "rejectPullConsumerEnable": "pull consumers are always served",
     "notifyConsumerIdsChangedEnable": _ALWAYS,
-    "registerBrokerTimeoutMills": "register_seconds says how often brokers register",
-    "registerNameServerPeriod": "register_seconds says how often brokers register",
+    "registerBrokerTimeoutMills": "set register_seconds instead",
+    "registerNameServerPeriod": "set register_seconds instead",
     "forceRegister": _ALWAYS,
     "compressedRegister": _ALWAYS,
     "timerWheelEnable": _ALWAYS,
@@ -165,10 +165,10 @@ NOT_APPLICABLE: Final[Mapping[str, str]] = {
 
 _FAMILIES: Final = (
     (re.compile(r".*(ThreadPool|PoolQueue|WaitTimeMills|ThreadNums).*"), _NO_POOLS),
-    (re.compile(r"(server|client|netty)[A-Z].*|.*Selector.*"), "sockets are served by one event loop"),
+    (re.compile(r"(server|client|netty)[A-Z].*|.*Selector.*"), "one event loop serves all sockets"),
     (
         re.compile(r"flush.*|commitInterval.*|commitCommitLog.*|.*FlushConsumeQueue.*"),
-        "each round of messages is synced",
+        "every write is synced",
     ),
     (
         re.compile(r"(os|)PageCache.*|.*MappedFile.*|.*MapedFile.*|fastFailIfNoBufferInStorePool"),
@@ -215,7 +215,7 @@ def _parse(text: str) -> dict[str, _Line]:
         if not equals:
             raise ConfInvalid(f"line {number}: {stripped[:60]!r} is not KEY=VALUE")
         if key in lines:
-            raise ConfInvalid(f"line {number}: {key} is given a second time, after line {lines[key].number}")
+            raise ConfInvalid(f"line {number}: {key} is given twice, first in line {lines[key].number}")
         lines[key] = _Line(number, key, value)
     return lines
 
@@ -236,7 +236,7 @@ def _why_not(line: _Line) -> str:
             return reason
     close = difflib.get_close_matches(line.key, [*TAKEN, *NOT_APPLICABLE, *_ADDRESS_KEYS], n=1, cutoff=0.85)
     if close:
-        raise ConfInvalid(f"line {line.number}: there is no key {line.key}; is {close[0]} meant?")
+        raise ConfInvalid(f"line {line.number}: unknown key {line.key}; did you mean {close[0]}?")
     return "this version of raftmq does not know it"
 
 

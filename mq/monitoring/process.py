@@ -33,9 +33,9 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
     text = "Resident memory of the process."
     yield Family("process_resident_memory_bytes", Kind.GAUGE, text, names, [(values, pages * _PAGE_BYTES)])
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = "How many file descriptors the process may have."
+    text = "Maximum number of open file descriptors."
     yield Family("process_max_fds", Kind.GAUGE, text, names, [(values, soft)])
-    text = "File descriptors that the process has open."
+    text = "Number of open file descriptors."
     yield Family("process_open_fds", Kind.GAUGE, text, names, [(values, len(os.listdir("/proc/self/fd")))])
     text = "Collections of the interpreter's garbage collector, by generation."
     collections = [((*values, str(number)), row["collections"]) for number, row in enumerate(gc.get_stats())]
@@ -46,5 +46,5 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
 def certificate_families(labels: Mapping[str, str], valid_until: dt.datetime | None) -> Iterator[Family]:
     """When the certificate of the server expires, if it has one."""
     samples = [] if valid_until is None else [((*labels.values(),), valid_until.timestamp())]
-    text = "When the certificate of the server expires, in seconds since 1970; there is none without TLS."
+    text = "Expiry of the server certificate, in seconds since 1970; only with TLS."
     yield Family("raftmq_tls_certificate_expiry_timestamp_seconds", Kind.GAUGE, text, (*labels,), samples)

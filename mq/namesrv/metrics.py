@@ -20,10 +20,10 @@ def collect(
     families: list[Family | Histogram] = [*process_families({}), *certificate_families({}, valid_until)]
     yield
     for name, text, value in (
-        ("broker_groups", "Broker groups that are registered.", sizes.groups),
-        ("brokers", "Brokers that are registered and not silent.", sizes.brokers),
-        ("topics", "Topics of all broker groups, each once.", sizes.topics),
-        ("routes", "Topics of all broker groups, each counted by itself.", sizes.routes),
+        ("broker_groups", "Registered broker groups.", sizes.groups),
+        ("brokers", "Registered brokers with recent heartbeats.", sizes.brokers),
+        ("topics", "Distinct topics of all broker groups.", sizes.topics),
+        ("routes", "Pairs of broker group and topic.", sizes.routes),
     ):
         families.append(Family(f"raftmq_namesrv_{name}", Kind.GAUGE, text, (), [((), value)]))
     for name, (kind, text, value) in counters().items():

@@ -35,86 +35,108 @@ _C: Final = Kind.COUNTER
 BY_COUNTER: Final[Mapping[str, _Named]] = {
     "connections": _Named("raftmq_client_connections", _G, "Open connections of clients and of other replicas."),
     "connectionsRefused": _Named(
-        "raftmq_client_connections_refused", _C, "Connections that were closed at once: there were too many."
+        "raftmq_client_connections_refused",
+        _C,
+        "Connections closed at once: connections_max or the file descriptors were reached.",
     ),
     "connectionsDropped": _Named(
-        "raftmq_client_connections_dropped", _C, "Connections closed since the client read or wrote too slowly."
+        "raftmq_client_connections_dropped", _C, "Connections closed because the client read or wrote too slowly."
     ),
-    "tlsFailures": _Named("raftmq_tls_failures", _C, "Connections that ended since the client broke the rules of TLS."),
-    "unfinishedBytes": _Named("raftmq_requests_incomplete_bytes", _G, "Requests that have not arrived whole."),
-    "unfinishedWaiting": _Named("raftmq_requests_incomplete_waiting", _G, "Clients that wait for room to send more."),
-    "unreadBytes": _Named("raftmq_replies_unread_bytes", _G, "Replies that clients have not read yet."),
-    "unreadWaiting": _Named("raftmq_replies_unread_waiting", _G, "Clients whose requests wait for them to read."),
-    "messages": _Named("raftmq_messages_appended", _C, "Messages that this replica added to the log as the leader."),
-    "elections": _Named("raftmq_elections_won", _C, "How often this replica became the leader."),
-    "pendingBytes": _Named("raftmq_messages_unacknowledged_bytes", _G, "Messages that are not acknowledged yet."),
+    "tlsFailures": _Named("raftmq_tls_failures", _C, "Connections closed after a TLS error of the client."),
+    "unfinishedBytes": _Named("raftmq_requests_incomplete_bytes", _G, "Bytes of partly received requests."),
+    "unfinishedWaiting": _Named(
+        "raftmq_requests_incomplete_waiting", _G, "Clients whose requests wait for receive memory."
+    ),
+    "unreadBytes": _Named("raftmq_replies_unread_bytes", _G, "Bytes of replies that clients have not read."),
+    "unreadWaiting": _Named(
+        "raftmq_replies_unread_waiting", _G, "Clients that must read replies before the broker reads their requests."
+    ),
+    "messages": _Named("raftmq_messages_appended", _C, "Messages appended to the log by this replica as the leader."),
+    "elections": _Named("raftmq_elections_won", _C, "Elections won by this replica."),
+    "pendingBytes": _Named(
+        "raftmq_messages_unacknowledged_bytes", _G, "Bytes of pending writes: messages not acknowledged yet."
+    ),
     "heldPulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
     "heldBytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
     "longestDelayMs": _Named(
         "raftmq_event_loop_delay_max_seconds", _G, "The longest delay of the event loop in the last minute.", 1e-3
     ),
-    "bulkReads": _Named("raftmq_bulk_reads", _C, "Bulk reads, as of Spark."),
+    "bulkReads": _Named("raftmq_bulk_reads", _C, "Bulk reads served, such as those of Spark."),
     "bulkReadsBehind": _Named("raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."),
-    "bulkReadsBusy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were at work."),
+    "bulkReadsBusy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were running."),
     "bulkReadsDamaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
-    "bulkReadsWaiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads that wait for their turn."),
-    "logLeases": _Named("raftmq_log_leases", _G, "Readers that keep old log files from being deleted."),
-    "lockedQueues": _Named("raftmq_queues_locked", _G, "Queues that one member of a group has for itself."),
+    "bulkReadsWaiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
+    "logLeases": _Named("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
+    "lockedQueues": _Named("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
     "fencedCommits": _Named(
         "raftmq_offset_commits_fenced", _C, "Offset commits refused: the client had lost the lock of the queue."
     ),
     "heldPops": _Named("raftmq_pops_waiting", _G, "Pops that wait for messages."),
-    "popCheckpoints": _Named("raftmq_pops_open", _G, "Pops with messages that are not acknowledged yet."),
-    "popRevived": _Named("raftmq_pop_messages_redelivered", _C, "Popped messages that were not acknowledged in time."),
-    "popLost": _Named(
-        "raftmq_pop_messages_expired", _C, "Popped messages not redelivered: the log did not have them any more."
+    "popCheckpoints": _Named("raftmq_pops_open", _G, "Pops with unacknowledged messages."),
+    "popRevived": _Named(
+        "raftmq_pop_messages_redelivered",
+        _C,
+        "Popped messages redelivered: not acknowledged within their invisible time.",
     ),
-    "repeatedSends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were stored before."),
-    "repliesPushed": _Named("raftmq_replies_pushed", _C, "Replies brought to the producer that asked."),
-    "repliesRelayed": _Named("raftmq_replies_relayed", _C, "Replies brought there through another replica."),
-    "repliesNotPushed": _Named("raftmq_replies_failed", _C, "Replies whose producer was not found."),
-    "repliesUnderWayBytes": _Named("raftmq_replies_waiting_bytes", _G, "Replies on their way."),
-    "queueBlocksRestored": _Named("raftmq_queue_blocks_restored", _C, "Damaged blocks of queue files made anew."),
-    "forwardedTaken": _Named("raftmq_forwarded_requests_served", _C, "Requests served as the leader for followers."),
-    "forwardedSends": _Named("raftmq_forwarded_sends", _C, "Sends handed to the leader."),
-    "forwardedOffsets": _Named("raftmq_forwarded_offset_commits", _C, "Offset commits handed to the leader."),
-    "forwardedOthers": _Named("raftmq_forwarded_other_requests", _C, "Other requests handed to the leader."),
-    "forwardedBytes": _Named("raftmq_forwarded_bytes", _C, "Bytes of the requests handed to the leader."),
-    "forwardedWaiting": _Named("raftmq_forwarded_waiting", _G, "Requests handed on that have no answer yet."),
-    "forwardedRefused": _Named("raftmq_forwarded_refused", _C, "Requests refused: no leader took them in time."),
-    "forwardedRetried": _Named("raftmq_forwarded_retried", _C, "Requests handed on once more."),
-    "forwardedUnknown": _Named("raftmq_forwarded_unknown", _C, "Requests whose outcome is unknown."),
-    "delayedPending": _Named("raftmq_delayed_messages", _G, "Messages that wait at delay levels."),
-    "delayedUnreadable": _Named("raftmq_delayed_messages_unreadable", _G, "Due, and the disk does not give them."),
-    "delayedDelivered": _Named("raftmq_delayed_messages_delivered", _C, "Messages delivered from delay levels."),
-    "delayedDropped": _Named("raftmq_delayed_messages_dropped", _C, "Due when their topic was gone."),
-    "delayedExpired": _Named("raftmq_delayed_messages_expired", _C, "Lost to a full disk."),
-    "timersPending": _Named("raftmq_timers", _G, "Messages that wait for a time of their own."),
-    "timersDelivered": _Named("raftmq_timers_delivered", _C, "Messages delivered at a time of their own."),
-    "timersUnreadable": _Named("raftmq_timers_unreadable", _G, "Due, and the disk does not give them."),
-    "timersLateMs": _Named("raftmq_timers_late_seconds", _G, "By how much the last one was late.", 1e-3),
-    "timersRolled": _Named("raftmq_timers_rolled", _C, "Stored anew for another day."),
-    "timersRecalled": _Named("raftmq_timers_recalled", _C, "Recalled by their producers."),
-    "timersDropped": _Named("raftmq_timers_dropped", _C, "Due when their topic was gone."),
-    "timersExpired": _Named("raftmq_timers_expired", _C, "Lost to a full disk."),
-    "transactionsOpen": _Named("raftmq_transactions_open", _G, "Half messages that nobody has ended."),
-    "transactionsPutOff": _Named("raftmq_transactions_check_postponed", _G, "Half messages checked later than others."),
+    "popLost": _Named(
+        "raftmq_pop_messages_expired", _C, "Popped messages not redelivered: retention had deleted them."
+    ),
+    "repeatedSends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
+    "repliesPushed": _Named("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
+    "repliesRelayed": _Named("raftmq_replies_relayed", _C, "Replies pushed through another replica."),
+    "repliesNotPushed": _Named(
+        "raftmq_replies_failed", _C, "Replies not pushed: the producer was not found or did not confirm."
+    ),
+    "repliesUnderWayBytes": _Named("raftmq_replies_waiting_bytes", _G, "Bytes of replies in flight."),
+    "queueBlocksRestored": _Named(
+        "raftmq_queue_blocks_restored", _C, "Damaged consume queue blocks restored from the log."
+    ),
+    "forwardedTaken": _Named(
+        "raftmq_forwarded_requests_served", _C, "Forwarded requests that this replica served as the leader."
+    ),
+    "forwardedSends": _Named("raftmq_forwarded_sends", _C, "Sends forwarded to the leader."),
+    "forwardedOffsets": _Named("raftmq_forwarded_offset_commits", _C, "Offset commits forwarded to the leader."),
+    "forwardedOthers": _Named("raftmq_forwarded_other_requests", _C, "Other requests forwarded to the leader."),
+    "forwardedBytes": _Named("raftmq_forwarded_bytes", _C, "Bytes of requests forwarded to the leader."),
+    "forwardedWaiting": _Named("raftmq_forwarded_waiting", _G, "Forwarded requests without an answer yet."),
+    "forwardedRefused": _Named(
+        "raftmq_forwarded_refused", _C, "Forwarded requests refused: no leader accepted them in time."
+    ),
+    "forwardedRetried": _Named("raftmq_forwarded_retried", _C, "Forwarded requests that were retried."),
+    "forwardedUnknown": _Named("raftmq_forwarded_unknown", _C, "Forwarded requests with an unknown outcome."),
+    "delayedPending": _Named("raftmq_delayed_messages", _G, "Pending messages of delay levels."),
+    "delayedUnreadable": _Named("raftmq_delayed_messages_unreadable", _G, "Due messages that the disk cannot read."),
+    "delayedDelivered": _Named("raftmq_delayed_messages_delivered", _C, "Delayed messages delivered."),
+    "delayedDropped": _Named("raftmq_delayed_messages_dropped", _C, "Delayed messages dropped: topic deleted."),
+    "delayedExpired": _Named("raftmq_delayed_messages_expired", _C, "Delayed messages lost to a full disk."),
+    "timersPending": _Named("raftmq_timers", _G, "Pending timed messages."),
+    "timersDelivered": _Named("raftmq_timers_delivered", _C, "Timed messages delivered."),
+    "timersUnreadable": _Named("raftmq_timers_unreadable", _G, "Due timed messages that the disk cannot read."),
+    "timersLateMs": _Named("raftmq_timers_late_seconds", _G, "Delay of the last delivered timed message.", 1e-3),
+    "timersRolled": _Named("raftmq_timers_rolled", _C, "Timed messages stored again for another day."),
+    "timersRecalled": _Named("raftmq_timers_recalled", _C, "Timed messages recalled."),
+    "timersDropped": _Named("raftmq_timers_dropped", _C, "Timed messages dropped: topic deleted."),
+    "timersExpired": _Named("raftmq_timers_expired", _C, "Timed messages lost to a full disk."),
+    "transactionsOpen": _Named("raftmq_transactions_open", _G, "Half messages neither committed nor rolled back."),
+    "transactionsPutOff": _Named("raftmq_transactions_check_postponed", _G, "Half messages with a postponed check."),
     "transactionsCommitted": _Named("raftmq_transactions_committed", _C, "Transactions committed."),
     "transactionsRolledBack": _Named("raftmq_transactions_rolled_back", _C, "Transactions rolled back."),
-    "transactionsEndedAgain": _Named("raftmq_transactions_ended_again", _C, "Ended once more, without effect."),
-    "transactionsGivenUp": _Named("raftmq_transactions_given_up", _C, "Put aside after the last check."),
-    "transactionsExpired": _Named("raftmq_transactions_expired", _C, "Half messages lost to retention."),
-    "transactionsResumed": _Named("raftmq_transactions_resumed", _C, "Put aside, and begun anew by an operator."),
-    "transactionChecks": _Named("raftmq_transaction_checks", _C, "Questions to producers about open transactions."),
+    "transactionsEndedAgain": _Named(
+        "raftmq_transactions_ended_again", _C, "Transactions ended again, without effect."
+    ),
+    "transactionsGivenUp": _Named("raftmq_transactions_given_up", _C, "Transactions given up after the last check."),
+    "transactionsExpired": _Named("raftmq_transactions_expired", _C, "Half messages deleted by retention."),
+    "transactionsResumed": _Named("raftmq_transactions_resumed", _C, "Given-up transactions resumed by an operator."),
+    "transactionChecks": _Named("raftmq_transaction_checks", _C, "Check-back requests sent to producers."),
     "transactionChecksUnanswerable": _Named(
-        "raftmq_transaction_checks_unanswerable", _C, "Checks for which no producer of the group was connected."
+        "raftmq_transaction_checks_unanswerable", _C, "Check-backs for which no producer of the group was connected."
     ),
 }
 """Our own metrics by the name of the counter. Every counter has a row, but for the two families of bulk reads."""
 
 _BULK_PREFIXES: Final = {
-    "bulkRowsAs": ("raftmq_bulk_rows", "Messages given to bulk readers, by role of this replica and by client."),
-    "bulkBytesAs": ("raftmq_bulk_bytes", "Bytes given to bulk readers, by role of this replica and by client."),
+    "bulkRowsAs": ("raftmq_bulk_rows", "Messages sent to bulk readers, by role of this replica and by client."),
+    "bulkBytesAs": ("raftmq_bulk_bytes", "Bytes sent to bulk readers, by role of this replica and by client."),
 }
 
 
@@ -174,26 +196,30 @@ class BrokerMetrics:
         own, labels, values = self._own, (*self.labels,), (*self.labels.values(),)
         yield own("raftmq_raft_term", _G, "Current term.")(core.term)
         roles = [((*values, role.name.lower()), float(core.role is role)) for role in Role]
-        yield Family("raftmq_raft_role", _G, "1 for the role that this replica has.", (*labels, "role"), roles)
-        yield own("raftmq_raft_has_leader", _G, "Whether this replica knows a leader.")(core.leader_id is not None)
+        yield Family("raftmq_raft_role", _G, "1 for the current role of this replica.", (*labels, "role"), roles)
+        yield own("raftmq_raft_has_leader", _G, "1 if this replica knows a leader, else 0.")(core.leader_id is not None)
         yield own("raftmq_raft_last_index", _G, "Index of the last entry.")(core.last_index)
         yield own("raftmq_raft_commit_index", _G, "Index of the last committed entry.")(replica.commit_index)
         yield own("raftmq_raft_applied_index", _G, "Index of the last applied entry.")(replica.applied_index)
         yield own("raftmq_raft_durable_index", _G, "Index of the last entry synced here.")(core.durable)
         yield own("raftmq_raft_voters", _G, "Replicas that vote.")(len(status.conf.voters))
-        yield own("raftmq_raft_abstaining", _G, "Whether this replica does not vote.")(status.abstaining)
+        yield own("raftmq_raft_abstaining", _G, "1 if this replica abstains from votes, else 0.")(status.abstaining)
         peers = status.peers
         behind: list[Sample] = [((*values, peer.peer), max(0, core.last_index - peer.match)) for peer in peers]
         yield Family(
-            "raftmq_raft_follower_lag_entries", _G, "Entries that a follower lacks.", (*labels, "follower"), behind
+            "raftmq_raft_follower_lag_entries", _G, "Lag of a follower in entries.", (*labels, "follower"), behind
         )
         active: list[Sample] = [((*values, peer.peer), float(peer.active)) for peer in peers]
         yield Family(
-            "raftmq_raft_follower_active", _G, "Whether a follower has answered lately.", (*labels, "follower"), active
+            "raftmq_raft_follower_active",
+            _G,
+            "1 if a follower has answered recently, else 0.",
+            (*labels, "follower"),
+            active,
         )
         latency = self._context.environment.sync_latency
         if latency is not None:
-            text = "How long writes to the log with their syncs took."
+            text = "Latency of a log write with its sync."
             yield Histogram(
                 "raftmq_log_sync_seconds", text, labels, values, BOUNDS, tuple(latency.counts), latency.total
             )
@@ -203,17 +229,15 @@ class BrokerMetrics:
         free, total = self._disk_usage()
         own = self._own
         yield own("raftmq_log_bytes", _G, "Bytes of the log.")(log.end_pos - log.base_pos)
-        yield own("raftmq_log_first_index", _G, "Index of the first entry that the log has.")(log.first_index)
+        yield own("raftmq_log_first_index", _G, "Index of the first entry in the log.")(log.first_index)
         yield own("raftmq_disk_free_bytes", _G, "Free bytes of the disk with the log.")(free)
         yield own("raftmq_disk_bytes", _G, "Size of the disk with the log.")(total)
-        yield own("raftmq_topics", _G, "Topics, those of the system included.")(len(self._context.metadata.topics))
-        yield own("raftmq_consumer_groups", _G, "Consumer groups that are configured.")(
-            len(self._context.metadata.groups)
-        )
+        yield own("raftmq_topics", _G, "Topics, including system topics.")(len(self._context.metadata.topics))
+        yield own("raftmq_consumer_groups", _G, "Configured consumer groups.")(len(self._context.metadata.groups))
         yield Family(
             "raftmq_durability",
             _G,
-            "What an acknowledgement means.",
+            "1 for the configured durability.",
             (*self.labels, "durability"),
             [((*self.labels.values(), self._settings.durability), 1.0)],
         )
@@ -261,7 +285,9 @@ class BrokerMetrics:
             self._family("storage_size", _G, "Bytes of the log.", (), [((), log.end_pos - log.base_pos)]),
             self._family("messages_in", _C, "Messages stored.", labels, put),
             self._family("throughput_in", _C, "Bytes of messages stored.", labels, put_bytes),
-            self._family("send_to_dlq_messages", _C, "Messages that became dead letters.", ("consumer_group",), dead),
+            self._family(
+                "send_to_dlq_messages", _C, "Messages moved to the dead letter topic.", ("consumer_group",), dead
+            ),
         ]
 
     def _consumed(self) -> Generator[None, None, list[Family]]:
@@ -275,8 +301,8 @@ class BrokerMetrics:
             got_bytes.append((values, series.nbytes))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
         return [
-            self._family("messages_out", _C, "Messages given to consumers.", labels, got),
-            self._family("throughput_out", _C, "Bytes of messages given to consumers.", labels, got_bytes),
+            self._family("messages_out", _C, "Messages sent to consumers.", labels, got),
+            self._family("throughput_out", _C, "Bytes of messages sent to consumers.", labels, got_bytes),
         ]
 
     def _lag(self) -> Generator[None, None, list[Family]]:
@@ -302,8 +328,8 @@ class BrokerMetrics:
             in_flight.append((values, popped))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
         return [
-            self._family("consumer_lag_messages", _G, "Messages that a group has still to consume.", labels, lag),
-            self._family("consumer_inflight_messages", _G, "Of these, popped and not acknowledged.", labels, in_flight),
+            self._family("consumer_lag_messages", _G, "Consumer lag in messages.", labels, lag),
+            self._family("consumer_inflight_messages", _G, "Messages popped and not acknowledged.", labels, in_flight),
         ]
 
     def _connections(self) -> Generator[None, None, list[Family]]:

@@ -72,8 +72,8 @@ def test_values_are_translated() -> None:
         ("brokerName", "line 1: 'brokerName' is not KEY=VALUE"),
         ("# x\nlistenPort=a", "line 2: listenPort: 'a' is not an integer"),
         ("autoCreateTopicEnable=yes", "'yes' is neither true nor false"),
-        ("brokerName=a\n\nbrokerName=b", "line 3: brokerName is given a second time, after line 1"),
-        ("borkerName=a", "there is no key borkerName; is brokerName meant"),
+        ("brokerName=a\n\nbrokerName=b", "line 3: brokerName is given twice, first in line 1"),
+        ("borkerName=a", "unknown key borkerName; did you mean brokerName"),
         ("dLegerPeers=n0:127.0.0.1", "is not ID-HOST:PORT"),
     ],
 )
