@@ -1,7 +1,7 @@
 """The load generator: one operating system process with a fixed number of messages in flight on each connection.
 
 It does as little as can be done: raw non-blocking sockets under epoll, frames built before the start and sent again
-as they are, replies cut by their length and matched by a regular expression over the whole chunk. Latency is from
+as they are, replies cut and matched as a whole (`benchmarks.wires`, one for each kind of server). Latency is from
 handing a frame to `send` to the return of the `recv` that brought its reply. Nothing is computed from the samples
 before the last window has ended.
 
@@ -21,10 +21,16 @@ import ssl
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame, topic_name
+from benchmarks.wires.amqp import AmqpWire
+from benchmarks.wires.etcd import EtcdWire
+from benchmarks.wires.nats import NatsWire
+from benchmarks.wires.rocketmq import RocketMQWire
+from benchmarks.wires.wire import LoadFailed, Slots, Wire
+
+WIRES: dict[str, type[Wire]] = {"rocketmq": RocketMQWire, "nats": NatsWire, "amqp": AmqpWire, "etcd": EtcdWire}
 
 RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
 """Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one reply."""
@@ -37,9 +43,9 @@ BUCKETS_PER_E = 50
 class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
     ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
-    take turns in the queues of so many topics. ``batch``: messages in each frame; 1 for frames without batches.
-    ``cores``: run on these only; none for all. ``keys``: sign requests with this access key and secret key.
-    ``tls_ca``: use TLS; the authority of the server's certificate."""
+    take turns in the queues of so many topics. ``batch``: messages in each request; 1 for requests without batches.
+    ``wire``: what the server speaks, a name of `WIRES`. ``cores``: run on these only; none for all. ``keys``: sign
+    requests with this access key and secret key. ``tls_ca``: use TLS; the authority of the server's certificate."""
 
     address: tuple[str, int]
     connections: int
@@ -51,6 +57,7 @@ class Job:
     first_slot: int
     topics: int = 1
     batch: int = 1
+    wire: str = "rocketmq"
     cores: Sequence[int] = ()
     keys: tuple[str, str] | None = None
     tls_ca: str | None = None
@@ -65,12 +72,8 @@ class Report:
     latencies: list[dict[int, int]]
 
 
-class LoadFailed(Exception):
-    """The broker refused a message or closed a connection; the message has its words."""
-
-
 class _Connection:
-    __slots__ = ("fd", "frames", "received", "sock", "started", "unsent")
+    __slots__ = ("fd", "received", "sock", "started", "unsent", "wire")
 
     def __init__(self, job: Job, number: int) -> None:
         self.sock = socket.create_connection(job.address)
@@ -78,22 +81,12 @@ class _Connection:
         if job.tls_ca is not None:
             context = ssl.create_default_context(cafile=job.tls_ca)
             self.sock = context.wrap_socket(self.sock, server_hostname=job.address[0])
+        first = job.first_slot + number * job.in_flight
+        self.wire = WIRES[job.wire](Slots(first, job.in_flight, job.body_bytes, job.batch, job.topics, job.keys))
+        self.wire.open(self.sock)
         self.sock.setblocking(False)
         self.fd = self.sock.fileno()
-        first = job.first_slot + number * job.in_flight
-        slots = range(first, first + job.in_flight)
-        self.frames = {
-            b"%d" % slot: send_frame(
-                slot,
-                job.body_bytes,
-                slot % QUEUES,
-                topic=topic_name(slot // QUEUES % job.topics),
-                batch=job.batch,
-                keys=job.keys,
-            )
-            for slot in slots
-        }
-        self.started: dict[bytes, float] = {}
+        self.started: dict[Hashable, float] = {}
         self.received = b""
         self.unsent: memoryview | None = None
 
@@ -118,9 +111,9 @@ def generate(job: Job) -> Report:
     connections = {c.fd: c for c in (_Connection(job, number) for number in range(job.connections))}
     for connection in connections.values():
         epoll.register(connection.fd, select.EPOLLIN)
-        now = monotonic(clock_id)
-        connection.started = dict.fromkeys(connection.frames, now)
-        if not connection.send(b"".join(connection.frames.values())):
+        keys, data = connection.wire.first()
+        connection.started = dict.fromkeys(keys, monotonic(clock_id))
+        if not connection.send(data):
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
     windows = [array("d") for _ in range(job.windows)]
@@ -159,22 +152,15 @@ def _receive(connection: _Connection, samples: array[float], epoll: select.epoll
         raise LoadFailed(f"{connection.sock.getpeername()} closed the connection")
     chunk = bytes(RECEIVE_BUFFER[:size])
     data = connection.received + chunk if connection.received else chunk
-    frames, end = complete_bytes(data)
-    replies = data if end == len(data) else data[:end]
+    keys, end = connection.wire.settle(data)
     connection.received = data[end:]
-    opaques = OPAQUE.findall(replies)
-    codes = CODE.findall(replies)
-    if len(opaques) != frames or codes.count(b"0") != frames:
-        remarks = [remark.decode(errors="replace") for remark in REMARK.findall(replies)][:3]
-        raise LoadFailed(f"{frames} replies, of which not all are good: codes {sorted(set(codes))}, remarks {remarks}")
-    if not frames:
-        return
     started = connection.started
-    samples.extend([now - started[opaque] for opaque in opaques])
-    frame_of = connection.frames
-    again = b"".join([frame_of[opaque] for opaque in opaques])
-    # A frame that must wait for room in the socket counts from here too: its wait is part of its latency.
-    started.update(dict.fromkeys(opaques, time.clock_gettime(time.CLOCK_MONOTONIC)))
+    samples.extend([now - started.pop(key) for key in keys])
+    following, again = connection.wire.again(keys)
+    # A request that must wait for room in the socket counts from here too: its wait is part of its latency.
+    started.update(dict.fromkeys(following, time.clock_gettime(time.CLOCK_MONOTONIC)))
+    if not again:
+        return
     if connection.unsent is not None:
         connection.unsent = memoryview(bytes(connection.unsent) + again)
     elif not connection.send(again):

@@ -11,7 +11,6 @@ producers, many topics, networks other than loopback, several machines.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -34,14 +33,12 @@ from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.load import Job, Report, quantile
 from benchmarks.procfs import load_average, machine, rss_bytes
 from benchmarks.report import markdown, write_section
+from benchmarks.workers import ROOT, GeneratorFailed, drive, share_out
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
-from mq.monitoring.cpu_time import cpu_seconds
 
-ROOT = Path(__file__).parent.parent
-WORKERS_MAX = 2
 CONNECT_SECONDS = 1.0
 KEYS = "bench-producer", "bench-secret"
 
@@ -95,54 +92,23 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 async def run_load(
     address: tuple[str, int], case: Case, plan: Plan, pids: Sequence[int]
 ) -> tuple[list[Report], list[list[float]]]:
-    """Drive ``address`` as the case says; return the workers' reports, and the CPU seconds of ``pids`` per window."""
-    workers = min(WORKERS_MAX, case.connections)
-    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup
-    jobs = []
-    first_connection = 0
-    for worker in range(workers):
-        connections = case.connections // workers + (worker < case.connections % workers)
-        jobs.append(
-            Job(
-                address=address,
-                connections=connections,
-                in_flight=case.in_flight,
-                body_bytes=case.body_bytes,
-                begin=begin,
-                window_seconds=plan.seconds,
-                windows=plan.windows,
-                first_slot=1 + first_connection * case.in_flight,
-                keys=KEYS if plan.signed else None,
-                tls_ca=plan.tls_ca,
-            )
-        )
-        first_connection += connections
-    reports: list[Report] = []
-    marks: list[list[float]] = []
+    """Drive ``address`` as the case says; return the workers' reports, and the CPU seconds of ``pids`` per window.
 
-    async def work(job: Job) -> None:
-        done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.load"],
-            stdin=json.dumps(asdict(job)).encode(),
-            capture_stdout=True,
-            cwd=ROOT,
-        )
-        report = json.loads(done.stdout)
-        report["latencies"] = [{int(k): v for k, v in counts.items()} for counts in report["latencies"]]
-        reports.append(Report(**report))
-
-    async def mark_windows() -> None:
-        for window in range(plan.windows + 1):
-            await trio.sleep(begin + window * plan.seconds - time.clock_gettime(time.CLOCK_MONOTONIC))
-            marks.append([cpu_seconds(pid) for pid in pids])
-
-    async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(work, job)
-        nursery.start_soon(mark_windows)
-    return reports, [
-        [after - before for before, after in zip(start, end, strict=True)] for start, end in itertools.pairwise(marks)
-    ]
+    Raises GeneratorFailed.
+    """
+    job = Job(
+        address=address,
+        connections=case.connections,
+        in_flight=case.in_flight,
+        body_bytes=case.body_bytes,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup,
+        window_seconds=plan.seconds,
+        windows=plan.windows,
+        first_slot=1,
+        keys=KEYS if plan.signed else None,
+        tls_ca=plan.tls_ca,
+    )
+    return await drive(share_out(job), pids)
 
 
 def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> tuple[Window, ...]:
@@ -298,7 +264,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
         try:
             measurements, ceilings = run_trio(partial(run, plan, Path(directory)))
-        except (DevClusterFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
+        except (DevClusterFailed, ClientError, GeneratorFailed, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
     now = datetime.now(UTC)

@@ -58,6 +58,12 @@ class NatsClient:
         state = info["state"]
         return int(state["first_seq"]), int(state["last_seq"]), len(followers)
 
+    async def stream_leader(self) -> str | None:
+        """The name of the server that leads the stream; None while there is none. Raises `NatsError`."""
+        info = await self._ask(f"$JS.API.STREAM.INFO.{STREAM}", b"")
+        leader: str | None = info.get("cluster", {}).get("leader")
+        return leader
+
     async def read(self, sequence: int) -> bytes | None:
         """The body of a message, as its leader has it; None if there is none. Raises `NatsError`."""
         try:

@@ -1,0 +1,1 @@
+"""What the load generator says to each kind of server: requests built before the start, replies cut and matched."""

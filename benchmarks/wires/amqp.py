@@ -1,0 +1,146 @@
+"""AMQP 0.9.1: persistent messages to queues by the default exchange, with publisher confirms on one channel."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+
+from benchmarks.wires.wire import LoadFailed, Slots, receive_some
+
+QUEUES = 8
+_METHOD, _HEADER, _BODY, _FRAME_END = 1, 2, 3, 0xCE
+_START, _START_OK, _TUNE, _TUNE_OK = (10, 10), (10, 11), (10, 30), (10, 31)
+_OPEN, _OPEN_OK = (10, 40), (10, 41)
+_CHANNEL_OPEN, _CHANNEL_OPEN_OK = (20, 10), (20, 11)
+_QUEUE_DECLARE, _QUEUE_DECLARE_OK = (50, 10), (50, 11)
+_PUBLISH, _ACK = (60, 40), (60, 80)
+_CONFIRM, _CONFIRM_OK = (85, 10), (85, 11)
+_DURABLE = 2
+_PERSISTENT = struct.pack(">HB", 0x1000, 2)
+_CONFIRMED = struct.Struct(">BHIHHQBB")
+"""A whole frame: method, channel, size, basic.ack or basic.nack, delivery tag, whether those before it too, end."""
+
+Method = tuple[int, int]
+
+
+def queue_name(number: int) -> str:
+    """The queues; requests take turns in them."""
+    return f"bench{number % QUEUES}"
+
+
+class AmqpConnection:
+    """As much of a client as it takes before messages are published; ``sock`` blocks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._received = b""
+
+    def open(self) -> None:
+        """Log in as guest, and open channel 1. Raises LoadFailed, OSError."""
+        self._sock.sendall(b"AMQP\x00\x00\x09\x01")
+        self._expect(_START)
+        said = struct.pack(">I", 0) + _short(b"PLAIN") + _long(b"\x00guest\x00guest") + _short(b"en_US")
+        self._sock.sendall(_method(0, _START_OK, said))
+        tune = self._expect(_TUNE)
+        channels, frame_bytes, _ = struct.unpack_from(">HIH", tune)
+        self._sock.sendall(_method(0, _TUNE_OK, struct.pack(">HIH", channels, frame_bytes, 0)))
+        self._ask(0, _OPEN, _short(b"/") + b"\x00\x00", _OPEN_OK)
+        self._ask(1, _CHANNEL_OPEN, b"\x00", _CHANNEL_OPEN_OK)
+
+    def declare_quorum_queue(self, name: str, members: int, *, passive: bool) -> None:
+        """Make it, or only make sure that it is there. Raises LoadFailed, OSError."""
+        kind = _short(b"x-queue-type") + b"S" + _long(b"quorum")
+        size = _short(b"x-quorum-initial-group-size") + b"l" + struct.pack(">q", members)
+        flags = bytes((_DURABLE | passive,))
+        self._ask(
+            1, _QUEUE_DECLARE, b"\x00\x00" + _short(name.encode()) + flags + _long(kind + size), _QUEUE_DECLARE_OK
+        )
+
+    def confirm(self) -> None:
+        """Have what is published confirmed. Raises LoadFailed, OSError."""
+        self._ask(1, _CONFIRM, b"\x00", _CONFIRM_OK)
+
+    def _ask(self, channel: int, method: Method, arguments: bytes, answer: Method) -> None:
+        self._sock.sendall(_method(channel, method, arguments))
+        self._expect(answer)
+
+    def _expect(self, method: Method) -> bytes:
+        """The arguments of the next frame, which must be that method."""
+        while len(self._received) < 7 or len(self._received) < 8 + int.from_bytes(self._received[3:7], "big"):
+            self._received += receive_some(self._sock)
+        end = 8 + int.from_bytes(self._received[3:7], "big")
+        frame, self._received = self._received[:end], self._received[end:]
+        if frame[0] != _METHOD or struct.unpack_from(">HH", frame, 7) != method:
+            raise LoadFailed(f"rabbitmq-server answers {frame[:200]!r}, not method {method}")
+        return frame[11:-1]
+
+
+class AmqpWire:
+    """A request is known by its delivery tag, which counts up on the channel."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._count = slots.count
+        self._first = slots.first
+        self._frames = [_publish(queue_name(number), slots.body(number)) for number in range(QUEUES)]
+        self._next = 1
+        self._unconfirmed: dict[int, None] = {}
+
+    def open(self, sock: socket.socket) -> None:
+        """Log in, open a channel, ask for confirms."""
+        connection = AmqpConnection(sock)
+        connection.open()
+        connection.confirm()
+
+    def first(self) -> tuple[Iterable[int], bytes]:
+        """All of them."""
+        return self._publish(self._count)
+
+    def settle(self, data: bytes) -> tuple[Sequence[int], int]:
+        """Nothing but confirms may come."""
+        keys, unconfirmed = list[int](), self._unconfirmed
+        end = len(data) - len(data) % _CONFIRMED.size
+        for kind, _, _, group, method, tag, with_earlier, _ in _CONFIRMED.iter_unpack(data[:end]):
+            if kind != _METHOD or (group, method) != _ACK:
+                raise LoadFailed(f"rabbitmq-server says {data[:200]!r}")
+            confirmed = [each for each in unconfirmed if each <= tag] if with_earlier else [tag]
+            for each in confirmed:
+                del unconfirmed[each]
+            keys += confirmed
+        return keys, end
+
+    def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
+        """As many messages with the next tags."""
+        return self._publish(len(keys))
+
+    def _publish(self, count: int) -> tuple[Iterable[int], bytes]:
+        tags = range(self._next, self._next + count)
+        self._next += count
+        self._unconfirmed.update(dict.fromkeys(tags))
+        return tags, b"".join([self._frames[(self._first + tag) % QUEUES] for tag in tags])
+
+
+def _publish(queue: str, body: bytes) -> bytes:
+    properties = struct.pack(">HHQ", _PUBLISH[0], 0, len(body)) + _PERSISTENT
+    mandatory = b"\x01"  # so that a message without a queue comes back, and is not just confirmed
+    return (
+        _method(1, _PUBLISH, b"\x00\x00" + _short(b"") + _short(queue.encode()) + mandatory)
+        + _frame(_HEADER, 1, properties)
+        + _frame(_BODY, 1, body)
+    )
+
+
+def _method(channel: int, method: Method, arguments: bytes) -> bytes:
+    return _frame(_METHOD, channel, struct.pack(">HH", *method) + arguments)
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + bytes((_FRAME_END,))
+
+
+def _short(text: bytes) -> bytes:
+    return struct.pack(">B", len(text)) + text
+
+
+def _long(text: bytes) -> bytes:
+    return struct.pack(">I", len(text)) + text

@@ -1,0 +1,158 @@
+"""etcd's gRPC protocol: a put for each message, or a transaction of puts for a batch, each on a stream of HTTP/2.
+
+The headers of all requests are the same bytes (HPACK without its table). Those of replies are not decoded: a request
+that failed has no message in its reply, only trailers.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from benchmarks.wires.wire import LoadFailed, Slots
+
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GO_AWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM, _ACKNOWLEDGED, _END_HEADERS = 1, 1, 4
+_FRAME_BYTES_MAX = 16384
+_WINDOW_BYTES = 65535
+_WINDOW_BYTES_MAX = 2**31 - 1
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEAD = struct.Struct(">BHBBI")
+"""Of a frame: length (one byte and two), type, flags, stream."""
+
+
+class EtcdWire:
+    """A request is known by its stream, whose numbers are odd and count up."""
+
+    def __init__(self, slots: Slots) -> None:
+        puts = [_put(b"bench/%d" % slot, slots.body(slot)) for slot in slots.numbers]
+        if slots.batch == 1:
+            path, messages = b"/etcdserverpb.KV/Put", puts
+        else:
+            path = b"/etcdserverpb.KV/Txn"
+            messages = [
+                _transaction([_put(b"bench/%d/%d" % (slot, number), slots.body(slot)) for number in range(slots.batch)])
+                for slot in slots.numbers
+            ]
+        self._headers = _request_headers(path)
+        self._messages = [b"\x00" + struct.pack(">I", len(message)) + message for message in messages]
+        self._stream = 1
+        self._answered: set[int] = set()
+        self._window = _WINDOW_BYTES
+        self._control = b""
+        self._held: deque[tuple[int, bytes]] = deque()
+        """What waits until the server has room: bytes that count against its window, and the frames."""
+
+    def open(self, sock: socket.socket) -> None:
+        """Settings, and room for all replies that will ever come."""
+        more = struct.pack(">I", _WINDOW_BYTES_MAX - _WINDOW_BYTES)
+        sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
+
+    def first(self) -> tuple[Iterable[int], bytes]:
+        """All of them."""
+        return self._ask(len(self._messages))
+
+    def settle(self, data: bytes) -> tuple[Sequence[int], int]:
+        """Every reply must have a message."""
+        keys, position, end = list[int](), 0, len(data)
+        while position + 9 <= end:
+            high, low, kind, flags, stream = _HEAD.unpack_from(data, position)
+            begin = position + 9
+            following = begin + (high << 16 | low)
+            if following > end:
+                break
+            position = following
+            if kind == _DATA:
+                self._answered.add(stream)
+            elif kind == _HEADERS:
+                if flags & _END_STREAM:
+                    if stream not in self._answered:
+                        raise LoadFailed(f"etcd refused a request: {data[begin:following]!r}")
+                    self._answered.remove(stream)
+                    keys.append(stream)
+            elif kind == _WINDOW:
+                if not stream:
+                    self._window += int.from_bytes(data[begin:following], "big")
+            elif kind in (_SETTINGS, _PING):
+                if not flags & _ACKNOWLEDGED:
+                    payload = data[begin:following] if kind == _PING else b""
+                    self._control += _frame(kind, _ACKNOWLEDGED, 0, payload)
+            elif kind in (_RESET, _GO_AWAY):
+                raise LoadFailed(f"etcd ended a stream: {data[begin:following]!r}")
+        return keys, position
+
+    def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
+        """The same puts on new streams, as far as the server has room for them."""
+        control, self._control = self._control, b""
+        streams, data = self._ask(len(keys))
+        return streams, control + data
+
+    def _ask(self, count: int) -> tuple[Iterable[int], bytes]:
+        streams = range(self._stream, self._stream + 2 * count, 2)
+        self._stream += 2 * count
+        for stream in streams:
+            message = self._messages[stream // 2 % len(self._messages)]
+            parts = [message[at : at + _FRAME_BYTES_MAX] for at in range(0, len(message), _FRAME_BYTES_MAX)]
+            frames = [_frame(_DATA, 0, stream, part) for part in parts[:-1]]
+            frames.append(_frame(_DATA, _END_STREAM, stream, parts[-1]))
+            headers = _frame(_HEADERS, _END_HEADERS, stream, self._headers)
+            self._held.append((len(message), headers + b"".join(frames)))
+        ready = []
+        while self._held and self._held[0][0] <= self._window:
+            size, frames_of_request = self._held.popleft()
+            self._window -= size
+            ready.append(frames_of_request)
+        return streams, b"".join(ready)
+
+
+def _request_headers(path: bytes) -> bytes:
+    """POST over http, by their numbers in HPACK's table of what is common; the rest as texts of less than 127 bytes."""
+    return (
+        b"\x83\x86"
+        + _indexed_name(0x04, path)
+        + _indexed_name(0x01, b"127.0.0.1")
+        + b"\x0f\x10"  # content-type is number 31
+        + _text(b"application/grpc")
+        + b"\x00"
+        + _text(b"te")
+        + _text(b"trailers")
+    )
+
+
+def _indexed_name(number: int, value: bytes) -> bytes:
+    return bytes((number,)) + _text(value)
+
+
+def _text(value: bytes) -> bytes:
+    return bytes((len(value),)) + value
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    size = len(payload)
+    return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+def _put(key: bytes, value: bytes) -> bytes:
+    """A PutRequest."""
+    return _field(1, key) + _field(2, value)
+
+
+def _transaction(puts: Sequence[bytes]) -> bytes:
+    """A TxnRequest without conditions."""
+    return b"".join(_field(2, _field(2, put)) for put in puts)
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """A field of Protocol Buffers that has a length."""
+    return bytes((number << 3 | 2,)) + _varint(len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

@@ -1,0 +1,62 @@
+"""NATS' text protocol: messages published to a JetStream, each with a subject on which it is acknowledged."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterable, Sequence
+
+from benchmarks.wires.wire import LoadFailed, Slots, receive_until
+from jepsen.nats.client import SUBJECT
+
+_ACK = re.compile(rb'MSG [^ ]+\.(\d+) 1 +\d+\r\n\{"stream":"[^"]+", ?"seq":\d+\}\r\n')
+_PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
+
+
+class NatsWire:
+    """A request is known by the last part of the subject that it is acknowledged on."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._inbox = b"_INBOX.bench%d" % slots.first
+        self._frames = {
+            b"%d" % slot: b"PUB %b %b.%d %d\r\n%b\r\n"
+            % (SUBJECT.encode(), self._inbox, slot, slots.body_bytes, slots.body(slot))
+            for slot in slots.numbers
+        }
+        self._pongs = b""
+
+    def open(self, sock: socket.socket) -> None:
+        """Say who we are, and listen for acknowledgements."""
+        receive_until(sock, _END)
+        about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
+        sock.sendall(b"CONNECT %b\r\nSUB %b.* 1\r\n%b" % (json.dumps(about).encode(), self._inbox, _PING))
+        if not (said := receive_until(sock, _PONG)).endswith(_PONG):
+            raise LoadFailed(f"nats-server says {said!r}")
+
+    def first(self) -> tuple[Iterable[bytes], bytes]:
+        """All of them."""
+        return self._frames, b"".join(self._frames.values())
+
+    def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
+        """Every acknowledgement must have a sequence number in the stream."""
+        keys, position, match = list[bytes](), 0, _ACK.match
+        while position < len(data):
+            found = match(data, position)
+            if found is not None:
+                keys.append(found[1])
+                position = found.end()
+            elif data.startswith(_PING, position):
+                self._pongs += _PONG
+                position += len(_PING)
+            elif data.count(_END, position) >= 2 or data.startswith(b"-ERR", position):
+                raise LoadFailed(f"nats-server says {data[position : position + 200]!r}")
+            else:
+                break
+        return keys, position
+
+    def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
+        """The same messages."""
+        pongs, self._pongs = self._pongs, b""
+        frame_of = self._frames
+        return keys, pongs + b"".join([frame_of[key] for key in keys])

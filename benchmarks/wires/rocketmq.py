@@ -1,0 +1,51 @@
+"""RocketMQ's remoting protocol: sends with a JSON header, as stock clients write them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+
+from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame, topic_name
+from benchmarks.wires.wire import LoadFailed, Slots
+
+
+class RocketMQWire:
+    """A request is known by its opaque; the same frame is sent again and again."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._frames = {
+            b"%d" % slot: send_frame(
+                slot,
+                slots.body_bytes,
+                slot % QUEUES,
+                topic=topic_name(slot // QUEUES % slots.topics),
+                batch=slots.batch,
+                keys=slots.keys,
+            )
+            for slot in slots.numbers
+        }
+
+    def open(self, sock: socket.socket) -> None:
+        """Nothing comes before the first request."""
+
+    def first(self) -> tuple[Iterable[bytes], bytes]:
+        """All of them."""
+        return self._frames, b"".join(self._frames.values())
+
+    def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
+        """Every reply must have code 0."""
+        frames, end = complete_bytes(data)
+        replies = data if end == len(data) else data[:end]
+        opaques = OPAQUE.findall(replies)
+        codes = CODE.findall(replies)
+        if len(opaques) != frames or codes.count(b"0") != frames:
+            remarks = [remark.decode(errors="replace") for remark in REMARK.findall(replies)][:3]
+            raise LoadFailed(
+                f"{frames} replies, of which not all are good: codes {sorted(set(codes))}, remarks {remarks}"
+            )
+        return opaques, end
+
+    def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
+        """The same frames."""
+        frame_of = self._frames
+        return keys, b"".join([frame_of[opaque] for opaque in keys])

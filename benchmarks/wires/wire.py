@@ -1,0 +1,74 @@
+"""One connection of the load generator, as bytes: what to send, which requests are answered, what to send next."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class LoadFailed(Exception):
+    """The server refused a message or closed a connection; the message has its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What one connection keeps in flight: ``count`` requests, numbered from ``first`` over all connections.
+
+    ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; slots
+    take turns in the queues of so many topics. ``keys``: as ``topics``; sign with this access key and secret key.
+    """
+
+    first: int
+    count: int
+    body_bytes: int
+    batch: int = 1
+    topics: int = 1
+    keys: tuple[str, str] | None = None
+
+    @property
+    def numbers(self) -> range:
+        """The slots."""
+        return range(self.first, self.first + self.count)
+
+    def body(self, slot: int) -> bytes:
+        """The body of a slot's messages."""
+        return bytes((slot + i) % 251 for i in range(self.body_bytes))
+
+
+class Wire(Protocol):
+    """The protocol of one kind of server, for one connection. A key names a request until it is answered."""
+
+    def __init__(self, slots: Slots) -> None: ...
+
+    def open(self, sock: socket.socket) -> None:
+        """Whatever comes before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
+
+    def first(self) -> tuple[Iterable[Hashable], bytes]:
+        """The keys of all requests in flight, and their bytes."""
+
+    def settle(self, data: bytes) -> tuple[Sequence[Any], int]:
+        """The keys that ``data`` answers, and how many bytes of it were read: the rest is incomplete.
+
+        Raises LoadFailed if a request was refused.
+        """
+
+    def again(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
+        """As many new requests as were answered: their keys, and what to send now; called after each `settle`."""
+
+
+def receive_until(sock: socket.socket, end: bytes) -> bytes:
+    """What a server says, up to ``end`` at the end of a piece. Raises LoadFailed if it hangs up."""
+    data = b""
+    while not data.endswith(end):
+        data += receive_some(sock)
+    return data
+
+
+def receive_some(sock: socket.socket) -> bytes:
+    """The next piece. Raises LoadFailed if there is none."""
+    chunk = sock.recv(65536)
+    if not chunk:
+        raise LoadFailed("the server closed the connection before the first message")
+    return chunk

@@ -1,0 +1,76 @@
+"""Load generators as processes of their own, and what the servers use meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import trio
+
+from benchmarks.load import Job, Report
+from mq.monitoring.cpu_time import cpu_seconds
+
+ROOT = Path(__file__).parent.parent
+WORKERS_MAX = 2
+
+
+class GeneratorFailed(Exception):
+    """A load generator ended early; the message has its last words."""
+
+
+def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
+    """The connections of ``job``, shared among so many processes at most."""
+    workers = min(workers, job.connections)
+    jobs, first = list[Job](), 0
+    for worker in range(workers):
+        connections = job.connections // workers + (worker < job.connections % workers)
+        jobs.append(replace(job, connections=connections, first_slot=job.first_slot + first * job.in_flight))
+        first += connections
+    return jobs
+
+
+async def drive(jobs: Sequence[Job], pids: Sequence[int]) -> tuple[list[Report], list[list[float]]]:
+    """Do all jobs at once, whose windows are the same; also returns the CPU seconds of ``pids`` in each window, those
+    of their children included. Raises GeneratorFailed."""
+    reports = list[Report]()
+    marks = list[list[float]]()
+    failures = list[str]()
+
+    async def work(job: Job) -> None:
+        done = await trio.run_process(
+            [sys.executable, "-m", "benchmarks.load"],
+            stdin=json.dumps(asdict(job)).encode(),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            cwd=ROOT,
+        )
+        if done.returncode:
+            failures.append(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+            nursery.cancel_scope.cancel()
+            return
+        report = json.loads(done.stdout)
+        report["latencies"] = [{int(k): v for k, v in counts.items()} for counts in report["latencies"]]
+        reports.append(Report(**report))
+
+    async def mark_windows() -> None:
+        first = jobs[0]
+        for window in range(first.windows + 1):
+            end = first.begin + window * first.window_seconds
+            await trio.sleep(end - time.clock_gettime(time.CLOCK_MONOTONIC))
+            marks.append([cpu_seconds(pid) for pid in pids])
+
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(work, job)
+        nursery.start_soon(mark_windows)
+    if failures:
+        raise GeneratorFailed(failures[0])
+    return reports, [
+        [after - before for before, after in zip(start, end, strict=True)] for start, end in itertools.pairwise(marks)
+    ]
