@@ -26,7 +26,7 @@ ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manag
 STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test test-spark test-all check interop jepsen docker-image bench bench-store bench-special
+.PHONY: help demo demo-spark test test-spark test-all check interop jepsen docker-image bench bench-peers bench-store bench-special
 .PHONY: bench-once bench-fair bench-failover bench-spark fmt sim lock clean
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo 'make jepsen   real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"'
 	@echo 'make docker-image   the container image raftmq:local; needs Docker'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
+	@echo 'make bench-peers   raftmq beside RocketMQ, NATS, RabbitMQ and etcd, as far as they are here; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
 	@echo 'make bench-fair   what clients notice of others that ask for much; writes docs/performance.md'
@@ -131,6 +132,9 @@ docker-image: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks.produce $(ARGS)
+
+bench-peers: $(INSTALLED)
+	@$(PY) -m benchmarks.peers $(ARGS)
 
 bench-store: $(INSTALLED)
 	@$(PY) -m benchmarks.store $(ARGS)

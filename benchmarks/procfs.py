@@ -12,6 +12,23 @@ def rss_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmRSS:")
 
 
+def anonymous_bytes(pid: int) -> int:
+    """What of the resident set is no page of a file. 0 once it is gone."""
+    return _status_bytes(pid, "RssAnon:")
+
+
+def process_tree(pid: int) -> list[int]:
+    """The process, its children, and theirs."""
+    pids = [pid]
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                pids += process_tree(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has ended meanwhile
+    return pids
+
+
 def rss_bytes_max(pid: int) -> int:
     """The most that the process has ever had resident. 0 once it is gone."""
     return _status_bytes(pid, "VmHWM:")

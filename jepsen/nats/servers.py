@@ -26,7 +26,13 @@ class NatsFailed(Exception):
     """The servers did not get where they should in time; the message says where, and where the logs are."""
 
 
-def configuration(node: str, ports: Mapping[str, tuple[int, int]], store: Path, sync_interval: str) -> str:
+def configuration(
+    node: str,
+    ports: Mapping[str, tuple[int, int]],
+    store: Path,
+    sync_interval: str,
+    file_bytes_max: str = "512MB",
+) -> str:
     """What a server is told; ``ports``: for clients and for routes, by node."""
     routes = ", ".join(f'"nats://{HOST}:{route}"' for other, (_, route) in ports.items() if other != node)
     sync = "" if sync_interval == DEFAULT else f"\n  sync_interval: {sync_interval}"
@@ -35,7 +41,7 @@ listen: "{HOST}:{ports[node][0]}"
 jetstream {{
   store_dir: "{store}"
   max_mem: 64MB
-  max_file: 512MB{sync}
+  max_file: {file_bytes_max}{sync}
 }}
 cluster {{
   name: jepsen

@@ -1,0 +1,121 @@
+"""The same loads on raftmq and on what people use instead, in one run.
+
+Messages of 1 KiB: one at a time, 64 single sends in flight, 4 connections with 256 in flight each, and batches where
+the system has them. Systems take turns, round by round; each starts in an empty directory. Only produce is measured.
+What this machine does not have is left out and named. ``python -m benchmarks.peers`` (``make bench-peers``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from benchmarks.peers.etcd import ETCD
+from benchmarks.peers.nats import NATS
+from benchmarks.peers.page import BEGIN, END, PICTURE, section
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.picture import draw
+from benchmarks.peers.rabbitmq import RABBITMQ
+from benchmarks.peers.raftmq import RAFTMQ
+from benchmarks.peers.rocketmq import ROCKETMQ
+from benchmarks.peers.samples import Measured
+from benchmarks.peers.turns import Outcome, Plan, measure
+from benchmarks.procfs import load_average, machine
+from benchmarks.report import replace_section
+from benchmarks.workers import ROOT
+from mq.cli.errors import run_trio
+from tests.interop.clients import BuildFailed
+
+PEERS = {peer.name: peer for peer in (*RAFTMQ, *ROCKETMQ, *NATS, *RABBITMQ, *ETCD)}
+"""By name, in the order of the turns and of the tables."""
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--peer", action="append", default=[], choices=list(PEERS), help="only this one (repeatable)")
+    parser.add_argument("--quick", action="store_true", help="one round of short windows; the page stays as it is")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
+    parser.add_argument("--windows", type=int, default=2, help="measured windows of a load in each turn")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a window")
+    parser.add_argument("--warmup", type=float, default=0.5, help="seconds before the first window of a load")
+    parser.add_argument("--first-warmup", type=float, default=5.0, help="seconds of load before the first one")
+    parser.add_argument("--limit", type=float, default=870.0, help="seconds; no round begins that would take longer")
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/performance.md as it is")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.rounds, plan.windows, plan.seconds, plan.warmup, plan.first_warmup = 1, 1, 1.0, 0.3, 1.0
+    plan.no_write |= plan.quick or bool(plan.peer)  # the page is of one run of all
+    return plan
+
+
+def say(text: str) -> None:
+    """A line for whoever waits."""
+    print(text, flush=True)
+
+
+def prepare(peers: Sequence[Peer], outcome: Outcome) -> list[Peer]:
+    """The peers that this machine can run; the others are noted with the reason."""
+    ready = []
+    for peer in peers:
+        reason = peer.missing()
+        if reason is None:
+            try:
+                peer.prepare()
+                outcome.measured[peer.name] = Measured(peer.version())
+                ready.append(peer)
+            except (BuildFailed, OSError, subprocess.CalledProcessError) as error:
+                reason = str(error)
+        if reason is not None:
+            outcome.left_out[peer.name] = reason
+            say(f"{peer.name} is left out: {reason}")
+    return ready
+
+
+def main() -> None:
+    """Measure, print, and write docs/performance.md, its picture and benchmarks/results/."""
+    plan = parse_arguments(sys.argv[1:])
+    outcome = Outcome()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells have it ignored
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way
+    try:
+        peers = prepare([peer for peer in PEERS.values() if not plan.peer or peer.name in plan.peer], outcome)
+        say(f"load average {load_average():.1f}; {', '.join(peer.name for peer in peers)}")
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+            run_trio(partial(measure, peers, plan, Path(directory), outcome, say))
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted; nothing was written")
+    if not plan.no_write:
+        write(list(PEERS.values()), outcome, plan)
+
+
+def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
+    """Put a run into docs/performance.md and benchmarks/results/."""
+    now = datetime.now(UTC)
+    given = " ".join(sys.argv[1:])
+    command = "make bench-peers" + (f' ARGS="{given}"' if given else "")
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    raw = {"machine": machine(), "date": date, "command": command, **asdict(outcome)}
+    results = ROOT / "benchmarks" / "results" / f"peers-{now:%Y%m%dT%H%M%SZ}.json"
+    results.write_text(json.dumps(raw, indent=1) + "\n")
+    (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))
+    page = ROOT / "docs" / "performance.md"
+    text = section(peers, outcome, plan, command=command, machine=machine(), date=date)
+    page.write_text(replace_section(page.read_text(), text, BEGIN, END))
+    say(f"wrote docs/performance.md, docs/{PICTURE} and {results.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A run as a section of docs/performance.md: pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.samples import LOADS, Load, Measured, Spread
+from benchmarks.peers.turns import Outcome, Plan
+
+PICTURE = "images/peers.svg"
+BEGIN = "<!-- measured by `make bench-peers`: begin -->"
+END = "<!-- measured by `make bench-peers`: end -->"
+
+
+def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str, machine: str, date: str) -> str:
+    """How it was measured, what the systems are, and a table for each load."""
+    loads = outcome.load_averages
+    lines = [
+        f"Command: `{command}`. Date: {date}. Load average before each turn: {min(loads):.1f} to {max(loads):.1f}, "
+        f"before the first one {loads[0]:.1f}.",
+        f"Machine: {machine}; servers and load generators share it.",
+        f"{outcome.rounds} rounds, in which the systems took turns; in each turn {plan.windows} windows of "
+        f"{plan.seconds:g} s of each load, after a warm-up.",
+        "Figures are the medians of all windows; in brackets are the least and the most.",
+        "",
+    ]
+    if outcome.rounds < plan.rounds:
+        lines += [f"For {plan.rounds} rounds, {plan.limit:g} s were too short.", ""]
+    measured = [peer for peer in peers if peer.name in outcome.measured]
+    lines += [
+        f"![Rate and latency of each system]({PICTURE})",
+        "",
+        "| name | system | version | replicas | acknowledged when it is | settings | memory of all servers, MiB |",
+        "|---|---|---|---:|---|---|---:|",
+        *(_row_of_system(peer, outcome.measured[peer.name]) for peer in measured),
+        "",
+    ]
+    for load in LOADS:
+        rows = [_row(peer, load, outcome.measured[peer.name]) for peer in measured]
+        lines += [
+            f"### {load.about[0].upper()}{load.about[1:]}",
+            "",
+            "| name | acknowledged when it is | msgs/s | p50 ms | p99 ms | CPU of all servers, us/msg "
+            "| generator us/msg, core |",
+            "|---|---|---:|---:|---:|---:|---:|",
+            *(row for row in rows if row is not None),
+            "",
+        ]
+    failures = [f"- {peer.name}: {what}" for peer in measured for what in outcome.measured[peer.name].failures]
+    if failures:
+        lines += ["Failed in this run:", "", *failures, ""]
+    if outcome.left_out:
+        lines += ["Left out, since this machine does not have it:", ""]
+        lines += [f"- {name}: {reason}" for name, reason in outcome.left_out.items()]
+        lines += [""]
+    return "\n".join(lines).rstrip()
+
+
+def _row_of_system(peer: Peer, measured: Measured) -> str:
+    memory = "-"
+    if measured.resident_mib:
+        resident, anonymous = statistics.median(measured.resident_mib), statistics.median(measured.anonymous_mib)
+        memory = f"{resident:,.0f}; {anonymous:,.0f} without files"
+    return (
+        f"| {peer.name} | {peer.system} | {measured.version} | {peer.replicas} | {peer.durability} | {peer.settings} "
+        f"| {memory} |"
+    )
+
+
+def _row(peer: Peer, load: Load, measured: Measured) -> str | None:
+    rate = measured.spread(load, lambda sample: sample.messages_per_second)
+    p50 = measured.spread(load, lambda sample: sample.p50_ms)
+    p99 = measured.spread(load, lambda sample: sample.p99_ms)
+    servers = measured.spread(load, lambda sample: sample.servers_us)
+    generator = measured.spread(load, lambda sample: sample.generator_us)
+    core = measured.spread(load, lambda sample: sample.generator_core)
+    if rate is None or p50 is None or p99 is None or servers is None or generator is None or core is None:
+        return None
+    return (
+        f"| {peer.name} | {peer.durability} | {_whole(rate)} | {_exact(p50)} | {_exact(p99)} | {_tenths(servers)} "
+        f"| {generator.median:.1f}, {100 * core.median:.0f} % |"
+    )
+
+
+def _whole(spread: Spread) -> str:
+    return f"{spread.median:,.0f} ({spread.least:,.0f} to {spread.most:,.0f})"
+
+
+def _exact(spread: Spread) -> str:
+    return f"{spread.median:.2f} ({spread.least:.2f} to {spread.most:.2f})"
+
+
+def _tenths(spread: Spread) -> str:
+    return f"{spread.median:,.1f} ({spread.least:,.1f} to {spread.most:,.1f})"

@@ -1,0 +1,67 @@
+"""A system that is measured beside others: what it is, how it is started, and what its acknowledgement is worth."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Running servers. ``address``: where messages go, the leader's. ``pids``: of all servers that do work for them.
+
+    ``check`` raises PeerFailed or DevClusterFailed if one of them has ended.
+    """
+
+    address: tuple[str, int]
+    pids: Sequence[int]
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One system in one setting.
+
+    Attributes:
+        name: for ``--peer``.
+        system: what it is, without its version.
+        replicas: how many servers keep each message.
+        durability: where a message is when it is acknowledged.
+        settings: what differs from its defaults, and why; for the page.
+        wire: what it speaks, a name of `benchmarks.load.WIRES`.
+        has_batches: whether one request may carry many messages.
+        missing: what this machine lacks to run it, with how to get it, or None.
+        prepare: fetch what is fetched once. Raises BuildFailed.
+        version: of the servers, once they are there.
+        open: start the servers in an empty directory, make what messages go to, and kill them at the end.
+    """
+
+    name: str
+    system: str
+    replicas: int
+    durability: str
+    settings: str
+    wire: str
+    has_batches: bool
+    missing: Callable[[], str | None]
+    prepare: Callable[[], None]
+    version: Callable[[], str]
+    open: Callable[[Path], AbstractAsyncContextManager[Target]]
+
+
+def package_missing(program: str, package: str) -> str | None:
+    """That a program is not on PATH, and what to do; None if it is."""
+    return None if shutil.which(program) else f"{program} is not installed: apt-get install {package}"
+
+
+def words_of(command: Sequence[str]) -> str:
+    """What a program prints. Raises OSError, subprocess.CalledProcessError."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def nothing_to_prepare() -> None:
+    """For peers that are installed by somebody else."""

@@ -1,0 +1,72 @@
+"""The picture of a run: a panel of bars for each load, with the least and the most of all windows. Pure, SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.samples import LOADS, Load, Measured, Sample, Spread
+
+WIDTH, GAP, LABEL, VALUE = 960, 30, 130, 64
+BAR, STEP, HEAD, LEGEND = 16, 24, 40, 34
+COLOURS = {"majority, on disk": "#1d4ed8", "one server, on disk": "#0f766e", "majority, page cache": "#f59e0b"}
+"""By what an acknowledgement is worth."""
+
+Figure = Callable[[Sample], float]
+
+
+def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
+    """The picture as a file."""
+    single, *others = LOADS
+    panels = [_panel(single, "p50 in ms, less is better", peers, measured, lambda sample: sample.p50_ms, "{:.2f}")]
+    panels += [
+        _panel(load, "messages/s", peers, measured, lambda sample: sample.messages_per_second, "{:,.0f}")
+        for load in others
+    ]
+    rows = max(count for count, _ in panels)
+    panel_height = HEAD + rows * STEP + 16
+    height = LEGEND + 2 * panel_height
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        'font-family="system-ui, sans-serif" font-size="12" fill="#334155">',
+        "  <title>raftmq and other systems under the same loads, 1 KiB a message</title>",
+        f'  <rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for number, (durability, colour) in enumerate(COLOURS.items()):
+        x = GAP + number * 220
+        parts.append(f'  <rect x="{x}" y="10" width="14" height="14" fill="{colour}"/>')
+        parts.append(f'  <text x="{x + 20}" y="22">acknowledged: {escape(durability)}</text>')
+    for number, (_, lines) in enumerate(panels):
+        x, y = number % 2 * (WIDTH // 2), LEGEND + number // 2 * panel_height
+        parts += [f'  <g transform="translate({x} {y})">', *(f"    {line}" for line in lines), "  </g>"]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(
+    load: Load, unit: str, peers: Sequence[Peer], measured: dict[str, Measured], figure: Figure, form: str
+) -> tuple[int, list[str]]:
+    """How many bars there are, and the panel."""
+    bars = [
+        (peer, spread)
+        for peer in peers
+        if peer.name in measured and (spread := measured[peer.name].spread(load, figure)) is not None
+    ]
+    room = WIDTH // 2 - GAP - LABEL - VALUE
+    scale = room / max((spread.most for _, spread in bars), default=1.0)
+    lines = [f'<text x="{GAP}" y="24" font-size="13" font-weight="600">{escape(load.name)}: {escape(unit)}</text>']
+    for number, (peer, spread) in enumerate(bars):
+        lines += _bar(peer, spread, HEAD + number * STEP, scale, form.format(spread.median))
+    return len(bars), lines
+
+
+def _bar(peer: Peer, spread: Spread, y: int, scale: float, value: str) -> list[str]:
+    middle = y + BAR / 2
+    least, most = LABEL + spread.least * scale, LABEL + spread.most * scale
+    return [
+        f'<text x="{LABEL - 6}" y="{y + 12}" text-anchor="end">{escape(peer.name)}</text>',
+        f'<rect x="{LABEL}" y="{y}" width="{spread.median * scale:.1f}" height="{BAR}" '
+        f'fill="{COLOURS[peer.durability]}"/>',
+        f'<path d="M{least:.1f} {middle}H{most:.1f}M{least:.1f} {y + 4}v8M{most:.1f} {y + 4}v8" stroke="#0f172a"/>',
+        f'<text x="{most + 6:.1f}" y="{y + 12}">{value}</text>',
+    ]

@@ -1,0 +1,108 @@
+"""RabbitMQ: a cluster of three nodes with quorum queues, as many as a topic of the others has."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from benchmarks.peers.peer import Peer, Target, nothing_to_prepare, package_missing
+from benchmarks.peers.servers import open_servers
+from benchmarks.wires.amqp import QUEUES, AmqpConnection, queue_name
+from benchmarks.wires.wire import LoadFailed
+from mq.cli.dev_cluster import HOST, Ports
+
+NODES = ("n0", "n1", "n2")
+LIBRARY = Path("/usr/lib/rabbitmq")
+PROGRAM = LIBRARY / "bin" / "rabbitmq-server"
+"""The one on PATH starts it as the user of Debian's service."""
+
+
+@asynccontextmanager
+async def _open(directory: Path) -> AsyncIterator[Target]:
+    ports = Ports.free(len(NODES))
+    cookie = directory / ".erlang.cookie"
+    cookie.write_text("bench")
+    cookie.chmod(0o400)
+    (directory / "enabled_plugins").write_text("[].\n")
+    shared = {
+        "HOME": str(directory),
+        "ERL_EPMD_PORT": str(ports.namesrv),
+        "ERL_EPMD_ADDRESS": HOST,
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+    }
+    with open_servers(directory) as servers:
+        servers.start("epmd", ["epmd"], shared)  # otherwise the first node leaves one behind
+        await servers.wait_listening("epmd", ports.namesrv)
+        pids = []
+        for node, port, dist_port in zip(NODES, ports.clients, ports.replication, strict=True):
+            config = directory / f"{node}.conf"
+            config.write_text(_configuration(port))
+            environment = {
+                "RABBITMQ_NODENAME": f"{node}@localhost",
+                "RABBITMQ_DIST_PORT": str(dist_port),
+                "RABBITMQ_CONFIG_FILE": str(config),
+                "RABBITMQ_MNESIA_BASE": str(directory / node),
+                "RABBITMQ_LOG_BASE": str(directory / node),
+            }
+            pids.append(servers.start(node, [str(PROGRAM)], shared | environment))
+            await servers.wait_listening(node, port)  # the next ones join the first
+
+        async def declared() -> bool:
+            await trio.to_thread.run_sync(_declare, ports.clients)
+            return True
+
+        await servers.wait("quorum queues", declared)
+        yield Target((HOST, ports.clients[0]), pids, servers.check)
+
+
+def _configuration(port: int) -> str:
+    nodes = [f"cluster_formation.classic_config.nodes.{n} = {node}@localhost" for n, node in enumerate(NODES, 1)]
+    return "\n".join(
+        [
+            f"listeners.tcp.1 = {HOST}:{port}",
+            "cluster_formation.peer_discovery_backend = classic_config",
+            *nodes,
+            "",
+        ]
+    )
+
+
+def _declare(ports: tuple[int, ...]) -> None:
+    """Make the queues at the first node, which then leads them, and see that the others know them. Raises OSError."""
+    try:
+        for port in ports:
+            with socket.create_connection((HOST, port), timeout=10) as sock:
+                connection = AmqpConnection(sock)
+                connection.open()
+                for number in range(QUEUES):
+                    connection.declare_quorum_queue(queue_name(number), len(NODES), passive=port != ports[0])
+    except LoadFailed as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _version() -> str:
+    found = [re.search(r"rabbitmq_server-([\d.]+)$", path.name) for path in (LIBRARY / "lib").iterdir()]
+    return next((each[1] for each in found if each is not None), "unknown")
+
+
+RABBITMQ = (
+    Peer(
+        name="rabbitmq",
+        system="RabbitMQ quorum queues",
+        replicas=len(NODES),
+        durability="majority, on disk",
+        settings=f"{QUEUES} queues, all led by the node that clients use; publisher confirms",
+        wire="amqp",
+        has_batches=False,
+        missing=lambda: package_missing(str(PROGRAM), "rabbitmq-server"),
+        prepare=nothing_to_prepare,
+        version=_version,
+        open=_open,
+    ),
+)

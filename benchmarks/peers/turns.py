@@ -1,0 +1,134 @@
+"""Peers take turns: round by round each is started in an empty directory, put under every load, and killed."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from benchmarks.load import Job
+from benchmarks.peers.peer import Peer, Target
+from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
+from benchmarks.peers.servers import PeerFailed
+from benchmarks.procfs import anonymous_bytes, load_average, process_tree, rss_bytes
+from benchmarks.workers import GeneratorFailed, drive, share_out
+from mq.cli.dev_cluster import DevClusterFailed
+from mq.client.errors import ClientError
+
+TURN_SECONDS_MAX = 180.0
+CONNECT_SECONDS = 1.0
+"""From the start of the load generators until their connections have sent what they keep in flight."""
+
+Say = Callable[[str], None]
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    peer: list[str]
+    quick: bool
+    rounds: int
+    windows: int
+    seconds: float
+    warmup: float
+    first_warmup: float
+    limit: float
+    dir: Path | None
+    no_write: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A whole run. ``left_out``: by name of a peer, why it could not be had here."""
+
+    measured: dict[str, Measured] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    load_averages: list[float] = field(default_factory=list)
+    rounds: int = 0
+
+
+async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: Outcome, say: Say) -> None:
+    """All rounds that the time allows. What fails is noted, and the others go on."""
+    began = trio.current_time()
+    for _ in range(plan.rounds):
+        spent = trio.current_time() - began
+        if outcome.rounds and spent + spent / outcome.rounds > plan.limit:
+            return
+        for peer in peers:
+            outcome.load_averages.append(load_average())
+            place = directory / f"{peer.name}-{outcome.rounds}"
+            place.mkdir()
+            measured = outcome.measured[peer.name]
+            try:
+                with trio.fail_after(TURN_SECONDS_MAX):
+                    await _take_turn(peer, plan, place, measured, say)
+            except (PeerFailed, DevClusterFailed, ClientError, GeneratorFailed, OSError) as error:
+                _note(measured, peer, str(error), say)
+            except trio.TooSlowError:
+                _note(measured, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
+            finally:
+                shutil.rmtree(place)
+        outcome.rounds += 1
+
+
+async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured, say: Say) -> None:
+    began = trio.current_time()
+    async with peer.open(directory) as target:
+        ready = trio.current_time()
+        await _apply(peer, target, WARM_UP, plan, plan.first_warmup, 1)
+        for load in LOADS:
+            if load.batch > 1 and not peer.has_batches:
+                continue
+            try:
+                samples = await _apply(peer, target, load, plan, plan.warmup, plan.windows)
+            except GeneratorFailed as error:
+                _note(measured, peer, f"{load.name}: {error}", say)
+                continue
+            measured.samples.setdefault(load.name, []).extend(samples)
+            say(line_of(peer, load, samples))
+        servers = [pid for server in target.pids for pid in process_tree(server)]
+        measured.resident_mib.append(sum(map(rss_bytes, servers)) / 2**20)
+        measured.anonymous_mib.append(sum(map(anonymous_bytes, servers)) / 2**20)
+    say(f"({peer.name}: up in {ready - began:.0f} s, its turn took {trio.current_time() - began:.0f} s)")
+
+
+async def _apply(peer: Peer, target: Target, load: Load, plan: Plan, warmup: float, windows: int) -> list[Sample]:
+    """Raises GeneratorFailed, PeerFailed, DevClusterFailed."""
+    job = Job(
+        address=target.address,
+        connections=load.connections,
+        in_flight=load.in_flight,
+        body_bytes=BODY_BYTES,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + warmup,
+        window_seconds=plan.seconds,
+        windows=windows,
+        first_slot=1,
+        batch=load.batch,
+        wire=peer.wire,
+    )
+    reports, cpu = await drive(share_out(job), target.pids)
+    target.check()
+    return samples_of(reports, cpu, plan.seconds)
+
+
+def _note(measured: Measured, peer: Peer, what: str, say: Say) -> None:
+    measured.failures.append(what)
+    say(f"{peer.name}: {what}")
+
+
+def line_of(peer: Peer, load: Load, samples: Sequence[Sample]) -> str:
+    """The windows of one load in a line for the terminal."""
+    rates = " ".join(f"{sample.messages_per_second:,.0f}" for sample in samples)
+    if not samples:
+        return f"{peer.name:>17} {load.name:>8}: no message was acknowledged"
+    middle = sorted(samples, key=lambda sample: sample.messages_per_second)[len(samples) // 2]
+    return (
+        f"{peer.name:>17} {load.name:>8}: {rates} msgs/s, p50 {middle.p50_ms:.2f} p99 {middle.p99_ms:.2f} ms, servers "
+        f"{middle.servers_us:.1f} us/msg, generator {middle.generator_us:.1f} us/msg, "
+        f"{100 * middle.generator_core:.0f} % of a core"
+    )

@@ -1,0 +1,81 @@
+"""How a run of `make bench-peers` becomes figures, a page and a picture."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from benchmarks.load import Job, Report
+from benchmarks.peers.__main__ import PEERS, parse_arguments
+from benchmarks.peers.page import section
+from benchmarks.peers.picture import COLOURS, draw
+from benchmarks.peers.samples import LOADS, Measured, Sample, samples_of
+from benchmarks.peers.turns import Outcome
+from benchmarks.workers import share_out
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def sample(rate: float) -> Sample:
+    return Sample(rate, 1.0, 2.5, 30.0, 4.0, 0.25)
+
+
+def outcome() -> Outcome:
+    first, second = Measured("1.0", resident_mib=[300.0], anonymous_mib=[200.0]), Measured("2.10")
+    first.samples = {load.name: [sample(rate) for rate in (1000.0, 3000.0, 2000.0)] for load in LOADS}
+    second.samples = {"1x1": [sample(500.0)]}
+    second.failures = ["64x1: the server closed the connection"]
+    return Outcome({"raftmq": first, "nats": second}, {"etcd": "etcd is not installed"}, [0.5, 1.5], 1)
+
+
+def test_cpu_and_messages_are_of_all_processes() -> None:
+    reports = [
+        Report(messages=[600, 0], cpu_seconds=[0.1, 0.0], latencies=[{345: 600}, {}]),
+        Report(messages=[400, 0], cpu_seconds=[0.2, 0.0], latencies=[{345: 400}, {}]),
+    ]
+    (found,) = samples_of(reports, [[0.01, 0.004, 0.002], [0.0, 0.0, 0.0]], seconds=0.5)
+    assert found.messages_per_second == 2000
+    assert found.servers_us == pytest.approx(16)
+    assert found.generator_us == pytest.approx(300)
+    assert found.generator_core == pytest.approx(0.4)
+
+
+def test_a_page_names_what_failed_and_what_was_left_out() -> None:
+    plan = parse_arguments(["--rounds", "2"])
+    text = section(list(PEERS.values()), outcome(), plan, command="make bench-peers", machine="m", date="d")
+    assert "Load average before each turn: 0.5 to 1.5, before the first one 0.5." in text
+    assert "| raftmq | majority, on disk | 2,000 (1,000 to 3,000) | 1.00 (1.00 to 1.00) |" in text
+    assert "| nats | majority, page cache | 500 (500 to 500) |" in text
+    assert text.count("| nats | majority") == 1
+    assert "- nats: 64x1: the server closed the connection" in text
+    assert "- etcd: etcd is not installed" in text
+    assert "For 2 rounds, 870 s were too short." in text
+    assert "300; 200 without files" in text
+
+
+def test_a_picture_has_a_bar_for_each_figure() -> None:
+    picture = ET.fromstring(draw(list(PEERS.values()), outcome().measured))
+    bars = [each for each in picture.iter(f"{SVG}rect") if each.get("height") == "16"]
+    assert len(bars) == len(LOADS) + 1
+    width = float(picture.get("viewBox", "").split()[2])
+    assert all(float(bar.get("x", "0")) + float(bar.get("width", "0")) < width / 2 for bar in bars)
+
+
+def test_every_peer_has_a_colour_and_a_name_of_its_own() -> None:
+    assert {peer.durability for peer in PEERS.values()} == set(COLOURS)
+    assert len(PEERS) >= 9
+
+
+def test_only_a_full_run_of_all_is_written() -> None:
+    assert not parse_arguments([]).no_write
+    for arguments in (["--quick"], ["--peer", "nats"], ["--no-write"]):
+        assert parse_arguments(arguments).no_write
+
+
+def test_connections_are_shared_out_with_slots_of_their_own() -> None:
+    job = Job(("h", 1), 5, 4, 10, 0.0, 1.0, 1, 1)
+    first, second = share_out(job)
+    assert (first.connections, first.first_slot) == (3, 1)
+    assert (second.connections, second.first_slot) == (2, 13)
+    assert len(share_out(Job(("h", 1), 1, 1, 10, 0.0, 1.0, 1, 1))) == 1
