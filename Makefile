@@ -26,7 +26,8 @@ ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manag
 STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test test-spark test-all check interop jepsen docker-image bench bench-peers bench-store bench-special
+.PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench bench-peers
+.PHONY: bench-store bench-special
 .PHONY: bench-once bench-fair bench-failover bench-spark fmt sim lock clean
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo 'make test    does it work here: units, a few simulated and real groups; 4 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; half an hour on two processors'
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
+	@echo 'make coverage   which branches the quick tests reach; writes htmlcov'
 	@echo 'make check   lint, format, types, import direction, own rules'
 	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
 	@echo 'make jepsen   real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"'
@@ -107,6 +109,14 @@ test-all: $(INSTALLED)
 	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
 	    $(MAKE) --no-print-directory test-spark ARGS=; \
 	else echo 'raftmq: PySpark cannot be installed here, so the tests with Spark are left out'; fi
+
+# Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
+coverage: $(INSTALLED)
+	@$(PY) -m coverage erase
+	$(PY) -m coverage run -m pytest -q $(or $(ARGS),-m 'not slow')
+	@$(PY) -m coverage combine -q
+	@$(PY) -m coverage html -q
+	@$(PY) -m coverage report
 
 check: $(INSTALLED)
 	$(PY) -m ruff check .
