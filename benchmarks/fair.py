@@ -24,10 +24,10 @@ from benchmarks.figures import Figure
 from benchmarks.frames import TOPIC
 from benchmarks.latency import share_of
 from benchmarks.neighbours import PULLED_BYTES, Job, neighbours
+from benchmarks.paced_client import Job as PacedJob
+from benchmarks.paced_client import Report, run_paced_client
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
-from benchmarks.steady import Job as SteadyJob
-from benchmarks.steady import Report, run_steady
 from benchmarks.store_load import DISK, Measure, Note, Plan
 from benchmarks.suite import Suite
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
@@ -101,7 +101,7 @@ async def _measure(
 ) -> None:
     """What a steady client notices; neighbours, if there are any, come when its warm-up is over."""
     seconds = plan.seconds if plan.quick else seconds
-    job = SteadyJob(cluster.namesrv, STEADY_TOPIC, RATE, plan.warmup, seconds)
+    job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, plan.warmup, seconds)
     reports: list[Report] = []
     watch = _Watch(cluster, leader)
     pid = cluster.pid(leader)
@@ -111,7 +111,7 @@ async def _measure(
         nursery.start_soon(watch.run, admin)
         if beside is not None:
             nursery.start_soon(_come_later, plan.warmup, beside)
-        reports.append(await run_steady(job))
+        reports.append(await run_paced_client(job))
         nursery.cancel_scope.cancel()
     used = (cpu_seconds(pid) - cpu) / (trio.current_time() - begin)
     cluster.check()

@@ -17,6 +17,15 @@ def anonymous_bytes(pid: int) -> int:
     return _status_bytes(pid, "RssAnon:")
 
 
+def own_cpu_seconds(pid: int) -> float:
+    """User and system time of the process without its children, in steps of 10 ms. 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def process_tree(pid: int) -> list[int]:
     """The process, its children, and theirs."""
     pids = [pid]

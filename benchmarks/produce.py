@@ -33,7 +33,7 @@ from benchmarks.frames import QUEUES, TOPIC
 from benchmarks.load import Job, Report, quantile
 from benchmarks.procfs import load_average, machine, rss_bytes
 from benchmarks.report import markdown, write_section
-from benchmarks.workers import ROOT, GeneratorFailed, drive, share_out
+from benchmarks.workers import ROOT, GeneratorFailed, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client.admin import Admin
@@ -108,7 +108,7 @@ async def run_load(
         keys=KEYS if plan.signed else None,
         tls_ca=plan.tls_ca,
     )
-    return await drive(share_out(job), pids)
+    return await drive(share_out(job), cpu_meters(pids))
 
 
 def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> tuple[Window, ...]:

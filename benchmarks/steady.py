@@ -1,144 +1,165 @@
-"""A well-behaved client beside others: a few messages a second, each from when it is due to the consumer's callback.
+"""A load that lasts: what a group does when the first seconds are over, and what all that comes later costs.
 
-Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.steady`` reads one JSON
-object from standard input (`Job`) and writes one to standard output (`Report`). Messages are sent when they are due,
-whether those before them were answered or not: so each of them waits for as long as the broker keeps it waiting.
+Three replicas, messages of 1 KiB, for at least 60 s and 2 GB of bodies: ``pipelined``, 4 connections with 256 single
+sends in flight each, and ``batches``, 4 connections with 2 batches of 32 messages. *Steady* is the second half of the
+time. Each replica's child processes, which index keys, are counted beside the replica itself; and so is what all of
+them go on to do after the last message, until they do nothing any more.
+
+Real processes and files, the default durability. ``python -m benchmarks.steady`` (``make bench-steady``).
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import math
+import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import trio
 
-from benchmarks.store_load import ROOT
-from mq.cli.errors import run_trio
-from mq.client.consume.push_consumer import PushConsumer
-from mq.client.errors import ClientError
-from mq.client.message import Message, ReceivedMessage, SendResult
-from mq.client.produce.producer import Producer
+from benchmarks.cases import Window
+from benchmarks.figures import Figure
+from benchmarks.load import Job
+from benchmarks.procfs import own_cpu_seconds, process_tree, rss_bytes
+from benchmarks.produce import windows_of
+from benchmarks.store_load import BATCH, DISK, Measure, Note, Plan, create_topics
+from benchmarks.suite import Suite
+from benchmarks.workers import Meter, drive, share_out
+from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.monitoring.cpu_time import cpu_seconds
 
-BODY_BYTES = 128
-_SILENCE_SECONDS_MAX = 20.0
-_ERRORS_MAX = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """``rate`` messages a second: for ``warmup`` seconds, which do not count, then for ``seconds``."""
-
-    namesrv: str
-    topic: str
-    rate: int
-    warmup: float
-    seconds: float
-
-
-@dataclass(slots=True)
-class Report:
-    """In seconds from when a message was due, for each that counts; in the order in which they came."""
-
-    acknowledged: list[float] = field(default_factory=list)
-    delivered: list[float] = field(default_factory=list)
-    failed: int = 0
-    """Messages whose sender was told of an error, or nothing."""
-    missing: int = 0
-    """Acknowledged messages that did not come."""
-    errors: list[str] = field(default_factory=list)
-    """What senders were told, each once."""
+BODY_BYTES = 1024
+SECONDS_MIN, BYTES_MIN = 60.0, 2_000_000_000
+WINDOW_SECONDS = 5.0
+CONNECT_SECONDS = 1.0
+IDLE_CORE = 0.1
+"""All replicas together use less than this share of a core when nothing is left to do."""
+IDLE_SECONDS_MAX = 120.0
+LEADER_GOALS_US = {"pipelined": 9.0, "batches": 5.0}
+INDEX_GOAL_US = 1.0
 
 
-class _Client:
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.report = Report()
-        self._begin = 0.0
-        self._acknowledged: set[int] = set()
-        self._arrived: set[int] = set()
-
-    async def run(self) -> Report:
-        """Send and receive. Raises ClientError."""
-        job, report = self._job, self.report
-        consumer = PushConsumer(job.namesrv, "steady_consumers", consume_from="first", ordered=False)
-        consumer.on(job.topic)(self._note)
-        async with (
-            consumer,
-            Producer(job.namesrv, group="steady_producers") as producer,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(consumer.run)
-            await consumer.wait_assigned()
-            self._begin = time.monotonic()
-            count = round(job.rate * (job.warmup + job.seconds))
-            for number in range(count):
-                await trio.sleep(max(0.0, self._due(number) - time.monotonic()))
-                try:
-                    producer.send_nowait(Message(job.topic, b"%d" % number + bytes(BODY_BYTES)), self._settle(number))
-                except ClientError as error:
-                    self._failed(error)
-            with trio.move_on_after(_SILENCE_SECONDS_MAX):
-                while producer.in_flight or self._acknowledged - self._arrived:  # noqa: ASYNC110 - the end of all
-                    await trio.sleep(0.05)
-            consumer.stop()
-        first = round(job.rate * job.warmup)
-        report.failed = count - first - len(report.acknowledged)
-        report.missing = len({number for number in self._acknowledged - self._arrived if number >= first})
-        return report
-
-    def _due(self, number: int) -> float:
-        return self._begin + number / self._job.rate
-
-    def _counts(self, number: int) -> bool:
-        return number >= round(self._job.rate * self._job.warmup)
-
-    def _failed(self, error: ClientError) -> None:
-        if len(self.report.errors) < _ERRORS_MAX and str(error) not in self.report.errors:
-            self.report.errors.append(str(error))
-
-    def _settle(self, number: int) -> Callable[[SendResult | ClientError], None]:
-        def settle(outcome: SendResult | ClientError) -> None:
-            if isinstance(outcome, ClientError):
-                self._failed(outcome)
-                return
-            self._acknowledged.add(number)
-            if self._counts(number):
-                self.report.acknowledged.append(time.monotonic() - self._due(number))
-
-        return settle
-
-    async def _note(self, message: ReceivedMessage) -> None:
-        now = time.monotonic()
-        number = int(message.body.rstrip(b"\0"))
-        if number not in self._arrived and self._counts(number):
-            self.report.delivered.append(now - self._due(number))
-        self._arrived.add(number)
+async def measure_pipelined(plan: Plan, directory: Path, note: Note) -> None:
+    """Single sends."""
+    await _measure("pipelined", 256, 1, plan, directory, note)
 
 
-async def run_steady(job: Job) -> Report:
-    """Do the job in a process of its own. Raises subprocess.CalledProcessError."""
-    done = await trio.run_process(
-        [sys.executable, "-m", "benchmarks.steady"],
-        stdin=json.dumps(asdict(job)).encode(),
-        capture_stdout=True,
-        cwd=ROOT,
-    )
-    return Report(**json.loads(done.stdout))
+async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
+    """Batches."""
+    await _measure("batches", 2, BATCH, plan, directory, note)
 
 
-def main() -> None:
-    """Read a job, do it, write the report."""
-    job = Job(**json.load(sys.stdin))
-    try:
-        report = run_trio(_Client(job).run)
-    except ClientError as error:
-        print(f"steady: {error}", file=sys.stderr)
-        sys.exit(1)
-    json.dump(asdict(report), sys.stdout)
+async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory: Path, note: Note) -> None:
+    seconds, seconds_min, bytes_min = (1.0, 4.0, 0) if plan.quick else (WINDOW_SECONDS, SECONDS_MIN, BYTES_MIN)
+    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        pids = [cluster.pid(node) for node in (leader, *(each for each in cluster.node_ids if each != leader))]
+        windows, memory = list[Window](), list[float]()
+        stored = 0.0
+        while len(windows) * seconds < seconds_min or stored < bytes_min:
+            job = Job(
+                address=(HOST, cluster.port(leader)),
+                connections=4,
+                in_flight=in_flight,
+                body_bytes=BODY_BYTES,
+                begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS,
+                window_seconds=seconds,
+                windows=math.ceil(seconds_min / seconds),
+                first_slot=1,
+                batch=batch,
+            )
+            reports, used = await drive(share_out(job), _meters(pids))
+            cluster.check()
+            windows += windows_of(reports, used, seconds)
+            stored += BODY_BYTES * sum(sum(report.messages) for report in reports)
+            memory.append(rss_bytes(pids[0]) / 2**20)
+        if await cluster.leader() != leader:
+            raise DevClusterFailed(f"{case}: the leader changed meanwhile; is this machine too busy?")
+        children = sum(rss_bytes(child) for pid in pids for child in process_tree(pid)[1:]) / 2**20
+        idle_after, used_after = await _wait_idle(pids)
+    for figure in figures_of(case, windows, seconds):
+        note(figure)
+    note(Figure(case, "stored by each replica", stored / 1e6, "MB"))
+    note(Figure(case, "CPU of all replicas after the load", 1e6 * used_after * BODY_BYTES / stored, "us/message"))
+    note(Figure(case, "until they had nothing left to do", idle_after, "s"))
+    note(Figure(case, "resident memory of the leader, at the end", memory[-1], "MiB"))
+    note(Figure(case, "resident memory of all child processes, at the end", children, "MiB"))
 
+
+def _meters(pids: Sequence[int]) -> list[Meter]:
+    """The CPU time of each replica itself, then that of each one's children."""
+
+    def of_children(pid: int) -> float:
+        return cpu_seconds(pid) - own_cpu_seconds(pid)
+
+    return [*(partial(own_cpu_seconds, pid) for pid in pids), *(partial(of_children, pid) for pid in pids)]
+
+
+async def _wait_idle(pids: Sequence[int]) -> tuple[float, float]:
+    """For how many seconds replicas go on without load, and the CPU seconds that they use meanwhile."""
+
+    def used() -> float:
+        return sum(map(cpu_seconds, pids))
+
+    began, first = trio.current_time(), used()
+    while trio.current_time() < began + IDLE_SECONDS_MAX:
+        before = used()
+        await trio.sleep(WINDOW_SECONDS)
+        if used() - before < IDLE_CORE * WINDOW_SECONDS:
+            return trio.current_time() - WINDOW_SECONDS - began, before - first
+    return IDLE_SECONDS_MAX, used() - first
+
+
+def figures_of(case: str, windows: Sequence[Window], seconds: float) -> list[Figure]:
+    """The first window, and the second half of them: pure.
+
+    CPU of each window is of the leader itself, then of the followers themselves, then of the child processes of each.
+    """
+    steady = windows[len(windows) // 2 :]
+
+    def median(values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+    replicas = (1 + len(windows[0].follower_us)) // 2
+    own = [(window.leader_us, *window.follower_us[: replicas - 1]) for window in steady]
+    children = [window.follower_us[replicas - 1 :] for window in steady]
+    return [
+        Figure(case, f"messages/s, first {seconds:g} s", windows[0].messages_per_second, "/s"),
+        Figure(case, "messages/s, steady", median([window.messages_per_second for window in steady]), "/s"),
+        Figure(case, "messages/s, steady, the least in a window", min(w.messages_per_second for w in steady), "/s"),
+        Figure(case, "p50, steady", median([window.p50_ms for window in steady]), "ms"),
+        Figure(case, "p99, steady", median([window.p99_ms for window in steady]), "ms"),
+        Figure(case, f"CPU of the leader itself, first {seconds:g} s", windows[0].leader_us, "us/message"),
+        Figure(
+            case,
+            "CPU of the leader itself, steady",
+            median([each[0] for each in own]),
+            "us/message",
+            LEADER_GOALS_US.get(case),
+        ),
+        Figure(
+            case,
+            "CPU of a follower itself, steady",
+            statistics.mean(median([each[number] for each in own]) for number in range(1, replicas)),
+            "us/message",
+        ),
+        Figure(
+            case,
+            "CPU of a replica's child processes, steady",
+            # They work on one part of the log after the other: only all windows together say what they cost.
+            statistics.mean(us for each in children for us in each),
+            "us/message",
+            INDEX_GOAL_US,
+        ),
+    ]
+
+
+CASES: dict[str, Measure] = {"pipelined": measure_pipelined, "batches": measure_batches}
+
+STEADY = Suite("steady", __doc__, CASES)
 
 if __name__ == "__main__":
-    main()
+    STEADY.main()

@@ -6,8 +6,9 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -34,9 +35,20 @@ def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
     return jobs
 
 
-async def drive(jobs: Sequence[Job], pids: Sequence[int]) -> tuple[list[Report], list[list[float]]]:
-    """Do all jobs at once, whose windows are the same; also returns the CPU seconds of ``pids`` in each window, those
-    of their children included. Raises GeneratorFailed."""
+Meter = Callable[[], float]
+"""What has been used so far."""
+
+
+def cpu_meters(pids: Sequence[int]) -> list[Meter]:
+    """The CPU seconds of each process with its children."""
+    return [partial(cpu_seconds, pid) for pid in pids]
+
+
+async def drive(jobs: Sequence[Job], meters: Sequence[Meter]) -> tuple[list[Report], list[list[float]]]:
+    """Do all jobs at once, whose windows are the same; also returns what each meter counted in each window.
+
+    Raises GeneratorFailed.
+    """
     reports = list[Report]()
     marks = list[list[float]]()
     failures = list[str]()
@@ -63,7 +75,7 @@ async def drive(jobs: Sequence[Job], pids: Sequence[int]) -> tuple[list[Report],
         for window in range(first.windows + 1):
             end = first.begin + window * first.window_seconds
             await trio.sleep(end - time.clock_gettime(time.CLOCK_MONOTONIC))
-            marks.append([cpu_seconds(pid) for pid in pids])
+            marks.append([read() for read in meters])
 
     async with trio.open_nursery() as nursery:
         for job in jobs:

@@ -16,7 +16,7 @@ from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
 from benchmarks.peers.servers import PeerFailed
 from benchmarks.procfs import anonymous_bytes, load_average, process_tree, rss_bytes
-from benchmarks.workers import GeneratorFailed, drive, share_out
+from benchmarks.workers import GeneratorFailed, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import DevClusterFailed
 from mq.client.errors import ClientError
 
@@ -111,7 +111,7 @@ async def _apply(peer: Peer, target: Target, load: Load, plan: Plan, warmup: flo
         batch=load.batch,
         wire=peer.wire,
     )
-    reports, cpu = await drive(share_out(job), target.pids)
+    reports, cpu = await drive(share_out(job), cpu_meters(target.pids))
     target.check()
     return samples_of(reports, cpu, plan.seconds)
 

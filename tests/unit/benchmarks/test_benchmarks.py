@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import time
 
 import pytest
@@ -16,10 +19,13 @@ from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
 from benchmarks.load import BUCKETS_PER_E, Report, quantile
+from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
 from benchmarks.pulling import Pulled, walk
 from benchmarks.report import BEGIN, END, markdown, replace_section
+from benchmarks.steady import figures_of
 from benchmarks.store_follower import cost_of
+from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.batch import decode_batch
 
 
@@ -153,3 +159,24 @@ def test_a_share_of_values_is_the_value_that_so_many_do_not_exceed() -> None:
     assert share_of(values, 0.5) == 50
     assert share_of(values, 0.99) == 99
     assert share_of([7.0], 0.99) == 7.0
+
+
+def test_steady_is_the_second_half_and_children_count_apart() -> None:
+    def window(rate: float, own: float, children: float) -> Window:
+        return Window(rate, 1.0, 2.0, own, (own / 2, own / 2, children, children, children), 0.0, 0.0)
+
+    windows = [window(40_000, 20, 0), window(30_000, 25, 0), window(17_000, 30, 0), window(16_000, 40, 50)]
+    found = {figure.name: figure.value for figure in figures_of("pipelined", windows, 5.0)}
+    assert found["messages/s, first 5 s"] == 40_000
+    assert found["messages/s, steady"] == 16_500
+    assert found["messages/s, steady, the least in a window"] == 16_000
+    assert found["CPU of the leader itself, steady"] == 35
+    assert found["CPU of a follower itself, steady"] == 17.5
+    assert found["CPU of a replica's child processes, steady"] == 25
+
+
+def test_own_cpu_time_is_without_that_of_children() -> None:
+    own, whole = own_cpu_seconds(os.getpid()), cpu_seconds(os.getpid())
+    subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
+    assert cpu_seconds(os.getpid()) - whole >= 0.05
+    assert own_cpu_seconds(os.getpid()) - own < cpu_seconds(os.getpid()) - whole

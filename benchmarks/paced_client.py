@@ -1,0 +1,144 @@
+"""A well-behaved client beside others: a few messages a second, each from when it is due to the consumer's callback.
+
+Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.paced_client`` reads one
+JSON object from standard input (`Job`) and writes one to standard output (`Report`). Messages are sent when they are
+due, whether those before them were answered or not: so each of them waits for as long as the broker keeps it waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import trio
+
+from benchmarks.store_load import ROOT
+from mq.cli.errors import run_trio
+from mq.client.consume.push_consumer import PushConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.produce.producer import Producer
+
+BODY_BYTES = 128
+_SILENCE_SECONDS_MAX = 20.0
+_ERRORS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``rate`` messages a second: for ``warmup`` seconds, which do not count, then for ``seconds``."""
+
+    namesrv: str
+    topic: str
+    rate: int
+    warmup: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Report:
+    """In seconds from when a message was due, for each that counts; in the order in which they came."""
+
+    acknowledged: list[float] = field(default_factory=list)
+    delivered: list[float] = field(default_factory=list)
+    failed: int = 0
+    """Messages whose sender was told of an error, or nothing."""
+    missing: int = 0
+    """Acknowledged messages that did not come."""
+    errors: list[str] = field(default_factory=list)
+    """What senders were told, each once."""
+
+
+class _Client:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.report = Report()
+        self._begin = 0.0
+        self._acknowledged: set[int] = set()
+        self._arrived: set[int] = set()
+
+    async def run(self) -> Report:
+        """Send and receive. Raises ClientError."""
+        job, report = self._job, self.report
+        consumer = PushConsumer(job.namesrv, "steady_consumers", consume_from="first", ordered=False)
+        consumer.on(job.topic)(self._note)
+        async with (
+            consumer,
+            Producer(job.namesrv, group="steady_producers") as producer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run)
+            await consumer.wait_assigned()
+            self._begin = time.monotonic()
+            count = round(job.rate * (job.warmup + job.seconds))
+            for number in range(count):
+                await trio.sleep(max(0.0, self._due(number) - time.monotonic()))
+                try:
+                    producer.send_nowait(Message(job.topic, b"%d" % number + bytes(BODY_BYTES)), self._settle(number))
+                except ClientError as error:
+                    self._failed(error)
+            with trio.move_on_after(_SILENCE_SECONDS_MAX):
+                while producer.in_flight or self._acknowledged - self._arrived:  # noqa: ASYNC110 - the end of all
+                    await trio.sleep(0.05)
+            consumer.stop()
+        first = round(job.rate * job.warmup)
+        report.failed = count - first - len(report.acknowledged)
+        report.missing = len({number for number in self._acknowledged - self._arrived if number >= first})
+        return report
+
+    def _due(self, number: int) -> float:
+        return self._begin + number / self._job.rate
+
+    def _counts(self, number: int) -> bool:
+        return number >= round(self._job.rate * self._job.warmup)
+
+    def _failed(self, error: ClientError) -> None:
+        if len(self.report.errors) < _ERRORS_MAX and str(error) not in self.report.errors:
+            self.report.errors.append(str(error))
+
+    def _settle(self, number: int) -> Callable[[SendResult | ClientError], None]:
+        def settle(outcome: SendResult | ClientError) -> None:
+            if isinstance(outcome, ClientError):
+                self._failed(outcome)
+                return
+            self._acknowledged.add(number)
+            if self._counts(number):
+                self.report.acknowledged.append(time.monotonic() - self._due(number))
+
+        return settle
+
+    async def _note(self, message: ReceivedMessage) -> None:
+        now = time.monotonic()
+        number = int(message.body.rstrip(b"\0"))
+        if number not in self._arrived and self._counts(number):
+            self.report.delivered.append(now - self._due(number))
+        self._arrived.add(number)
+
+
+async def run_paced_client(job: Job) -> Report:
+    """Do the job in a process of its own. Raises subprocess.CalledProcessError."""
+    done = await trio.run_process(
+        [sys.executable, "-m", "benchmarks.paced_client"],
+        stdin=json.dumps(asdict(job)).encode(),
+        capture_stdout=True,
+        cwd=ROOT,
+    )
+    return Report(**json.loads(done.stdout))
+
+
+def main() -> None:
+    """Read a job, do it, write the report."""
+    job = Job(**json.load(sys.stdin))
+    try:
+        report = run_trio(_Client(job).run)
+    except ClientError as error:
+        print(f"paced client: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

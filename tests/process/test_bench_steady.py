@@ -1,0 +1,25 @@
+"""The cases of `make bench-steady`, as small as they can be: they run, and their figures are possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import steady
+from benchmarks.figures import Figure
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.mark.trio
+async def test_pipelined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steady, "IDLE_CORE", 100.0)
+    figures: list[Figure] = []
+    await steady.measure_pipelined(steady.STEADY.parse_arguments(["--quick"]), tmp_path, figures.append)
+    found = {figure.name: figure.value for figure in figures}
+    assert found["messages/s, steady"] >= found["messages/s, steady, the least in a window"] > 0
+    assert found["CPU of the leader itself, steady"] > found["CPU of a follower itself, steady"] > 0
+    assert found["CPU of a replica's child processes, steady"] >= 0
+    assert found["stored by each replica"] > 0
+    assert found["resident memory of the leader, at the end"] > 20
