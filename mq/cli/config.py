@@ -10,6 +10,7 @@ import typer
 
 from mq.broker.rocketmq_conf import ConfInvalid, Converted, convert, to_toml
 from mq.cli.errors import CommandFailed
+from mq.cli.output import Json, print_json
 
 app = typer.Typer(help="Read settings files of RocketMQ.", no_args_is_help=True)
 
@@ -22,9 +23,14 @@ def _group() -> None:
 @app.command("convert")
 def convert_file(
     file: Annotated[Path, typer.Argument(metavar="BROKER.CONF", help="RocketMQ's properties file.")],
+    as_json: Json = False,
 ) -> None:
     """Print the settings of a broker.conf as TOML; what is not taken over is a comment."""
-    sys.stdout.write(to_toml(read_conf(file)))
+    converted = read_conf(file)
+    if as_json:
+        print_json({"settings": converted.settings, "not_taken_over": converted.warnings})
+    else:
+        sys.stdout.write(to_toml(converted))
 
 
 def read_conf(file: Path) -> Converted:

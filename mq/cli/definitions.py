@@ -70,6 +70,7 @@ def export(
         Path | None, typer.Argument(metavar="[FILE]", help="Where to write; default: standard output.")
     ] = None,
     offsets: Annotated[bool, typer.Option(help="Whether to write how far consumer groups are.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written into FILE as JSON.")] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Write topics, consumer groups and offsets as one JSON document.
@@ -91,7 +92,12 @@ def export(
         file.write_bytes(text)
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
-    print(f"{file}: {_counted(found)}")
+    topics, groups = len(found.topics), len(found.consumer_groups)
+    queues = sum(len(rows) for rows in found.offsets.values())
+    if as_json:
+        print_json({"file": str(file), "topics": topics, "consumer_groups": groups, "queues_with_offsets": queues})
+    else:
+        print(f"{file}: {topics} topics, {groups} consumer groups, offsets of {queues} queues")
 
 
 def import_(
@@ -261,8 +267,3 @@ async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitio
 async def _store_offsets(namesrv: str, group: str, rows: list[Offset]) -> None:
     async with PullConsumer(namesrv, group) as consumer:
         await consumer.commit({MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows})
-
-
-def _counted(found: Definitions) -> str:
-    queues = sum(len(rows) for rows in found.offsets.values())
-    return f"{len(found.topics)} topics, {len(found.consumer_groups)} consumer groups, offsets of {queues} queues"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mq.cli.errors import CommandFailed
+from mq.cli.output import Json, print_json
 from raftlog.net.authentication import SECRETS_MAX
 from raftlog.net.secret_file import (
     FILE_NAME,
@@ -32,13 +34,18 @@ File = Annotated[Path | None, typer.Option("--file", help="The file itself, if t
 
 
 @app.command("show")
-def show(data_dir: DataDir = None, file: File = None) -> None:
+def show(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
     """Print the valid secrets, the newest first, as `raftmq group secret set` reads them."""
-    sys.stdout.write(format_secrets(_read(_path(data_dir, file))).decode())
+    path = _path(data_dir, file)
+    text = format_secrets(_read(path)).decode()
+    if as_json:
+        print_json({"file": path, "secrets": text.split()})
+    else:
+        sys.stdout.write(text)
 
 
 @app.command("set")
-def set_secret(data_dir: DataDir = None, file: File = None) -> None:
+def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
     """Write the secrets that standard input has. They must have one in common with those that are there, if any."""
     path = _path(data_dir, file)
     try:
@@ -54,29 +61,32 @@ def set_secret(data_dir: DataDir = None, file: File = None) -> None:
             f"{path} has another secret, nothing was changed: with this one the replica would be cut off from its group"
         )
     _write(path, given)
-    print(f"{path}: {_count(given)}, where there {'were none' if not before else f'was {_count(before)}'}")
+    was = "were none" if not before else f"was {_count(before)}"
+    _tell(path, before, given, f"{_count(given)}, where there {was}", as_json)
 
 
 @app.command("add")
-def add(data_dir: DataDir = None, file: File = None) -> None:
+def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
     """Make a new secret that is valid beside the present one: the first step of exchanging it."""
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == SECRETS_MAX:
         raise CommandFailed(f"{path} has {_count(before)} already: finish with `raftmq group secret drop-old` first")
-    _write(path, (new_secret(), *before))
-    print(f"{path}: a new secret was added, the old one is valid as well; now give this file to the other replicas")
+    after = (new_secret(), *before)
+    _write(path, after)
+    text = "a new secret was added, the old one is valid as well; now give this file to the other replicas"
+    _tell(path, before, after, text, as_json)
 
 
 @app.command("drop-old")
-def drop_old(data_dir: DataDir = None, file: File = None) -> None:
+def drop_old(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
     """Let only the newest secret be valid: the last step, once every replica has it."""
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == 1:
         raise CommandFailed(f"{path} has one secret only, nothing was changed")
     _write(path, before[:1])
-    print(f"{path}: the old secret is not valid any more")
+    _tell(path, before, before[:1], "the old secret is not valid any more", as_json)
 
 
 def _path(data_dir: Path | None, file: Path | None) -> str:
@@ -97,6 +107,14 @@ def _write(path: str, secrets: tuple[bytes, ...]) -> None:
         write_secrets(path, secrets)
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}; nothing was changed") from error
+
+
+def _tell(path: str, before: Sequence[bytes], after: Sequence[bytes], text: str, as_json: bool) -> None:
+    """Say what was changed, and no secret."""
+    if as_json:
+        print_json({"file": path, "secrets_before": len(before), "secrets": len(after)})
+    else:
+        print(f"{path}: {text}")
 
 
 def _count(secrets: tuple[bytes, ...]) -> str:

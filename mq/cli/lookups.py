@@ -10,7 +10,8 @@ import typer
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, parse_time, print_json, time_of
+from mq.cli.message_view import message_fields
+from mq.cli.output import Json, parse_time, print_json
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.message import ReceivedMessage
@@ -24,6 +25,8 @@ Time = Annotated[
     typer.Argument(parser=parse_time, metavar="TIME", help="2026-03-01T09:30 is local, 2026-03-01T09:30Z is UTC."),
 ]
 _BODY_BYTES_MAX = 200
+_OTHERWISE = ("tag", "keys", "body", "body_base64")
+"""People see the first two among the properties, and the body in another form."""
 
 
 @app.command("by-id")
@@ -89,27 +92,11 @@ def _show(messages: Sequence[ReceivedMessage], as_json: bool) -> None:
     if not messages:
         raise CommandFailed("no such message", EXIT_FAILED)
     if as_json:
-        print_json([_fields(each) | {"body": each.body.decode("utf-8", "replace")} for each in messages])
+        print_json([message_fields(each) for each in messages])
         return
     for message in messages:
-        fields = _fields(message)
-        for name, value in fields.items():
-            print(f"{name:>17}  {value}")
+        for name, value in message_fields(message).items():
+            if name not in _OTHERWISE:
+                print(f"{name:>17}  {value}")
         text = message.body[:_BODY_BYTES_MAX].decode("utf-8", "replace")
         print(f"{'body':>17}  {text!r}{'...' if len(message.body) > _BODY_BYTES_MAX else ''}\n")
-
-
-def _fields(message: ReceivedMessage) -> dict[str, object]:
-    record = message.record
-    return {
-        "message_id": message.message_id,
-        "offset_message_id": record.offset_message_id,
-        "topic": record.topic,
-        "broker": message.queue.broker_name,
-        "queue": message.queue.queue_id,
-        "offset": record.queue_offset,
-        "stored": time_of(record.store_timestamp_ms),
-        "born_host": f"{record.born_host.ip}:{record.born_host.port}",
-        "reconsume_times": record.reconsume_times,
-        "properties": dict(record.properties),
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -12,6 +13,8 @@ import typer
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
+from mq.cli.message_view import message_fields
+from mq.cli.output import Json, JsonLines, print_json
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.push_consumer import PushConsumer
@@ -33,6 +36,7 @@ def produce(
     trace: Trace = False,
     group: Annotated[str, typer.Option(help="Producer group.")] = "raftmq_cli",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to try for each message.")] = 15.0,
+    as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Send each line of standard input as one message; empty ones are left out. Exit code 1 unless all of them were
@@ -84,8 +88,11 @@ def produce(
             run_trio(main)
     finally:
         counts["outcome unknown"] += in_flight  # ctrl-C
-        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent")
-        print(said, file=sys.stderr)
+        if as_json:
+            print_json({what.replace(" ", "_"): count for what, count in counts.items()} | {"errors": examples})
+        else:
+            said = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "sent")
+            print(said, file=sys.stderr)
     if counts["acknowledged"] != counts["sent"]:
         raise CommandFailed("; ".join(examples), EXIT_FAILED)
 
@@ -117,6 +124,7 @@ def consume(
     consume_from: Annotated[str, typer.Option("--from", help="Where a new group begins: first or last.")] = "first",
     tags: Annotated[str, typer.Option(help='Which tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
     trace: Trace = False,
+    as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Print the body of each message of a topic, one a line."""
@@ -137,7 +145,7 @@ def consume(
                 await _say_if_missing(topic, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
-                    print_bytes(message.body + b"\n")
+                    print_bytes((json.dumps(message_fields(message)).encode() if as_json else message.body) + b"\n")
                 if left is not None:
                     left -= 1
                     if left == 0:

@@ -1,7 +1,8 @@
 """How every command prints for programs, and how it prints and reads times.
 
-``--json`` prints one indented document with snake_case names; what is a list is an array. A time is ISO 8601 in UTC
-with milliseconds, for people and for programs alike, and what a command prints as a time another one takes as one.
+``--json`` prints one indented document with snake_case names; what is a list is an array. A command that goes on until
+it is stopped prints one object a line instead. A time is ISO 8601 in UTC with milliseconds, for people and for programs
+alike, and what a command prints as a time another one takes as one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
 
 
 def print_json(value: object) -> None:

@@ -10,8 +10,9 @@ import typer
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import run_trio
+from mq.cli.message_view import message_fields
 from mq.cli.messages import print_bytes
-from mq.cli.output import time_of
+from mq.cli.output import JsonLines, time_of
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
@@ -30,7 +31,7 @@ def tail(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Store time, queue, offset, tag and keys before each body.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+    as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Print the messages of a topic as they are stored, one a line. Nobody's offsets change."""
@@ -75,18 +76,7 @@ async def _take_new_queues(consumer: PullConsumer, topic: str, tags: str) -> Non
 
 def _line(message: ReceivedMessage, *, verbose: bool, as_json: bool) -> bytes:
     if as_json:
-        row = {
-            "stored": time_of(message.record.store_timestamp_ms),
-            "broker": message.queue.broker_name,
-            "queue": message.queue.queue_id,
-            "offset": message.queue_offset,
-            "message_id": message.message_id,
-            "tag": message.tags,
-            "keys": list(message.keys),
-            "properties": dict(message.properties),
-            "body": message.body.decode("utf-8", "backslashreplace"),
-        }
-        return json.dumps(row).encode() + b"\n"
+        return json.dumps(message_fields(message)).encode() + b"\n"
     if not verbose:
         return message.body + b"\n"
     place = f"{message.queue.broker_name}/{message.queue.queue_id}@{message.queue_offset}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
 from mq.cli.errors import run_trio
-from mq.cli.output import Json, print_json
+from mq.cli.output import JsonLines
 from mq.cli.status import role_of
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
@@ -46,19 +47,22 @@ class Lag:
 def top(
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, print what was seen, and end.")] = False,
-    as_json: Json = False,
+    as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show rates, lag and leaders, again and again; ctrl-C ends it. --json and --once print one look and end."""
+    """Show rates, lag and leaders, again and again; ctrl-C ends it."""
 
     async def main() -> None:
         view = _View(namesrv)
         await view.look()
         await trio.sleep(interval)
         await view.look()
-        if as_json:
-            print_json(view.as_json())
-            return
+        while as_json:
+            print(json.dumps(view.as_json()), flush=True)
+            if once:
+                return
+            await trio.sleep(interval)
+            await view.look()
         console = Console()
         if once:
             console.print(view.page())

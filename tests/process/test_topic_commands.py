@@ -183,7 +183,7 @@ async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
         assert (row["offset"], row["tag"], row["keys"], row["body"]) == (2, "A", ["k3"], "c")
         assert json.loads(await commands.run("export"))["consumer_groups"] == {}
         await commands.run("consume", "T", "--group", "G", "--count", "1")
-        seen = await commands.json("top")
+        seen = await commands.json("top", "--once")
         assert [(group["group"], group["leader"]) for group in seen["groups"]] == [("broker-a", "n0")]
         assert seen["groups"][0]["rates"]["n0"]["stored"] is not None
         assert seen["lag"] == [{"group": "G", "topic": "T", "messages": 2}]

@@ -1,0 +1,34 @@
+"""A message as all commands print it for programs."""
+
+from __future__ import annotations
+
+import base64
+
+from mq.cli.output import time_of
+from mq.client.message import ReceivedMessage
+
+
+def message_fields(message: ReceivedMessage) -> dict[str, object]:
+    """Where a message is, and what is in it. A body that is no UTF-8 is in ``body_base64``, and ``body`` is None."""
+    record = message.record
+    body: str | None
+    try:
+        body, encoded = message.body.decode(), None
+    except UnicodeDecodeError:
+        body, encoded = None, base64.b64encode(message.body).decode()
+    return {
+        "message_id": message.message_id,
+        "offset_message_id": record.offset_message_id,
+        "topic": record.topic,
+        "broker": message.queue.broker_name,
+        "queue": message.queue.queue_id,
+        "offset": record.queue_offset,
+        "stored": time_of(record.store_timestamp_ms),
+        "born_host": f"{record.born_host.ip}:{record.born_host.port}",
+        "reconsume_times": record.reconsume_times,
+        "tag": message.tags,
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "body": body,
+        "body_base64": encoded,
+    }
