@@ -239,13 +239,13 @@ def _deleted(loss: Loss) -> str:
 
 def _cut(loss: Loss) -> str:
     return (
-        f"{_where(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} were stored and are not any more "
+        f"{_where(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} existed before and do not exist any more "
         f"({(loss.end or 0) - loss.start} messages), the queue ends at {loss.now} now"
     )
 
 
 def _gone(loss: Loss) -> str:
-    return f"{_where(loss)} is not there any more; {_unread(loss)}"
+    return f"{_where(loss)} does not exist any more; {_unread(loss)}"
 
 
 def _recreated(loss: Loss) -> str:
@@ -254,7 +254,7 @@ def _recreated(loss: Loss) -> str:
 
 def _unread(loss: Loss) -> str:
     if loss.end is None:
-        return f"it was read up to offset {loss.start}, whether it had more is not known"
+        return f"it was read up to offset {loss.start}, and may have had more messages"
     return f"offsets {loss.start} to {loss.end - 1} ({loss.end - loss.start} messages) were not read"
 
 
