@@ -17,12 +17,17 @@ from mq.protocol.names import RETRY_PREFIX, retry_topic
 from mq.protocol.signing import KEY_LENGTH_MIN, Signer
 
 
-class Permission(enum.Flag):
+class Permission(enum.Enum):
     """What an account may do with a topic, or with a consumer group."""
 
-    DENY = 0
-    PUB = enum.auto()
-    SUB = enum.auto()
+    PUB = "PUB"
+    SUB = "SUB"
+
+    # Looked up for each request: the hash of an Enum is computed in Python, from its name.
+    __hash__ = object.__hash__
+
+
+Permissions = frozenset[Permission]
 
 
 class AclFileInvalid(Exception):
@@ -38,9 +43,9 @@ class Account:
     white_listed: Matches = field(repr=False)
     """From these addresses the account is believed without a signature."""
     admin: bool = False
-    default_topic: Permission = Permission.DENY
-    default_group: Permission = Permission.DENY
-    permissions: Mapping[str, Permission] = field(default_factory=dict)
+    default_topic: Permissions = frozenset()
+    default_group: Permissions = frozenset()
+    permissions: Mapping[str, Permissions] = field(default_factory=dict)
 
     def may(self, topic: str, wanted: Permission, address: str) -> bool:
         """Whether it may do this with a topic, or with the retry topic of a consumer group, from this address."""
@@ -70,6 +75,7 @@ _ACCOUNT_FIELDS: Final = frozenset(
         "groupPerms",
     )
 )
+_DENY: Final = "DENY"
 _FILE_FIELDS: Final = frozenset(("globalWhiteRemoteAddresses", "accounts", "dataVersion"))
 
 
@@ -114,8 +120,8 @@ def _account(where: str, row: Any) -> Account:
     )
 
 
-def _permissions(where: str, name: str, rows: Any) -> dict[str, Permission]:
-    found: dict[str, Permission] = {}
+def _permissions(where: str, name: str, rows: Any) -> dict[str, Permissions]:
+    found: dict[str, Permissions] = {}
     for row in _list(f"{where}: {name}", rows):
         resource, equals, words = str(row).partition("=")
         if not equals or not resource.strip():
@@ -124,14 +130,13 @@ def _permissions(where: str, name: str, rows: Any) -> dict[str, Permission]:
     return found
 
 
-def _permission(where: str, name: str, words: Any) -> Permission:
-    permission = Permission.DENY
+def _permission(where: str, name: str, words: Any) -> Permissions:
     parts = [part.strip() for part in str(words).split("|")]
-    for part in parts:
-        if part not in Permission.__members__ or (part == "DENY" and len(parts) > 1):
-            raise AclFileInvalid(f"{where}: {name} has {words!r}; there are DENY, PUB, SUB and PUB|SUB")
-        permission |= Permission[part]
-    return permission
+    if parts == [_DENY]:
+        return frozenset()
+    if any(part not in Permission.__members__ for part in parts):
+        raise AclFileInvalid(f"{where}: {name} has {words!r}; there are DENY, PUB, SUB and PUB|SUB")
+    return frozenset(map(Permission, parts))
 
 
 def _addresses(where: str, pattern: str) -> Matches:

@@ -26,6 +26,7 @@ Log = structlog.stdlib.BoundLogger
 
 _NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)
+_ANYBODY: Final = Role.ANYBODY
 
 
 class AccessDenied(msgspec.Struct, frozen=True):
@@ -102,13 +103,13 @@ class AccessControl:
         secrets = self._secrets()
         if self._merged_of != (accounts, self._users.version, secrets):
             self._merge(accounts, secrets)
-        by_key = self._by_key
+        by_key, row_of = self._by_key, ROWS.get
         believed: dict[str, bool] = {}  # by access key: from this address without a signature
         result: list[tuple[Any, bytes, int]] = []
         for each, header in zip(incoming, headers_of(chunk), strict=False):
             request, body, serialization = each
-            row = ROWS.get(type(request))
-            if row is not Role.ANYBODY and not isinstance(request, _NOT_REQUESTS):
+            row = row_of(type(request))
+            if row is not _ANYBODY and not isinstance(request, _NOT_REQUESTS):
                 fields = header_fields(serialization, header)
                 account = by_key.get(access_key := fields.get(ACCESS_KEY, ""))
                 reason: str | None
@@ -162,17 +163,16 @@ def _unknown(access_key: str) -> str:
 
 def _lacking(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
     """What an account may not do of a request; None if it may do all of it."""
+    if callable(row):
+        for topic, permission in row(request, body):
+            if not account.may(topic, permission, address):
+                return f"{account.access_key} has no permission {permission.name} for {topic[:200]}"
+        return None
     if row is None and not isinstance(request, UnknownRequest):
         return f"request code {request.code} is for nobody"
-    if row is None or row is Role.ACCOUNT:
-        return None  # an unknown code is refused anyway
     if row is Role.ADMIN:
         return f"request code {request.code} is for administrators, and {account.access_key} is not one"
-    assert not isinstance(row, Role)
-    for topic, permission in row(request, body):
-        if not account.may(topic, permission, address):
-            return f"{account.access_key} has no permission {permission.name} for {topic[:200]}"
-    return None
+    return None  # any account will do, and an unknown code is refused anyway
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
