@@ -16,6 +16,7 @@ from mq.broker.access.control import AccessControl, AccessDenied
 from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.flow_control import MUCH_BYTES, UnreadReplies
+from mq.broker.net.not_served import why_not_served
 from mq.protocol.chunks import Incoming, decode_chunk, missing_bytes
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
@@ -303,7 +304,7 @@ class ClientConnection:
         if isinstance(request, AccessDenied):
             self._report("access_denied", request.code, request.remark)
             raise RequestRefused(ResponseCode.NO_PERMISSION, request.remark)
-        raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+        raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, why_not_served(request.code))
 
     def _closed(self, reason: str) -> None:
         self._intake.finished(self)
