@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tests.interop.security import ACL, TLS, Security
+
 HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".interop"
 
@@ -38,6 +40,10 @@ class Client(Protocol):
         """Scenarios that this client cannot play, and why."""
 
     @property
+    def unable(self) -> Mapping[str, str]:
+        """The kinds of security that this client does not have, and in which words to say so."""
+
+    @property
     def stays_away_seconds(self) -> float:
         """How long it does not try an address again that did not answer."""
 
@@ -58,8 +64,11 @@ class Client(Protocol):
     def build(self, *, offline: bool = False) -> None:
         """Fetch and compile, with what was fetched before only if ``offline``. Raises BuildFailed."""
 
-    def command(self, directory: Path) -> list[str]:
-        """Program and first arguments; its own logs go into ``directory``, which exists."""
+    def command(self, directory: Path, security: Security) -> list[str]:
+        """Program and first arguments; its own logs go into ``directory``, which exists.
+
+        The program is run with ``security.program`` in its environment.
+        """
 
 
 def tools_missing(*names: str) -> str | None:
@@ -94,6 +103,7 @@ class JavaClient:
 
     name: str
     skips: Mapping[str, str] = field(default_factory=dict)
+    unable: Mapping[str, str] = field(default_factory=dict)
     stays_away_seconds: float = 0
     protocol: str = REMOTING
     servers: str = RAFTMQ
@@ -118,10 +128,13 @@ class JavaClient:
                 raise
             run_tool([*maven, *goals], HERE / "java")
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, security: Security) -> list[str]:
         # The tools of 4.9 read this file whatever they log to.
         (directory / "conf").mkdir(exist_ok=True)
         (directory / "conf" / "logback_tools.xml").write_text("<configuration/>\n")
+        if (keys := security.administrator) is not None:
+            rows = f"accessKey: {keys.access_key}\nsecretKey: {keys.secret_key}\n"
+            (directory / "conf" / "tools.yml").write_text(rows)
         options = {
             "user.home": str(directory),
             "user.timezone": "UTC",
@@ -129,6 +142,13 @@ class JavaClient:
             "rocketmq.client.logRoot": str(directory),
             "rocketmq.client.localOffsetStoreDir": str(directory / "offsets"),
         }
+        if security.authority is not None:
+            options |= {
+                "tls.enable": "true",
+                "tls.test.mode.enable": "false",  # its default trusts every server
+                "tls.client.authServer": "true",
+                "tls.client.trustCertPath": str(security.authority),
+            }
         return [
             "java",
             "-Xmx512m",
@@ -146,6 +166,7 @@ class GoClient:
     """github.com/apache/rocketmq-client-go/v2 of the version that go/go.mod pins."""
 
     name: str = "go"
+    unable: Mapping[str, str] = field(default_factory=lambda: {TLS: "this client has no TLS"})
     stays_away_seconds: float = 0
     protocol: str = REMOTING
     servers: str = RAFTMQ
@@ -155,7 +176,7 @@ class GoClient:
         return {
             "lite-pull": "this client has none",
             "lookup": "this client has none",
-            "mqadmin": "a tool of the Java client",
+            **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
             "requests-killed": "this client crashes when a request cannot be sent",
             **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
             **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
@@ -178,7 +199,7 @@ class GoClient:
             HERE / "go",
         )
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, security: Security) -> list[str]:
         return ["env", f"HOME={directory}", str(self._program)]
 
 
@@ -187,6 +208,7 @@ class NodeClient:
     """ali-ons of the version that node/package-lock.json pins."""
 
     name: str = "node"
+    unable: Mapping[str, str] = field(default_factory=lambda: {TLS: "this client has no TLS"})
     stays_away_seconds: float = 0
     protocol: str = REMOTING
     servers: str = RAFTMQ
@@ -204,7 +226,7 @@ class NodeClient:
             "reset": "this client takes no notice of what a broker asks of it",
             "lookup": "this client has none",
             "admin": "this client has none",
-            "mqadmin": "a tool of the Java client",
+            **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
             **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
             **dict.fromkeys(("transactions", "transactions-killed"), "this client has none"),
             **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
@@ -229,7 +251,7 @@ class NodeClient:
         options = ["--ignore-scripts", "--no-audit", "--no-fund", "--offline" if offline else "--prefer-offline"]
         run_tool(["npm", "ci", *options], self._output)
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, security: Security) -> list[str]:
         return [
             "env",
             f"HOME={directory}",
@@ -244,13 +266,14 @@ class RustClient:
     """rocketmq-client-rust of the version that rust/Cargo.toml pins. Compiling it takes minutes."""
 
     name: str = "rust"
+    unable: Mapping[str, str] = field(default_factory=dict)
     stays_away_seconds: float = 30
     protocol: str = REMOTING
     servers: str = RAFTMQ
 
     @property
     def skips(self) -> Mapping[str, str]:
-        return {"mqadmin": "a tool of the Java client"}
+        return dict.fromkeys(("mqadmin", "users"), "a tool of the Java client")
 
     @property
     def _output(self) -> Path:
@@ -266,8 +289,11 @@ class RustClient:
         options = ["--locked", "--quiet", "--target-dir", str(self._output), *(["--offline"] if offline else [])]
         run_tool(["cargo", "build", *options], HERE / "rust")
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, security: Security) -> list[str]:
         return ["env", f"HOME={directory}", "RUST_LOG=warn", str(self._output / "debug" / "interop")]
+
+
+_PROXY_UNSECURED = "the proxy stands between this client and raftmq, and is not set up for it here"
 
 
 @dataclass(frozen=True)
@@ -276,6 +302,7 @@ class PythonClient:
 
     name: str
     servers: str
+    unable: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys((ACL, TLS), _PROXY_UNSECURED))
     protocol: str = GRPC
     stays_away_seconds: float = 0
 
@@ -305,7 +332,7 @@ class PythonClient:
         if not (offline and self.is_built()):
             run_tool([*install, "-r", str(HERE / "grpc" / "requirements.txt")], HERE)
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, security: Security) -> list[str]:
         # The client writes its log below HOME.
         return ["env", f"HOME={directory}", str(self._program), str(HERE / "grpc" / "main.py")]
 
@@ -340,7 +367,7 @@ def build_servers(version: str = SERVERS_VERSION, *, offline: bool = False) -> N
 
 
 _SINCE_5 = "this client has it from 5.0 on"
-_JAVA4_SKIPS = dict.fromkeys(("timers", "timers-killed", "recall", "pop", "pop-killed"), _SINCE_5)
+_JAVA4_SKIPS = dict.fromkeys(("timers", "timers-killed", "recall", "pop", "pop-killed", "users"), _SINCE_5)
 
 CLIENTS: dict[str, Client] = {
     client.name: client

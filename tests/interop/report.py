@@ -7,21 +7,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.interop.security import TITLES
+
+ALL = "all"
+"""In the place of a scenario's name: all of them."""
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one scenario with one client. ``passed`` is None when it was not played; ``note`` says why.
+    """What became of one scenario with one client and one way to secure the servers.
 
-    ``again``: it was played again after the run, for itself.
+    ``passed`` is None when it was not played; ``note`` says why. ``played`` is the date. ``again``: it was played again
+    after the run, for itself.
     """
 
     client: str
+    security: str
     scenario: str
     passed: bool | None
     note: str
-    seconds: float
-    version: str
+    seconds: float = 0.0
+    version: str = ""
+    played: str = ""
     again: bool = False
+
+    @property
+    def subject(self) -> tuple[str, str, str]:
+        """What it is the outcome of."""
+        return self.client, self.security, self.scenario
 
     @property
     def word(self) -> str:
@@ -30,7 +43,8 @@ class Outcome:
 
     def line(self) -> str:
         """For whoever watches."""
-        return f"{self.client} {self.scenario}: {self.word.strip('*')} ({self.seconds:.0f} s) {self.note}".rstrip()
+        word = self.word.strip("*")
+        return f"{self.client} {self.security} {self.scenario}: {word} ({self.seconds:.0f} s) {self.note}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Page:
 
 def table(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
     """Scenarios by clients, in Markdown. Outcomes of no scenario, such as a failed build, have no row."""
-    clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
+    clients = list(dict.fromkeys(outcome.client for outcome in outcomes if outcome.scenario in titles))
     words = {(outcome.client, outcome.scenario): outcome.word for outcome in outcomes}
     rows = [f"| scenario | {' | '.join(clients)} |", f"|---|{'---|' * len(clients)}"]
     for name, title in titles.items():
@@ -56,7 +70,7 @@ def table(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
 
 
 def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str], *, machine: str, date: str) -> str:
-    """The page."""
+    """The page. Outcomes come in the order in which they are told."""
     lines = [
         f"# {page.title}",
         "",
@@ -69,21 +83,51 @@ def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str],
     ]
     if page.introduction:
         lines += [*textwrap.wrap(page.introduction, 120, break_on_hyphens=False), ""]
-    clients = list(dict.fromkeys(outcome.client for outcome in outcomes))
-    order = {name: number for number, name in enumerate(titles)}
     versions = {outcome.client: outcome.version for outcome in outcomes if outcome.version}
-    lines += [f"- {client}: {version}" for client, version in versions.items()]
-    lines += ["", table(outcomes, titles), ""]
-    if again := [f"{each.client} {each.scenario}" for each in outcomes if each.again]:
-        lines += [f"Played again after the run, each for itself, perhaps by a newer commit: {', '.join(again)}.", ""]
+    lines += [*(f"- {client}: {version}" for client, version in versions.items()), ""]
+    for security in dict.fromkeys(outcome.security for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.security == security]
+        lines += [f"## {TITLES[security]} (`{security}`)", ""]
+        if any(outcome.scenario in titles for outcome in mine):
+            lines += [table(mine, titles), "", *textwrap.wrap(_dates(mine, titles), 120), ""]
+        lines += _whole(mine)
     for heading, passed in (("Failed", False), ("Not played", None), ("Noted", True)):
-        notes = [each for each in outcomes if each.passed is passed and each.note]
-        notes.sort(key=lambda each: (clients.index(each.client), order.get(each.scenario, -1)))
-        if notes:
-            lines += [f"## {heading}", ""]
-            lines += [f"- {each.client} {each.scenario}: {_flat(each.note)}" for each in notes]
-            lines.append("")
+        lines += _notes(heading, [each for each in outcomes if each.passed is passed and each.scenario != ALL])
     return "\n".join(lines)
+
+
+def _dates(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
+    """When each client played, from the first scenario to the last."""
+    dates: dict[str, list[str]] = {}
+    for each in outcomes:
+        if each.scenario in titles:
+            dates.setdefault(each.client, []).append(each.played)
+    spans = {client: sorted({min(played), max(played)}) for client, played in dates.items()}
+    words = "Played: " + ", ".join(f"{client} {' to '.join(span)}" for client, span in spans.items()) + "."
+    if again := [f"{each.client} {each.scenario}" for each in outcomes if each.again]:
+        words += f" Played again after the run, each for itself, perhaps by a newer commit: {', '.join(again)}."
+    return words
+
+
+def _whole(outcomes: Sequence[Outcome]) -> list[str]:
+    """The clients that played nothing, and why."""
+    lines = [f"- {each.client}: not played: {_flat(each.note)}" for each in outcomes if each.scenario == ALL]
+    return [*lines, ""] if lines else []
+
+
+def _notes(heading: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """A section with what is to be said of these outcomes, once for all ways to secure servers if it is the same."""
+    security: dict[tuple[str, str, str], list[str]] = {}
+    for each in outcomes:
+        if each.note:
+            security.setdefault((each.client, each.scenario, each.note), []).append(each.security)
+    if not security:
+        return []
+    lines = [
+        f"- {client} {scenario} ({', '.join(names)}): {_flat(note)}"
+        for (client, scenario, note), names in security.items()
+    ]
+    return [f"## {heading}", "", *lines, ""]
 
 
 def _flat(note: str) -> str:

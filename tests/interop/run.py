@@ -19,11 +19,13 @@ from benchmarks.procfs import machine
 from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
+from tests.interop import mqadmin
 from tests.interop.clients import CACHE, CLIENTS, GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
-from tests.interop.grpc_scenarios import SCENARIOS
-from tests.interop.report import Outcome, Page, markdown, table
+from tests.interop.refusals import SCENARIOS
+from tests.interop.report import ALL, Outcome, Page, markdown, table
 from tests.interop.rocketmq_servers import GrpcProxy, RocketMQCluster
 from tests.interop.scenarios import Scenario
+from tests.interop.security import ACL, NONE, TITLES, Security, secured
 from tests.interop.stage import QUEUES, Servers, Stage, Unmet
 
 REPORTS = HERE.parent.parent / "docs" / "reports"
@@ -66,6 +68,7 @@ class Plan(argparse.Namespace):
 
     what: list[str]
     again: bool
+    security: list[str]
     clients: int
     jobs: int
     dir: Path | None
@@ -76,9 +79,10 @@ class Plan(argparse.Namespace):
 
 @dataclass
 class Performance:
-    """All scenarios of one client on a cluster of its own."""
+    """All scenarios of one client on a cluster of its own, which is secured in one way."""
 
     client: Client
+    security: Security
     scenarios: list[Scenario]
     directory: Path
     jobs: int
@@ -100,7 +104,7 @@ class Performance:
         directory = self.directory / "cluster"
         if self.client.servers == ROCKETMQ:
             return RocketMQCluster.open(directory, settings=ROCKETMQ_SETTINGS)
-        return DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS)
+        return DevCluster.open(directory, ports=Ports.free(3), settings={**SETTINGS, **self.security.settings})
 
     @asynccontextmanager
     async def _address(self, servers: Servers) -> AsyncIterator[str]:
@@ -120,12 +124,12 @@ class Performance:
     async def _play(self, servers: Servers, address: str, scenario: Scenario) -> None:
         servers.check()
         if (why := self.client.skips.get(scenario.name)) is not None:
-            self._note(Outcome(self.client.name, scenario.name, None, why, 0.0, ""))
+            self._note(self._outcome(scenario, passed=None, note=why))
             return
         directory = self.directory / scenario.name
         directory.mkdir(parents=True, exist_ok=True)
         name, client = f"{scenario.name}-{self.client.name}", self.client
-        stage = Stage(servers, address, client.command(directory), directory, name, client.stays_away_seconds)
+        stage = Stage(servers, address, client, self.security, directory, name)
         began, passed, note = trio.current_time(), False, f"not done within {scenario.seconds_max:g} s"
         try:
             with trio.move_on_after(scenario.seconds_max):
@@ -134,9 +138,12 @@ class Performance:
                 passed = True
         except* (Unmet, ClientError, OSError) as errors:
             note = "; ".join(_leaves(errors))
+        outcome = self._outcome(scenario, passed=passed, note=note)
         version = _version(directory / "events")
-        seconds = trio.current_time() - began
-        self._note(Outcome(self.client.name, scenario.name, passed, note, seconds, version))
+        self._note(replace(outcome, seconds=trio.current_time() - began, version=version))
+
+    def _outcome(self, scenario: Scenario, *, passed: bool | None, note: str) -> Outcome:
+        return Outcome(self.client.name, self.security.name, scenario.name, passed, note, played=_now())
 
     def _note(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -168,6 +175,13 @@ def _plan(arguments: Sequence[str]) -> Plan:
     parser = argparse.ArgumentParser(prog="python -m tests.interop", description=__doc__)
     parser.add_argument("what", nargs="*", help=f"clients ({', '.join(CLIENTS)}) and scenarios; default: all of each")
     parser.add_argument("--again", action="store_true", help="play what failed the last time, one after the other")
+    parser.add_argument(
+        "--security",
+        action="append",
+        choices=TITLES,
+        default=[],
+        help="; ".join(f"{k}: {v}" for k, v in TITLES.items()),
+    )
     parser.add_argument("--clients", type=int, default=1, help="clients at a time (default 1), a cluster for each")
     parser.add_argument("--jobs", type=int, default=2, help="scenarios of a client at a time (default 2)")
     parser.add_argument("--dir", type=Path, help="keep data and logs here")
@@ -178,21 +192,33 @@ def _plan(arguments: Sequence[str]) -> Plan:
     for word in plan.what:
         if word not in CLIENTS and word not in SCENARIOS:
             parser.error(f"{word!r} is neither a client nor a scenario: {', '.join((*CLIENTS, *SCENARIOS))}")
-    if plan.dir is not None and any((plan.dir / name).exists() for name in CLIENTS):
+    plan.security = plan.security or list(TITLES)
+    if plan.dir is not None and any((plan.dir / name).exists() for name in TITLES):
         parser.error(f"{plan.dir} holds the data of another run")
     return plan
 
 
-async def _perform_each(pairs: Sequence[tuple[str, str]], directory: Path) -> list[Outcome]:
-    """Play these scenarios of these clients, each for itself; the clients have been built."""
+async def _perform_each(failed: Sequence[Outcome], directory: Path) -> list[Outcome]:
+    """Play these scenarios of these clients again, each for itself; the clients have been built."""
     outcomes: list[Outcome] = []
-    for name in dict.fromkeys(client for client, _ in pairs):
-        wanted = [SCENARIOS[scenario] for client, scenario in pairs if client == name]
-        try:
-            await Performance(CLIENTS[name], wanted, directory / name, 1, outcomes).run()
-        except* DevClusterFailed as errors:
-            outcomes += [Outcome(name, each.name, False, "; ".join(_leaves(errors)), 0.0, "") for each in wanted]
+    for security_name, name in dict.fromkeys((each.security, each.client) for each in failed):
+        wanted = [SCENARIOS[each.scenario] for each in failed if (each.security, each.client) == (security_name, name)]
+        here = directory / security_name / name
+        with secured(security_name, here) as security:
+            await _perform_one(CLIENTS[name], security, wanted, here, 1, outcomes)
     return outcomes
+
+
+async def _perform_one(
+    client: Client, security: Security, wanted: list[Scenario], directory: Path, jobs: int, outcomes: list[Outcome]
+) -> None:
+    try:
+        await Performance(client, security, wanted, directory, jobs, outcomes).run()
+    except* DevClusterFailed as errors:
+        outcomes.append(
+            Outcome(client.name, security.name, "cluster", False, "; ".join(_leaves(errors)), played=_now())
+        )
+        print(outcomes[-1].line(), flush=True)
 
 
 async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
@@ -201,15 +227,12 @@ async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
     wanted = [each for name, each in SCENARIOS.items() if name in plan.what or not set(plan.what) & SCENARIOS.keys()]
     limiter = trio.CapacityLimiter(plan.clients)
 
-    async def perform(client: Client) -> None:
+    async def perform(client: Client, security: Security) -> None:
         async with limiter:
-            try:
-                mine = [each for each in wanted if each.protocol == client.protocol]
-                if mine:
-                    await Performance(client, mine, directory / client.name, plan.jobs, outcomes).run()
-            except* DevClusterFailed as errors:
-                outcomes.append(Outcome(client.name, "cluster", False, "; ".join(_leaves(errors)), 0.0, ""))
-                print(outcomes[-1].line(), flush=True)
+            mine = [each for each in wanted if each.protocol == client.protocol and security.name in each.security]
+            if mine:
+                here = directory / security.name / client.name
+                await _perform_one(client, security, mine, here, plan.jobs, outcomes)
 
     ready: list[Client] = []
     for client in clients:
@@ -221,18 +244,29 @@ async def _perform(plan: Plan, directory: Path) -> list[Outcome]:
             try:
                 await trio.to_thread.run_sync(client.build)
             except BuildFailed as error:
-                outcomes.append(Outcome(client.name, "build", False, str(error), 0.0, ""))
+                outcomes.append(Outcome(client.name, NONE, "build", False, str(error), played=_now()))
                 print(outcomes[-1].line(), flush=True)
                 continue
         if why is not None:
-            print(f"{client.name}: skipped: {why}", flush=True)
-            mine = [each for each in wanted if each.protocol == client.protocol]
-            outcomes += [Outcome(client.name, each.name, None, why, 0.0, "") for each in mine]
+            outcomes += _not_played(client, plan.security, why)
             continue
         ready.append(client)
-    async with trio.open_nursery() as nursery:
-        for client in ready:
-            nursery.start_soon(perform, client)
+    for name in plan.security:
+        with secured(name, directory / name) as security:
+            async with trio.open_nursery() as nursery:
+                for client in ready:
+                    if (why := client.unable.get(name)) is not None:
+                        outcomes += _not_played(client, [name], why)
+                    else:
+                        nursery.start_soon(perform, client, security)
+    return outcomes
+
+
+def _not_played(client: Client, security: Sequence[str], why: str) -> list[Outcome]:
+    """One outcome for all scenarios with each of these ways to secure servers."""
+    outcomes = [Outcome(client.name, name, ALL, None, why, played=_now()) for name in security]
+    for outcome in outcomes:
+        print(outcome.line(), flush=True)
     return outcomes
 
 
@@ -246,26 +280,52 @@ def _run(plan: Plan, play: Callable[[Path], Awaitable[list[Outcome]]]) -> list[O
 
 
 def _again(plan: Plan) -> list[Outcome]:
-    """All outcomes of the last time, with new ones of what failed then."""
-    before = [Outcome(**fields) for fields in json.loads(LAST.read_text())]
-    failed = [(each.client, each.scenario) for each in before if each.passed is False and each.scenario in SCENARIOS]
-    new = {
-        (each.client, each.scenario): replace(each, again=True) for each in _run(plan, partial(_perform_each, failed))
-    }
-    return [new.get((each.client, each.scenario), each) for each in before]
+    """New outcomes of what failed the last time."""
+    failed = [each for each in _last() if each.passed is False and each.scenario in SCENARIOS]
+    failed = [each for each in failed if each.security in plan.security]
+    return [replace(each, again=True) for each in _run(plan, partial(_perform_each, failed))]
 
 
-def _write(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> None:
-    """The pages of the protocols of which clients were run; and what the next run may want to know."""
-    played = {each.client for each in outcomes}
-    before = [Outcome(**fields) for fields in json.loads(LAST.read_text())] if LAST.exists() else []
-    kept = [each for each in before if each.client not in played]
-    LAST.write_text(json.dumps([asdict(each) for each in (*kept, *outcomes)], indent=1) + "\n")
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+def _last() -> list[Outcome]:
+    """Of each scenario, the outcome of the last time that was written into a report."""
+    if not LAST.exists():
+        return []
+    return [Outcome(**fields) for fields in json.loads(LAST.read_text())]
+
+
+def _write(new: Sequence[Outcome], titles: Mapping[str, str]) -> None:
+    """Put new outcomes in the place of old ones, and write the pages of the protocols that they are about."""
+    played = {each.subject for each in new}
+    whole = {each.subject[:2] for each in new if each.scenario == ALL}
+    parts = {each.subject[:2] for each in new}
+
+    def is_kept(old: Outcome) -> bool:
+        if old.scenario == ALL:
+            return old.subject[:2] not in parts
+        return old.scenario in titles and old.subject not in played and old.subject[:2] not in whole
+
+    kept = [each for each in _last() if is_kept(each)]
+    outcomes = _ordered([*kept, *new])
+    LAST.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
     for protocol, page in PAGES.items():
-        mine = [each for each in outcomes if CLIENTS[each.client].protocol == protocol]
-        if mine:
-            page.path.write_text(markdown(page, mine, titles, machine=machine(), date=date))
+        if any(CLIENTS[each.client].protocol == protocol for each in new):
+            mine = [each for each in outcomes if CLIENTS[each.client].protocol == protocol]
+            page.path.write_text(markdown(page, mine, titles, machine=machine(), date=_now()))
+    tools = {each.client: each.version for each in outcomes if each.subject[1:] == (ACL, "mqadmin") and each.version}
+    if any(each.subject[1:] == (ACL, "mqadmin") for each in new):
+        (REPORTS / "mqadmin.md").write_text(mqadmin.markdown(tools, machine=machine(), date=_now()))
+
+
+def _ordered(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    clients, security, scenarios = list(CLIENTS), list(TITLES), {name: n for n, name in enumerate(SCENARIOS)}
+    return sorted(
+        outcomes,
+        key=lambda each: (security.index(each.security), clients.index(each.client), scenarios.get(each.scenario, -1)),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -276,10 +336,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{each.name:<24}{each.title}")
         return 0
     outcomes = _again(plan) if plan.again else _run(plan, partial(_perform, plan))
-    order = list(CLIENTS)
-    outcomes.sort(key=lambda each: order.index(each.client))
     titles = {each.name: each.title for each in SCENARIOS.values()}
-    print("\n" + table(outcomes, titles))
-    if plan.write or not plan.what:
+    for name in plan.security:
+        print(f"\n{TITLES[name]}:\n" + table([each for each in _ordered(outcomes) if each.security == name], titles))
+    if plan.write or plan.again or not plan.what:
         _write(outcomes, titles)
     return 1 if any(outcome.passed is False for outcome in outcomes) else 0

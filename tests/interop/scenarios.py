@@ -14,6 +14,7 @@ import trio
 
 from mq.client import ReceivedMessage
 from tests.interop.clients import REMOTING
+from tests.interop.security import ACL, NONE, TLS
 from tests.interop.stage import QUEUES, Event, Program, Stage, Unmet, require
 
 AFTER_SECONDS = 12.0
@@ -27,7 +28,8 @@ Play = Callable[[Stage], Awaitable[str]]
 class Scenario:
     """``alone``: it disturbs the cluster, so nothing else runs meanwhile.
 
-    ``protocol`` is that of the clients that play it, ``message_type`` that of its topic, None for any.
+    ``protocol`` is that of the clients that play it, ``message_type`` that of its topic, None for any, and ``security``
+    names the ways to secure servers with which it is played.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Scenario:
     alone: bool
     protocol: str
     message_type: str | None
+    security: tuple[str, ...]
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -51,11 +54,12 @@ def scenario(
     alone: bool = False,
     protocol: str = REMOTING,
     message_type: str | None = None,
+    security: tuple[str, ...] = (NONE, ACL, TLS),
 ) -> Callable[[Play], Play]:
     """Decorator: a scenario under this name."""
 
     def register(play: Play) -> Play:
-        SCENARIOS[name] = Scenario(name, title, play, seconds_max, alone, protocol, message_type)
+        SCENARIOS[name] = Scenario(name, title, play, seconds_max, alone, protocol, message_type, security)
         return play
 
     return register
@@ -392,13 +396,13 @@ async def killed(stage: Stage, program_scenario: str, *, recovery_seconds: float
         await cluster.start(leader)
         await cluster.wait_ready()
         down = trio.current_time() - began
-        await trio.sleep(AFTER_SECONDS + max(stage.stays_away_seconds, recovery_seconds))
+        await trio.sleep(AFTER_SECONDS + max(stage.client.stays_away_seconds, recovery_seconds))
         await program.say("stop")
         await program.wait_for("done")
     await _acknowledged_are_stored(stage, program)
     note = f"{_load_note(program)}, down {down:.1f} s"
     # It comes back under the address that the client knows, so nobody has to wait for the next look at the route.
-    recovery = recovery_seconds + stage.stays_away_seconds
+    recovery = recovery_seconds + stage.client.stays_away_seconds
     require(program.one("load")["longest_gap_ms"] < (down + recovery) * 1000, note)
     return note
 

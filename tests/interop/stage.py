@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from mq.client.net.client_core import ClientCore
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode
 from mq.protocol.group_admin import GroupAnswer
+from tests.interop.clients import Client
+from tests.interop.security import Security
 
 QUEUES = 4
 READ_SECONDS_MAX = 30.0
@@ -53,10 +56,10 @@ class Program:
         require(len(found) == 1, f"{len(found)} events {name!r}")
         return found[0]
 
-    async def wait_for(self, *names: str) -> None:
-        """Until it has reported one of these. Raises Unmet when it failed or ended instead."""
+    async def wait_for(self, *names: str, number: int = 1) -> None:
+        """Until it has reported one of these, that often. Raises Unmet when it failed or ended instead."""
         ended = False
-        while not any(self.of(name) for name in names):
+        while not any(len(self.of(name)) >= number for name in names):
             self.check()
             require(not ended, f"ended before {' or '.join(names)}")
             ended = self._process is not None and self._process.returncode is not None
@@ -115,11 +118,10 @@ class Stage:
 
     servers: Servers
     address: str
-    command: list[str]
+    client: Client
+    security: Security
     directory: Path
     name: str
-    stays_away_seconds: float
-    """How long the client does not try an address again that did not answer."""
 
     @property
     def cluster(self) -> DevCluster:
@@ -131,10 +133,15 @@ class Stage:
     async def playing(self, scenario: str) -> AsyncIterator[Program]:
         """The program at work; it is killed at the end of the block unless it has ended by itself."""
         program = Program()
-        arguments = [*self.command, scenario, self.address, self.name]
+        arguments = [*self.client.command(self.directory, self.security), scenario, self.address, self.name]
         with (self.directory / "stderr").open("ab") as stderr:
             process = await trio.lowlevel.open_process(
-                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, cwd=self.directory
+                arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=self.directory,
+                env={**os.environ, **self.security.program},
             )
         program._process = process
         assert process.stdout is not None, "started with a pipe"

@@ -13,8 +13,16 @@ from tests.interop.run import main
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("name", "scenario"), [("java4", "push"), ("java5", "tags")])
-def test_a_stock_client_sends_and_receives(name: str, scenario: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "scenario", "security"),
+    [
+        ("java4", "push", "none"),
+        ("java5", "tags", "none"),
+        ("java4", "refused", "acl"),
+        ("java5", "unencrypted", "tls"),
+    ],
+)
+def test_a_stock_client_sends_and_receives(name: str, scenario: str, security: str) -> None:
     client = CLIENTS[name]
     if (why := client.missing()) is not None:
         pytest.skip(why)
@@ -22,4 +30,4 @@ def test_a_stock_client_sends_and_receives(name: str, scenario: str) -> None:
         client.build(offline=True)
     except BuildFailed as error:
         pytest.skip(f"cannot be built without fetching: {str(error).splitlines()[0]}")
-    assert main([name, scenario, "--no-build"]) == 0
+    assert main([name, scenario, "--no-build", "--security", security]) == 0

@@ -70,6 +70,7 @@ func (s scene) puller(instance, group string) rocketmq.PullConsumer {
 		consumer.WithGroupName(group),
 		consumer.WithInstance(instance),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+		consumer.WithCredentials(clientKeys()),
 	)
 	must(err)
 	must(c.Subscribe(s.topic, consumer.MessageSelector{Type: consumer.TAG, Expression: "*"}))
@@ -90,7 +91,9 @@ func (s scene) sendTo(p rocketmq.Producer, queue *primitive.MessageQueue, body s
 }
 
 func (s scene) admin() admin.Admin {
-	tool, err := admin.NewAdmin(admin.WithResolver(primitive.NewPassthroughResolver([]string{s.namesrv})))
+	tool, err := admin.NewAdmin(
+		admin.WithResolver(primitive.NewPassthroughResolver([]string{s.namesrv})),
+		admin.WithCredentials(adminKeys()))
 	must(err)
 	return tool
 }

@@ -49,6 +49,17 @@ func must(err error) {
 	}
 }
 
+// clientKeys are what clients sign their requests with; empty on a cluster without accounts.
+func clientKeys() primitive.Credentials {
+	return primitive.Credentials{AccessKey: os.Getenv("INTEROP_ACCESS_KEY"), SecretKey: os.Getenv("INTEROP_SECRET_KEY")}
+}
+
+// adminKeys are the same of an administrator.
+func adminKeys() primitive.Credentials {
+	return primitive.Credentials{
+		AccessKey: os.Getenv("INTEROP_ADMIN_ACCESS_KEY"), SecretKey: os.Getenv("INTEROP_ADMIN_SECRET_KEY")}
+}
+
 // scene is what a scenario plays with: its topic, and clients of its groups. Names of instances begin with the topic,
 // too: replies go by them, and several programs may run on this machine.
 type scene struct {
@@ -60,6 +71,7 @@ func (s scene) producer(instance string, options ...producer.Option) rocketmq.Pr
 		producer.WithNameServer(primitive.NamesrvAddr{s.namesrv}),
 		producer.WithGroupName(s.topic + "-" + instance),
 		producer.WithInstanceName(s.topic + "-" + instance),
+		producer.WithCredentials(clientKeys()),
 	}, options...)...)
 	must(err)
 	must(p.Start())
@@ -73,6 +85,7 @@ func (s scene) consumer(instance string, options ...consumer.Option) rocketmq.Pu
 		consumer.WithGroupName(s.group),
 		consumer.WithInstance(s.topic + "-" + instance),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+		consumer.WithCredentials(clientKeys()),
 	}, options...)...)
 	must(err)
 	return c

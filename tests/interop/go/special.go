@@ -78,7 +78,8 @@ func (s scene) transactional(group, instance string, d deciding) rocketmq.Transa
 	p, err := rocketmq.NewTransactionProducer(d,
 		producer.WithNameServer(primitive.NamesrvAddr{s.namesrv}),
 		producer.WithGroupName(group),
-		producer.WithInstanceName(s.topic+"-"+instance))
+		producer.WithInstanceName(s.topic+"-"+instance),
+		producer.WithCredentials(clientKeys()))
 	must(err)
 	must(p.Start())
 	return p
@@ -275,7 +276,8 @@ func loadRequests(s scene) {
 }
 
 func (s scene) traced(group string) *primitive.TraceConfig {
-	return &primitive.TraceConfig{GroupName: group, Access: primitive.Local, NamesrvAddrs: []string{s.namesrv}}
+	return &primitive.TraceConfig{GroupName: group, Access: primitive.Local, NamesrvAddrs: []string{s.namesrv},
+		Credentials: clientKeys()}
 }
 
 // trace is of three messages; the one in the middle fails once. What was written is looked up from outside.

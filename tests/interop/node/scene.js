@@ -31,6 +31,8 @@ class Scene {
     return {
       nameSrv: this.namesrv,
       httpclient: {}, // for finding name servers, which is not needed here
+      accessKey: process.env.INTEROP_ACCESS_KEY, // without keys it does not sign
+      secretKey: process.env.INTEROP_SECRET_KEY,
       // Its clients take no notice of the broker's hint to share queues anew; every ten seconds is a bit slow.
       rebalanceInterval: 1000,
       instanceName: `${this.topic}-${instanceName}`,

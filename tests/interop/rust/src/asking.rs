@@ -4,12 +4,12 @@
 
 use std::collections::HashSet;
 
-use rocketmq_client_rust::{DefaultLitePullConsumer, DefaultMQPullConsumer, PullStatus};
+use rocketmq_client_rust::{ClientOptions, DefaultLitePullConsumer, DefaultMQPullConsumer, PullStatus};
 use rocketmq_model::common::consumer::consume_from_where::ConsumeFromWhere;
 use rocketmq_model::common::message::message_ext::MessageExt;
 use serde_json::json;
 
-use crate::scene::{event, now_ms, received, sleep, text, Outcome, Scene};
+use crate::scene::{authority, client_keys, event, now_ms, received, sleep, text, Outcome, Scene};
 
 const MESSAGES: usize = 100;
 
@@ -18,10 +18,14 @@ pub async fn pull(scene: &Scene) -> Outcome {
     let before = now_ms();
     let producer = scene.producer("producer").await?;
     scene.send(&producer, 0..MESSAGES).await?;
-    let consumer = DefaultMQPullConsumer::builder(scene.runtime.clone())
+    let mut builder = DefaultMQPullConsumer::builder(scene.runtime.clone())
+        .client_options(ClientOptions::legacy(scene.config("a")))
         .name_server_addr(scene.namesrv.clone())
-        .consumer_group(scene.group.clone())
-        .build()?;
+        .consumer_group(scene.group.clone());
+    if let Some(keys) = client_keys() {
+        builder = builder.rpc_hook(keys);
+    }
+    let consumer = builder.build()?;
     consumer.start().await?;
     let queues = consumer.fetch_subscribe_message_queues(&scene.topic).await?;
     for queue in &queues {
@@ -117,13 +121,17 @@ pub async fn lite_pull(scene: &Scene) -> Outcome {
 }
 
 fn lite(scene: &Scene, instance: &str) -> DefaultLitePullConsumer {
-    DefaultLitePullConsumer::builder(scene.runtime.clone())
+    let mut builder = DefaultLitePullConsumer::builder(scene.runtime.clone())
+        .client_options(ClientOptions::legacy(scene.config(instance)))
+        .use_tls(authority().is_some())
         .name_server_addr(scene.namesrv.clone())
         .instance_name(format!("{}-{instance}", scene.topic))
         .consumer_group(scene.group.clone())
-        .consume_from_where(ConsumeFromWhere::ConsumeFromFirstOffset)
-        .build()
-        .expect("all that it needs is set")
+        .consume_from_where(ConsumeFromWhere::ConsumeFromFirstOffset);
+    if let Some(keys) = client_keys() {
+        builder = builder.rpc_hook(keys);
+    }
+    builder.build().expect("all that it needs is set")
 }
 
 pub async fn lookup(scene: &Scene) -> Outcome {

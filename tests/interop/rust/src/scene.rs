@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rocketmq_client_rust::{
-    ClientConfig, ClientResult, ClientRuntime, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus,
+    AclClientRPCHook, ClientConfig, ClientResult, ClientRuntime, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus,
     ConsumeOrderlyContext, ConsumeOrderlyStatus, DefaultMQProducer, DefaultMQPushConsumer,
     DefaultMQPushConsumerBuilder, MQPushConsumer, MessageListenerConcurrently, MessageListenerOrderly,
+    SessionCredentials,
 };
 use rocketmq_model::common::consumer::consume_from_where::ConsumeFromWhere;
 use rocketmq_model::common::message::message_ext::MessageExt;
 use rocketmq_model::common::message::message_single::Message;
+use rocketmq_transport::api::RPCHook;
 use serde_json::{json, Value};
 
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -52,6 +54,26 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) -> Outcome {
     Ok(())
 }
 
+/// The file with the authority of the servers' certificates, if they want TLS.
+pub fn authority() -> Option<String> {
+    std::env::var("INTEROP_TLS_CA").ok()
+}
+
+/// What clients sign their requests with, if servers have accounts.
+pub fn client_keys() -> Option<Arc<dyn RPCHook>> {
+    keys("INTEROP_ACCESS_KEY", "INTEROP_SECRET_KEY")
+}
+
+/// The same of an administrator.
+pub fn admin_keys() -> Option<Arc<dyn RPCHook>> {
+    keys("INTEROP_ADMIN_ACCESS_KEY", "INTEROP_ADMIN_SECRET_KEY")
+}
+
+fn keys(access_key: &str, secret_key: &str) -> Option<Arc<dyn RPCHook>> {
+    let credentials = SessionCredentials::with_keys(std::env::var(access_key).ok()?, std::env::var(secret_key).ok()?);
+    Some(Arc::new(AclClientRPCHook::new(credentials)))
+}
+
 pub struct Scene {
     pub runtime: Arc<ClientRuntime>,
     pub namesrv: String,
@@ -63,13 +85,19 @@ pub struct Scene {
 
 impl Scene {
     pub fn config(&self, instance: &str) -> ClientConfig {
-        ClientConfig {
+        let mut config = ClientConfig {
             namesrv_addr: Some(self.namesrv.clone().into()),
             instance_name: format!("{}-{instance}", self.topic).into(),
             vip_channel_enabled: false,
             enable_trace: self.traced,
             ..Default::default()
+        };
+        if let Some(authority) = authority() {
+            config.set_use_tls(true);
+            config.set_tls_client_auth_server(true);
+            config.set_tls_client_trust_cert_path(authority);
         }
+        config
     }
 
     pub async fn producer(&self, instance: &str) -> ClientResult<DefaultMQProducer> {
@@ -77,11 +105,14 @@ impl Scene {
     }
 
     pub async fn producer_compressing_from(&self, instance: &str, bytes: u32) -> ClientResult<DefaultMQProducer> {
-        let mut producer = DefaultMQProducer::builder(self.runtime.clone())
+        let mut builder = DefaultMQProducer::builder(self.runtime.clone())
             .client_config(self.config(instance))
             .producer_group(format!("{}-{instance}", self.topic))
-            .compress_msg_body_over_howmuch(bytes)
-            .build();
+            .compress_msg_body_over_howmuch(bytes);
+        if let Some(keys) = client_keys() {
+            builder = builder.rpc_hook(keys);
+        }
+        let mut producer = builder.build();
         producer.start().await?;
         Ok(producer)
     }
@@ -92,6 +123,7 @@ impl Scene {
             .client_config(self.config(instance))
             .consumer_group(self.group.clone())
             .consume_from_where(ConsumeFromWhere::ConsumeFromFirstOffset)
+            .rpc_hook(client_keys())
     }
 
     pub fn message(&self, body: &str) -> Message {

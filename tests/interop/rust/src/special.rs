@@ -14,7 +14,9 @@ use rocketmq_model::common::message::MessageTrait;
 use rocketmq_model::result::SendResult;
 use serde_json::json;
 
-use crate::scene::{event, now_ms, received, sleep, text, unique_id, until, Listener, Outcome, Scene, Tally};
+use crate::scene::{
+    client_keys, event, now_ms, received, sleep, text, unique_id, until, Listener, Outcome, Scene, Tally,
+};
 
 /// What the levels 1 to 3 mean, by default.
 pub const LEVELS_MS: [u64; 3] = [1_000, 5_000, 10_000];
@@ -103,7 +105,9 @@ pub async fn recall(scene: &Scene) -> Outcome {
 fn outcome(what: &str, result: ClientResult<String>) {
     match result {
         Ok(id) => event("recall", json!({"what": what, "value": id})),
-        Err(error) => event("recall", json!({"what": what, "code": error.broker_response_code(), "why": error.to_string()})),
+        Err(error) => {
+            event("recall", json!({"what": what, "code": error.broker_response_code(), "why": error.to_string()}))
+        }
     }
 }
 
@@ -132,11 +136,14 @@ pub fn body_of(message: &dyn MessageTrait) -> String {
 }
 
 pub async fn transactional(scene: &Scene, instance: &str, deciding: Deciding) -> ClientResult<TransactionMQProducer> {
-    let mut producer = TransactionMQProducer::builder(scene.runtime.clone())
+    let mut builder = TransactionMQProducer::builder(scene.runtime.clone())
         .client_config(scene.config(instance))
         .producer_group(format!("{}-producer", scene.topic))
-        .transaction_listener(deciding)
-        .build();
+        .transaction_listener(deciding);
+    if let Some(keys) = client_keys() {
+        builder = builder.rpc_hook(keys);
+    }
+    let mut producer = builder.build();
     producer.start().await?;
     Ok(producer)
 }

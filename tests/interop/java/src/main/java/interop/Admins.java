@@ -1,8 +1,6 @@
 package interop;
 
-import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -17,14 +15,12 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
-import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
-import org.apache.rocketmq.tools.command.MQAdminStartup;
 
-/** What operators and consoles do: the admin client's calls, and the commands of mqadmin. */
+/** What operators and consoles do: the admin client's calls. */
 final class Admins {
     /** One call; its outcome is reported. */
     private interface Call {
@@ -120,8 +116,7 @@ final class Admins {
         call("allTopicConfig", () -> admin.getAllTopicConfig(leader, 5000).getTopicConfigTable().containsKey(fresh));
         call("createGroup", () -> {
             var config = admin.getAllSubscriptionGroup(leader, 5000).getClass();
-            MQAdminStartup.main0(new String[] {"updateSubGroup", "-n", scene.namesrv, "-b", leader, "-g", group, "-r", "5"},
-                null);
+            Tool.output("updateSubGroup", "-n", scene.namesrv, "-b", leader, "-g", group, "-r", "5");
             return config.getSimpleName();
         });
         call("group", () -> admin.examineSubscriptionGroupConfig(leader, group).getRetryMaxTimes());
@@ -130,7 +125,7 @@ final class Admins {
 
         DefaultMQProducer producer = scene.producer();
         send(scene, producer, 0, 40);
-        show(producer);
+        Tool.show(producer);
         AtomicInteger count = new AtomicInteger();
         DefaultMQPushConsumer consumer = counting(scene, count);
         Scene.await("40 messages", () -> count.get() >= 40);
@@ -193,89 +188,6 @@ final class Admins {
         });
         admin.shutdown();
         producer.shutdown();
-    }
-
-    /** The tool itself: each command's output is reported. */
-    static void commands(Scene scene) throws Exception {
-        DefaultMQProducer producer = scene.producer();
-        Message message = scene.message("m");
-        message.setKeys("the-key");
-        SendResult sent = producer.send(message);
-        show(producer);
-        AtomicInteger count = new AtomicInteger();
-        DefaultMQPushConsumer consumer = counting(scene, count);
-        Scene.await("a message", () -> count.get() > 0);
-        consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
-        Thread.sleep(1500);
-        String cluster = "DefaultCluster";
-        String made = scene.topic + "-made";
-        String group = scene.group + "-made";
-        boolean old = MQVersion.CURRENT_VERSION < MQVersion.Version.V5_0_0.ordinal();
-        for (String command : List.of(
-                "clusterList",
-                "clusterList -m",
-                "topicList",
-                "topicClusterList -t " + scene.topic,
-                "topicRoute -t " + scene.topic,
-                "topicStatus -t " + scene.topic,
-                "updateTopic -c " + cluster + " -t " + made + " -r 3 -w 3",
-                "updateTopicPerm -c " + cluster + " -t " + made + " -p 4",
-                "updateOrderConf -m put -t " + made + " -v broker-a:3",
-                "updateOrderConf -m get -t " + made,
-                "updateOrderConf -m delete -t " + made,
-                "updateSubGroup -c " + cluster + " -g " + group,
-                "brokerStatus -c " + cluster,
-                "getBrokerConfig -c " + cluster,
-                "consumerProgress -g " + scene.group,
-                "consumerProgress",
-                "consumerConnection -g " + scene.group,
-                "consumerStatus -g " + scene.group,
-                "producerConnection -g " + scene.topic + "-producer -t " + scene.topic,
-                "queryMsgByKey -t " + scene.topic + " -k the-key",
-                "queryMsgById " + (old ? "" : "-t " + scene.topic + " ") + "-i " + sent.getOffsetMsgId(),
-                "queryMsgByUniqueKey -t " + scene.topic + " -i " + sent.getMsgId(),
-                "queryMsgByOffset -t " + scene.topic + " -b broker-a -i " + sent.getMessageQueue().getQueueId() + " -o 0",
-                "printMsg -t " + scene.topic,
-                "sendMessage -t " + scene.topic + " -p hello",
-                "checkMsgSendRT -t " + scene.topic + " -a 3",
-                "allocateMQ -t " + scene.topic + " -i a,b",
-                "statsAll -t " + scene.topic,
-                "updateKvConfig -s INTEROP -k k -v v",
-                "deleteKvConfig -s INTEROP -k k",
-                "getNamesrvConfig",
-                "resetOffsetByTime -g " + scene.group + " -t " + scene.topic + " -s now",
-                "deleteSubGroup -c " + cluster + " -g " + group,
-                "deleteTopic -c " + cluster + " -t " + made,
-                "wipeWritePerm -b broker-a",
-                "addWritePerm -b broker-a")) {
-            long began = System.currentTimeMillis();
-            String output = output(command + " -n " + scene.namesrv);
-            Out.event("command", "line", command, "output", output, "ms", System.currentTimeMillis() - began);
-        }
-        consumer.shutdown();
-        producer.shutdown();
-    }
-
-    /** Brokers hear of a producer with its next heartbeat, which may take half a minute. */
-    private static void show(DefaultMQProducer producer) {
-        producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
-    }
-
-    /** What the tool prints. */
-    static String output(String line) {
-        PrintStream normal = System.out;
-        PrintStream errors = System.err;
-        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-        PrintStream capture = new PrintStream(bytes, true, StandardCharsets.UTF_8);
-        System.setOut(capture);
-        System.setErr(capture);
-        try {
-            MQAdminStartup.main0(line.split(" "), null);
-        } finally {
-            System.setOut(normal);
-            System.setErr(errors);
-        }
-        return bytes.toString(StandardCharsets.UTF_8);
     }
 
     private static void call(String name, Call call) {

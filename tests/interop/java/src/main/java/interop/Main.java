@@ -27,7 +27,7 @@ public final class Main {
         Map.entry("reset", Admins::reset),
         Map.entry("lookup", Admins::lookup),
         Map.entry("admin", Admins::calls),
-        Map.entry("mqadmin", Admins::commands),
+        Map.entry("mqadmin", Tool::run),
         Map.entry("delays", Delaying::run),
         Map.entry("transactions", Transactions::run),
         Map.entry("request-reply", Requesting::run),
@@ -68,7 +68,7 @@ public final class Main {
             Out.event("done");
         } catch (Throwable error) {
             error.printStackTrace();
-            Out.event("failed", "why", error.toString());
+            Out.event("failed", "why", error + (error.getCause() == null ? "" : ": " + error.getCause()));
             status = 1;
         }
         // The clients leave threads behind that are no daemons.

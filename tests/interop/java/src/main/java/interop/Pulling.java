@@ -25,7 +25,7 @@ final class Pulling {
     @SuppressWarnings("deprecation")
     static void pull(Scene scene) throws Exception {
         long before = send(scene);
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(scene.group);
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(scene.group, Keys.ofClients());
         consumer.setNamesrvAddr(scene.namesrv);
         consumer.setInstanceName("a");
         consumer.start();
@@ -115,7 +115,7 @@ final class Pulling {
     }
 
     private static DefaultLitePullConsumer consumer(Scene scene, String instance) {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(scene.group);
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(scene.group, Keys.ofClients());
         consumer.setNamesrvAddr(scene.namesrv);
         consumer.setInstanceName(instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

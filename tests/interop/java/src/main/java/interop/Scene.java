@@ -6,6 +6,7 @@ import java.util.concurrent.TimeoutException;
 import java.util.function.BooleanSupplier;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
@@ -45,7 +46,7 @@ final class Scene {
 
     /** With default settings. */
     DefaultMQProducer unstartedProducer(String instance) {
-        DefaultMQProducer producer = new DefaultMQProducer(topic + "-" + instance);
+        DefaultMQProducer producer = new DefaultMQProducer(topic + "-" + instance, Keys.ofClients());
         producer.setNamesrvAddr(namesrv);
         producer.setInstanceName(topic + "-" + instance);
         return producer;
@@ -57,7 +58,8 @@ final class Scene {
     }
 
     DefaultMQPushConsumer consumer(String instance, String groupOfIt) {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(groupOfIt);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(groupOfIt, Keys.ofClients(),
+            new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(namesrv);
         consumer.setInstanceName(topic + "-" + instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -66,7 +68,7 @@ final class Scene {
     }
 
     DefaultMQAdminExt admin() throws Exception {
-        DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(Keys.ofAdministrators(), 10_000);
         admin.setNamesrvAddr(namesrv);
         admin.setInstanceName(topic + "-admin");
         admin.start();

@@ -9,6 +9,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -22,16 +23,17 @@ final class Tracing {
     private Tracing() {
     }
 
-    private static DefaultMQProducer producer(Scene scene) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(scene.topic + "-producer", true, null);
+    static DefaultMQProducer producer(Scene scene) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(scene.topic + "-producer", Keys.ofClients(), true, null);
         producer.setNamesrvAddr(scene.namesrv);
         producer.setInstanceName(scene.topic + "-producer");
         producer.start();
         return producer;
     }
 
-    private static DefaultMQPushConsumer consumer(Scene scene, String instance) {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(scene.group, true, null);
+    static DefaultMQPushConsumer consumer(Scene scene, String instance) {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(scene.group, Keys.ofClients(),
+            new AllocateMessageQueueAveragely(), true, null);
         consumer.setNamesrvAddr(scene.namesrv);
         consumer.setInstanceName(scene.topic + "-" + instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -76,7 +78,7 @@ final class Tracing {
         long end = System.currentTimeMillis() + PATIENCE_MS;
         while (true) {
             List<String> lines = new ArrayList<>();
-            for (String line : Admins.output("queryMsgTraceById -i " + id + " -n " + scene.namesrv).split("\n")) {
+            for (String line : Tool.output("queryMsgTraceById", "-i", id, "-n", scene.namesrv).split("\n")) {
                 if (line.startsWith("Pub") || line.startsWith("Sub") || line.contains("xception")) {
                     lines.add(line.trim().replaceAll("\\s+", " "));
                 }

@@ -76,7 +76,7 @@ final class Transactions {
 
     private static DefaultMQProducer producer(Scene scene, String instance, TransactionListener listener)
         throws Exception {
-        TransactionMQProducer producer = new TransactionMQProducer(scene.topic + "-producer");
+        TransactionMQProducer producer = new TransactionMQProducer(scene.topic + "-producer", Keys.ofClients());
         producer.setNamesrvAddr(scene.namesrv);
         producer.setInstanceName(scene.topic + "-" + instance);
         producer.setTransactionListener(listener);
