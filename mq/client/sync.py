@@ -316,12 +316,14 @@ class SyncDelivery:
         return repr(self._delivery)
 
     def __enter__(self) -> ReceivedMessage:
-        return self._delivery.message
+        return self._delivery.__enter__()  # its span is the current one of this thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._facade._call_now(self._delivery.__exit__, kind, error, traceback)
+        self._facade._call_now(self._delivery.settle, error)
+        if self._delivery.work is not None:
+            self._delivery.work.__exit__(kind, error, traceback)
 
 
 class SyncPullConsumer(_Facade[PullConsumer], of=PullConsumer):

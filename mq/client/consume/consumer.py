@@ -19,7 +19,7 @@ import random
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Literal, Self
 
 import anyio
 import anyio.abc
@@ -32,6 +32,7 @@ from mq.client.net.identity import new_client_id, new_unique_keys
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.reply import REPLY_SECONDS, reply_to
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
+from mq.client.spans import TracerProvider, open_spans
 from mq.client.task_group import open_task_group
 from mq.protocol.bodies import HeartbeatData
 from mq.protocol.headers import Request, UnknownRequest
@@ -55,6 +56,8 @@ class Consumer(anyio.AsyncContextManagerMixin):
         group: str,
         *,
         trace: bool | str = False,
+        otel: bool | TracerProvider = False,
+        model: Literal["clustering", "broadcasting"] = "clustering",
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -71,6 +74,7 @@ class Consumer(anyio.AsyncContextManagerMixin):
         self._tasks: anyio.abc.TaskGroup | None = None
         """Set while it is open."""
         self._tracer: Tracer | None = None
+        self._spans = open_spans(otel, group=group, client_id=self.client_id, model=model)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:

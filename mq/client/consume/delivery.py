@@ -15,6 +15,7 @@ from mq.client.consume.process_queue import ProcessQueue
 from mq.client.errors import ClientClosed, DeliveryFinished
 from mq.client.message import ReceivedMessage
 from mq.client.produce.tracing import Tracer
+from mq.client.spans import Spans
 from mq.protocol.trace import ContextCode
 
 __all__ = ["Delivery", "DeliveryBoard", "DeliveryStream", "MessageStream"]
@@ -126,7 +127,7 @@ class Delivery:
     handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
     """
 
-    __slots__ = ("_board", "_exclusive", "_outcome", "_queue", "_trace", "message")
+    __slots__ = ("_board", "_exclusive", "_outcome", "_queue", "_trace", "message", "work")
 
     def __init__(
         self,
@@ -136,8 +137,11 @@ class Delivery:
         *,
         exclusive: bool,
         tracer: Tracer | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._trace = None if tracer is None else tracer.handling([message])
+        self.work = None if spans is None else spans.processing([message])
+        """Its span, if there is one."""
         self._exclusive = exclusive
         self._board = board
         self._queue = queue
@@ -153,11 +157,19 @@ class Delivery:
         return f"<Delivery {'finished' if self.finished else 'open'} of {self.message}>"
 
     def __enter__(self) -> ReceivedMessage:
+        if self.work is not None:
+            self.work.__enter__()
         return self.message
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.settle(error)
+        if self.work is not None:
+            self.work.__exit__(kind, error, traceback)
+
+    def settle(self, error: BaseException | None) -> None:
+        """Unless that was done already: acknowledge, or with an error give back."""
         if not self.finished:
             if error is None:
                 self.ack()
@@ -198,6 +210,8 @@ class Delivery:
         if self._outcome is not None:
             raise DeliveryFinished(self.message, self._outcome)
         self._outcome = outcome
+        if self.work is not None:
+            self.work.settled(outcome)
 
 
 class DeliveryStream:
@@ -206,10 +220,13 @@ class DeliveryStream:
     With `exclusive`, a queue gives the next message when the one before is finished.
     """
 
-    def __init__(self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None, spans: Spans | None = None
+    ) -> None:
         self._board = board
         self._exclusive = exclusive
         self._tracer = tracer
+        self._spans = spans
 
     def __aiter__(self) -> Self:
         return self
@@ -217,7 +234,7 @@ class DeliveryStream:
     async def __anext__(self) -> Delivery:
         await anyio.lowlevel.checkpoint()
         queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
-        return Delivery(self._board, queue, message, exclusive=self._exclusive, tracer=self._tracer)
+        return Delivery(self._board, queue, message, exclusive=self._exclusive, tracer=self._tracer, spans=self._spans)
 
 
 class MessageStream:
@@ -226,8 +243,10 @@ class MessageStream:
     So the body of `async for` is the handling: if it raises, or the process dies in it, the message comes again.
     """
 
-    def __init__(self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None) -> None:
-        self._deliveries = DeliveryStream(board, exclusive=exclusive, tracer=tracer)
+    def __init__(
+        self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None, spans: Spans | None = None
+    ) -> None:
+        self._deliveries = DeliveryStream(board, exclusive=exclusive, tracer=tracer, spans=spans)
         self._current: Delivery | None = None
 
     def __aiter__(self) -> Self:

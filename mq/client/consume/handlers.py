@@ -14,6 +14,7 @@ from mq.client.consume.subscription import Subscribed
 from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 from mq.client.produce.tracing import Tracer
+from mq.client.spans import Spans
 from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import retry_topic
 from mq.protocol.trace import ContextCode
@@ -51,7 +52,9 @@ class Handling:
         concurrency: int,
         ordered: bool,
         give_back: Callable[[ReceivedMessage], Awaitable[bool]] | None,
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans
         self._board = board
         self._subscribed = subscribed
         self._group = group
@@ -131,6 +134,8 @@ class Handling:
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
         if subscribed is not None and subscribed.handler is not None:
             handler = subscribed.handler
+        if self._spans is not None and handler is not None:
+            handler = self._spans.around(handler)
         batch = subscribed.batch if subscribed is not None else None
         done = 0
         retry_at = 0.0

@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal, Self, TypedDict
 
 import anyio
@@ -28,6 +29,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
 from mq.client.net.routes import TopicRoute
+from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import check_topic, pop_retry_topic
 from mq.protocol.pop_requests import ChangeInvisibleExt, PopExt
@@ -70,6 +72,7 @@ class PopConsumerOptions(TypedDict, total=False):
     ahead: int
     hold_seconds: float
     timeout: float
+    otel: bool | TracerProvider
     remoting: RemotingSettings | None
     rng: random.Random | None
 
@@ -96,7 +99,8 @@ class PopConsumer(Consumer):
     again before those behind it. Messages of a queue that came together, `ahead` of them at most, are hidden for
     `invisible` seconds together. All members of a group must say the same.
 
-    `timeout` bounds `ack` and `nack`, in seconds: within it they outlive a change of leaders.
+    `timeout` bounds `ack` and `nack`, in seconds: within it they outlive a change of leaders. `otel` is as that of a
+    `Producer`: getting a message, `ack` and `nack` are spans.
     """
 
     def __init__(
@@ -112,10 +116,11 @@ class PopConsumer(Consumer):
         ahead: int = BATCH_MAX,
         hold_seconds: float = 15.0,
         timeout: float = 10.0,
+        otel: bool | TracerProvider = False,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(namesrv, group, remoting=remoting, rng=rng)
+        super().__init__(namesrv, group, otel=otel, remoting=remoting, rng=rng)
         check_topic(topic)
         if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"invisible is {invisible}, allowed are 0.001 to {INVISIBLE_SECONDS_MAX}")
@@ -182,7 +187,12 @@ class PopConsumer(Consumer):
 
     async def __anext__(self) -> PoppedMessage:
         self._opened()
-        return await self._inbox.get()
+        if self._spans is None:
+            return await self._inbox.get()
+        began_ns = now_ns()
+        message = await self._inbox.get()
+        self._spans.received("pop", [message], began_ns, is_batch=False)
+        return message
 
     async def ack(self, message: PoppedMessage) -> None:
         """Say that a message is done; returns when that is stored. Raises ClientError if nobody says so in time.
@@ -199,9 +209,10 @@ class PopConsumer(Consumer):
             batch = self._acks[broker_name] = _AckBatch()
             self._tasks.start_soon(self._send_acks, broker_name)
         batch.receipts.append(message.receipt)
-        await batch.answered.wait()
-        if batch.error is not None:
-            raise batch.error
+        with nullcontext() if self._spans is None else self._spans.settling("ack", message.topic, [message]):
+            await batch.answered.wait()
+            if batch.error is not None:
+                raise batch.error
 
     async def nack(self, message: PoppedMessage, delay: float = 0.0) -> None:
         """Let a message come again in `delay` seconds from now, sooner or later than it would. Raises ClientError.
@@ -211,9 +222,10 @@ class PopConsumer(Consumer):
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds, allowed are 0 to {INVISIBLE_SECONDS_MAX}")
         self._opened()
-        errors = await self._give_back(self._inbox.drop(message), delay)
-        if errors:
-            raise errors[0]
+        with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
+            errors = await self._give_back(self._inbox.drop(message), delay)
+            if errors:
+                raise errors[0]
 
     async def _give_back(self, messages: Sequence[PoppedMessage], delay: float) -> list[ClientError]:
         """Let messages come again; returns what was in the way."""

@@ -10,6 +10,7 @@ import datetime as dt
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Literal, TypedDict
 
 import anyio
@@ -26,6 +27,7 @@ from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.routes import TopicRoute
+from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.names import check_topic
 from mq.protocol.trace import ContextCode
 
@@ -42,6 +44,7 @@ class PullConsumerOptions(TypedDict, total=False):
     timeout: float
     pull: PullSettings | None
     trace: bool | str
+    otel: bool | TracerProvider
     remoting: RemotingSettings | None
     rng: random.Random | None
 
@@ -57,8 +60,8 @@ class PullConsumer(Consumer):
 
     `group` is the name under which `commit` stores offsets. The consumer is no member of that group: it may read the
     queues of a group whose members are at work. `consume_from` says where a queue begins for which nothing is stored:
-    "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` is as that of a
-    `Producer`; what `poll` returns counts as handled.
+    "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` and `otel` are
+    as those of a `Producer`; for `trace`, what `poll` returns counts as handled.
 
     `timeout` bounds each question to a leader in `assign`, `seek`, `commit` and `committed`, in seconds: within it they
     outlive a change of leaders.
@@ -73,10 +76,11 @@ class PullConsumer(Consumer):
         timeout: float = 10.0,
         pull: PullSettings | None = None,
         trace: bool | str = False,
+        otel: bool | TracerProvider = False,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(namesrv, group, trace=trace, remoting=remoting, rng=rng)
+        super().__init__(namesrv, group, trace=trace, otel=otel, remoting=remoting, rng=rng)
         check_position(consume_from)
         if timeout <= 0:
             raise ValueError(f"timeout {timeout} must be positive")
@@ -191,6 +195,7 @@ class PullConsumer(Consumer):
             raise ValueError(f"count_max {count_max} must be at least 1")
         await anyio.lowlevel.checkpoint()
         board = self._board
+        began_ns = 0 if self._spans is None else now_ns()
         taken: list[ReceivedMessage] = []
 
         def room(_: ProcessQueue) -> int:
@@ -208,6 +213,8 @@ class PullConsumer(Consumer):
                 self._tracer.handling(messages).ended(ContextCode.SUCCESS)
             taken += messages
             part = board.take_nowait(room, exclusive=False) if len(taken) < count_max else None
+        if self._spans is not None and taken:
+            self._spans.received("poll", taken, began_ns, is_batch=True)
         return taken
 
     def position(self, queue: MessageQueue) -> int:
@@ -230,7 +237,8 @@ class PullConsumer(Consumer):
         self._opened()
         for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
             check_topic(queue.topic)
-            await self._offsets.store(queue, offset)
+            with nullcontext() if self._spans is None else self._spans.settling("commit", queue.topic):
+                await self._offsets.store(queue, offset)
         await anyio.lowlevel.checkpoint()
 
     async def committed(self, queue: MessageQueue) -> int | None:

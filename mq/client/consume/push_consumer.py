@@ -13,8 +13,9 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import anyio
 import anyio.abc
@@ -38,6 +39,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
+from mq.client.spans import TracerProvider
 from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import (
@@ -72,6 +74,7 @@ class PushConsumerOptions(TypedDict, total=False):
     max_reconsume_times: int | None
     pull: PullSettings | None
     trace: bool | str
+    otel: bool | TracerProvider
     remoting: RemotingSettings | None
     commit_seconds: float
     rebalance_seconds: float
@@ -121,7 +124,9 @@ class PushConsumer(Consumer):
     `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
     its broker still has in memory from the first message on is consumed from there in any case, so that nobody misses
     the beginning of a new topic; that is the brokers' rule for clients in all languages.
-    Messages are pulled ahead of the handlers within `pull.limits`. `trace` is as that of a `Producer`.
+    Messages are pulled ahead of the handlers within `pull.limits`. `trace` and `otel` are as those of a
+    `Producer`: handling a message is a span, from its handler's first line to the last, or from the time at which a
+    stream hands it out until it is acknowledged or given back.
     """
 
     def __init__(
@@ -139,12 +144,14 @@ class PushConsumer(Consumer):
         max_reconsume_times: int | None = None,
         pull: PullSettings | None = None,
         trace: bool | str = False,
+        otel: bool | TracerProvider = False,
         remoting: RemotingSettings | None = None,
         commit_seconds: float = COMMIT_SECONDS,
         rebalance_seconds: float = REBALANCE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(namesrv, group, trace=trace, remoting=remoting, rng=rng)
+        model: Literal["clustering", "broadcasting"] = "clustering" if broadcast is None else "broadcasting"
+        super().__init__(namesrv, group, trace=trace, otel=otel, model=model, remoting=remoting, rng=rng)
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
         if exclusive and (broadcast is not None or not ordered):
@@ -175,6 +182,7 @@ class PushConsumer(Consumer):
             ordered=ordered,
             # What one member of many that get everything failed at is nobody else's.
             give_back=None if ordered or broadcast is not None else self._give_back,
+            spans=self._spans,
         )
         self._handling_for_operators = 0
         self._offsets: GroupOffsets | LocalOffsets | None = None
@@ -409,12 +417,12 @@ class PushConsumer(Consumer):
     def __aiter__(self) -> MessageStream:
         """A stream of messages, each acknowledged when the next one is asked for."""
         self._opened()
-        return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
+        return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
 
     def deliveries(self) -> DeliveryStream:
         """A stream of deliveries, to be acknowledged one by one in any order."""
         self._opened()
-        return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer)
+        return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
 
     async def run(self, handler: Handler | None = None) -> None:
         """Give messages to the handlers until `stop` is called, the consumer is left or the caller is cancelled.
@@ -433,4 +441,5 @@ class PushConsumer(Consumer):
 
     async def _give_back(self, message: ReceivedMessage) -> bool:
         assert self._remoting is not None, "a message is given back before the consumer is entered"
-        return await give_back(self._remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)
+        with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
+            return await give_back(self._remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)

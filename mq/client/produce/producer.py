@@ -30,7 +30,9 @@ from mq.client.produce.recall import recall
 from mq.client.produce.request_reply import OpenRequests, connect_for_replies
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline, send_fields
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
+from mq.client.spans import SendSpan, TracerProvider, open_spans
 from mq.client.task_group import open_task_group
+from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODECS, Codec
@@ -63,6 +65,7 @@ class ProducerOptions(TypedDict, total=False):
     compress_bytes_min: int
     auto_create_topics: bool
     trace: bool | str
+    otel: bool | TracerProvider
     remoting: RemotingSettings | None
     rng: random.Random | None
 
@@ -86,7 +89,8 @@ class Producer(anyio.AsyncContextManagerMixin):
     "lz4" or "zstd", which are quicker and which Go clients do not read, or not at all (None).
 
     With `trace` it is written down what became of each message, see `Admin.trace`, in the topic of that name or, for
-    True, in the one that all RocketMQ tools know.
+    True, in the one that all RocketMQ tools know. With `otel` each send is a span of OpenTelemetry, of the global
+    tracer provider (True) or of that one, and its context goes with the message.
 
     Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
     are in flight, one that is retried may end up behind later ones.
@@ -106,6 +110,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         compress_bytes_min: int = 4096,
         auto_create_topics: bool = True,
         trace: bool | str = False,
+        otel: bool | TracerProvider = False,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -131,6 +136,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._submits = 0
         self._trace_topic = trace_topic(trace)
         self._tracer: Tracer | None = None
+        self._spans = open_spans(otel, group=group, client_id=self.client_id)
         self._requests = OpenRequests(self.client_id, limit=in_flight_max, rng=self._rng)
 
     @asynccontextmanager
@@ -177,9 +183,18 @@ class Producer(anyio.AsyncContextManagerMixin):
             return self._requests.pushed(request, body, _wall_clock_ms())
         return refuse_server_request(request, body, answer_later)
 
-    def _done(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
-        """What is called when `outgoing`, which `messages` are in, is settled: `on_done`, but for a trace."""
-        return on_done if self._tracer is None else self._tracer.sending(messages, outgoing, on_done)
+    def _done(
+        self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone, span: SendSpan | None
+    ) -> OnDone:
+        """What is called when `outgoing`, which `messages` are in, is settled: `on_done`, but for traces and spans."""
+        if self._tracer is not None:
+            on_done = self._tracer.sending(messages, outgoing, on_done)
+        return on_done if span is None else span.ending(outgoing.unique_key, self._leader_of, on_done)
+
+    def _leader_of(self, queue: MessageQueue) -> str | None:
+        """The address that a queue has its leader at, as far as it is known."""
+        route = None if self._remoting is None else self._remoting.known_route(queue.topic)
+        return None if route is None else route.leader_address(queue.broker_name)
 
     def _heartbeat_body(self) -> bytes:
         return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
@@ -217,15 +232,22 @@ class Producer(anyio.AsyncContextManagerMixin):
     ) -> SendResult:
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
-        outgoing = self._make_ready(message, queue, own)
+        outgoing, span = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
-        done = self._done([message], outgoing, pending.settle)
+        done = self._done([message], outgoing, pending.settle, span)
         number = pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries)
+        return await self._outcome(pipeline, number, pending, span)
+
+    @staticmethod
+    async def _outcome(pipeline: SendPipeline, number: int, pending: Pending, span: SendSpan | None) -> SendResult:
+        """What becomes of a send; cancelled, it is given up. Raises what `send` raises."""
         try:
             return await pending.wait()
         finally:
             if not pending.done:
                 pipeline.abandon(number)
+                if span is not None:
+                    span.abandoned()
 
     async def submit(
         self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
@@ -239,9 +261,9 @@ class Producer(anyio.AsyncContextManagerMixin):
         """
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
-        outgoing = self._make_ready(message, queue)
+        outgoing, span = self._make_ready(message, queue)
         pending = Pending(outgoing.unique_key)
-        done = self._done([message], outgoing, pending.settle)
+        done = self._done([message], outgoing, pending.settle, span)
         pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
         return pending
 
@@ -261,8 +283,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         pipeline = self._open_pipeline()
         if pipeline.in_flight >= self._in_flight_max:
             raise ProducerBusy(self._in_flight_max)
-        outgoing = self._make_ready(message, queue)
-        done = self._done([message], outgoing, on_done)
+        outgoing, span = self._make_ready(message, queue)
+        done = self._done([message], outgoing, on_done, span)
         pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
         return outgoing.unique_key
 
@@ -273,7 +295,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         """
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
-        outgoing = self._make_ready(message, queue)
+        outgoing, span = self._make_ready(message, queue)
         route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
         queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
         if not queues:
@@ -282,6 +304,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         connection = await self._remoting.connection(leader_in(route, chosen.broker_name))
         fields = send_fields(self.group, outgoing, chosen)
         connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
+        if span is not None:
+            span.sent()
         await anyio.lowlevel.checkpoint()
 
     async def request(
@@ -353,21 +377,23 @@ class Producer(anyio.AsyncContextManagerMixin):
         """
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
-        outgoing = make_batch_ready(
-            messages,
-            new_unique_key=self._unique_keys.next,
-            born_timestamp_ms=_wall_clock_ms(),
-            properties=properties or {},
-        )
-        self._check_queue(outgoing.topic, queue)
-        pending = Pending(outgoing.unique_key)
-        done = self._done(messages, outgoing, pending.settle)
-        number = pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        span = None if self._spans is None else self._spans.sending(messages, is_batch=True)
         try:
-            together = await pending.wait()
-        finally:
-            if not pending.done:
-                pipeline.abandon(number)
+            outgoing = make_batch_ready(
+                messages,
+                new_unique_key=self._unique_keys.next,
+                born_timestamp_ms=_wall_clock_ms(),
+                properties={**(properties or {}), **(span.carrier if span is not None else {})},
+            )
+            self._check_queue(outgoing.topic, queue)
+        except MessageRefused as error:
+            if span is not None:
+                span.refused(error)
+            raise
+        pending = Pending(outgoing.unique_key)
+        done = self._done(messages, outgoing, pending.settle, span)
+        number = pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        together = await self._outcome(pipeline, number, pending, span)
         return split_result(together, len(messages))
 
     async def send_many(
@@ -417,16 +443,27 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     def _make_ready(
         self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
-    ) -> OutgoingMessage:
+    ) -> tuple[OutgoingMessage, SendSpan | None]:
+        """A message in the form in which it is sent, and its span. Raises MessageRefused."""
         self._check_queue(message.topic, queue)
-        return make_ready(
-            message,
-            unique_key=self._unique_keys.next(),
-            born_timestamp_ms=_wall_clock_ms(),
-            compress=self._compress,
-            compress_bytes_min=self._compress_bytes_min,
-            own=own,
-        )
+        span = None
+        if self._spans is not None:
+            span = self._spans.sending([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
+            message = span.carried(message)
+        try:
+            outgoing = make_ready(
+                message,
+                unique_key=self._unique_keys.next(),
+                born_timestamp_ms=_wall_clock_ms(),
+                compress=self._compress,
+                compress_bytes_min=self._compress_bytes_min,
+                own=own,
+            )
+        except MessageRefused as error:
+            if span is not None:
+                span.refused(error)
+            raise
+        return outgoing, span
 
     @staticmethod
     def _check_queue(topic: str, queue: MessageQueue | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from enum import Enum
 from inspect import isawaitable
 from typing import Unpack
@@ -168,16 +168,18 @@ class TransactionProducer(Producer):
         )
         assert self._remoting is not None, "a transaction without a remoting"
         queue, code = result.queue, RequestCode.END_TRANSACTION
+        operation = "commit" if wanted else "rollback"
         try:
-            await call_leader(
-                self._remoting,
-                queue.topic,
-                queue.broker_name,
-                code,
-                ext.fields(),
-                seconds=seconds,
-                repeat=Repeat.ALWAYS,
-            )
+            with nullcontext() if self._spans is None else self._spans.settling(operation, queue.topic):
+                await call_leader(
+                    self._remoting,
+                    queue.topic,
+                    queue.broker_name,
+                    code,
+                    ext.fields(),
+                    seconds=seconds,
+                    repeat=Repeat.ALWAYS,
+                )
             transaction.confirmed = True
         except ClientError as error:
             if isinstance(error, BrokerError):

@@ -400,7 +400,8 @@ async def test_a_first_send_that_is_over_before_its_deadline_is_watched_does_no_
         await anyio.wait_all_tasks_blocked()
         pipeline = producer._open_pipeline()
         pending = Pending()
-        number = pipeline.start(producer._make_ready(Message("T", b"x"), None), pending.settle, timeout=60.0)
+        outgoing, _ = producer._make_ready(Message("T", b"x"), None)
+        number = pipeline.start(outgoing, pending.settle, timeout=60.0)
         pipeline.abandon(number)
         await anyio.wait_all_tasks_blocked()
         assert (await producer.send(Message("T", b"y"))).queue_offset >= 0

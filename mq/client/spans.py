@@ -1,0 +1,328 @@
+"""OpenTelemetry spans of what a client does with messages, by the semantic conventions for messaging.
+
+A message carries the context of the span that sent it in its properties (W3C Trace Context: ``traceparent``), or what
+the propagator that the application has set up writes. A span of a consumer links to it; if the consumer handles one
+message, and nothing else is being traced around it, its span also continues the trace of the producer.
+
+OpenTelemetry is imported by the first client that is told to use it, and by no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from mq.client.errors import ClientError, MessageRefused
+from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, Tracer
+
+__all__ = ["SendSpan", "Spans", "TracerProvider", "Work", "now_ns", "open_spans"]
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.30.0"
+OUTCOME: Final = "raftmq.stored"
+"""Of a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
+
+Attributes = dict[str, Any]
+
+
+class TracerProvider(Protocol):
+    """That of OpenTelemetry, as far as clients use it; named here so that their signatures need no import of it."""
+
+    def get_tracer(self, module: str, version: str | None = None, schema_url: str | None = None, /) -> Any: ...
+
+
+def open_spans(otel: bool | TracerProvider, *, group: str, client_id: str, model: str | None = None) -> Spans | None:
+    """The spans of one client; None if it is to have none. Raises ImportError without OpenTelemetry.
+
+    Args:
+        model: how the messages of a consumer are shared out, ``clustering`` or ``broadcasting``; None for a producer.
+    """
+    return None if otel is False else Spans(otel, group=group, client_id=client_id, model=model)
+
+
+class Spans:
+    """Begins the spans of one client."""
+
+    def __init__(self, otel: bool | TracerProvider, *, group: str, client_id: str, model: str | None) -> None:
+        try:
+            from opentelemetry import propagate, trace
+        except ImportError as error:
+            raise ImportError("otel=... needs OpenTelemetry: pip install 'raftmq[otel]'") from error
+        self._trace, self._propagate = trace, propagate
+        provider = trace.get_tracer_provider() if isinstance(otel, bool) else otel
+        self._tracer: Tracer = provider.get_tracer("raftmq", version("raftmq"), SCHEMA_URL)
+        self._common: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
+        if model is not None:
+            self._common["messaging.consumer.group.name"] = group
+            self._common["messaging.rocketmq.consumption_model"] = model
+
+    # Producers.
+
+    def sending(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
+        """Begin the span of one request that sends these messages, all of one topic."""
+        topic = messages[0].topic if messages else ""
+        attributes = self._operation("send", "send", topic)
+        if is_batch:
+            attributes["messaging.batch.message_count"] = len(messages)
+        else:
+            attributes |= _sent_attributes(messages[0], transaction=transaction)
+        fields = self._propagate.get_global_textmap().fields
+        given = [message for message in messages if fields & message.properties.keys()]
+        span = self._tracer.start_span(
+            f"send {topic}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=attributes,
+            links=self._links([message.properties for message in given]),
+        )
+        carrier: dict[str, str] = {}
+        self._propagate.inject(carrier, self._trace.set_span_in_context(span))
+        return SendSpan(span, {name: value for name, value in carrier.items() if value})
+
+    # Consumers.
+
+    def processing(self, messages: Sequence[ReceivedMessage], *, is_batch: bool = False) -> Work:
+        """Begin the span of handling these messages, all of one topic."""
+        attributes = self._operation("process", "process", messages[0].topic) | _received(messages, is_batch)
+        span = self._start("process", messages, self._trace.SpanKind.CONSUMER, attributes)
+        return Work(span, self._trace.use_span(span, record_exception=False, set_status_on_exception=False))
+
+    def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        """`handler`, with a span around each call, which is the current span in it."""
+
+        async def traced(given: ReceivedMessage | list[ReceivedMessage]) -> None:
+            is_batch = isinstance(given, list)
+            with self.processing(given if isinstance(given, list) else [given], is_batch=is_batch):
+                await handler(given)
+
+        return traced
+
+    def received(self, operation: str, messages: Sequence[ReceivedMessage], began_ns: int, *, is_batch: bool) -> None:
+        """Note that the application asked for messages at that time, in ns since 1970, and has just got these."""
+        topics = {message.topic for message in messages}
+        topic = topics.pop() if len(topics) == 1 else None
+        attributes = self._operation(operation, "receive", topic) | _received(messages, is_batch)
+        self._start(operation, messages, self._trace.SpanKind.CONSUMER, attributes, topic, began_ns).end()
+
+    @contextmanager
+    def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage] = ()) -> Iterator[None]:
+        """The span of telling a broker what becomes of these messages; an exception in the block is its error."""
+        attributes = self._operation(operation, "settle", topic)
+        if len(messages) == 1:
+            attributes |= _received(messages, is_batch=False)
+        span = self._tracer.start_span(
+            f"{operation} {topic}",
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=attributes,
+            links=self._links([message.properties for message in messages]),
+        )
+        try:
+            yield
+        except BaseException as error:
+            _fail(span, error)
+            raise
+        finally:
+            span.end()
+
+    # What they have in common.
+
+    def _operation(self, name: str, kind: str, topic: str | None) -> Attributes:
+        attributes = self._common | {"messaging.operation.name": name, "messaging.operation.type": kind}
+        return attributes if topic is None else attributes | {"messaging.destination.name": topic}
+
+    def _start(
+        self,
+        operation: str,
+        messages: Sequence[ReceivedMessage],
+        kind: SpanKind,
+        attributes: Attributes,
+        topic: str | None = "",
+        began_ns: int | None = None,
+    ) -> Span:
+        topic = messages[0].topic if topic == "" else topic
+        parent: Context | None = None
+        if len(messages) == 1 and not self._trace.get_current_span().get_span_context().is_valid:
+            parent = self._propagate.extract(messages[0].properties)
+        return self._tracer.start_span(
+            operation if topic is None else f"{operation} {topic}",
+            context=parent,
+            kind=kind,
+            attributes=attributes,
+            links=self._links([message.properties for message in messages]),
+            start_time=began_ns,
+        )
+
+    def _links(self, carriers: Sequence[Mapping[str, str]]) -> list[Link]:
+        """Links to the spans that sent these messages, as far as their properties say."""
+        contexts = []
+        for carrier in carriers:
+            span = self._trace.get_current_span(self._propagate.extract(carrier)).get_span_context()
+            if span.is_valid and span not in contexts:
+                contexts.append(span)
+        return [self._trace.Link(context) for context in contexts]
+
+
+class SendSpan:
+    """The span of one request that sends messages.
+
+    Attributes:
+        carrier: the properties by which a consumer finds this span.
+    """
+
+    __slots__ = ("_span", "carrier")
+
+    def __init__(self, span: Span, carrier: Mapping[str, str]) -> None:
+        self._span = span
+        self.carrier = carrier
+
+    def carried(self, message: Message) -> Message:
+        """The message with the context of this span; unchanged if it carries one of the application's."""
+        if self.carrier.keys() & message.properties.keys():
+            return message
+        return msgspec.structs.replace(message, properties={**message.properties, **self.carrier})
+
+    def refused(self, error: MessageRefused) -> None:
+        """The message never left this process."""
+        self._failed(error, error.stored)
+
+    def abandoned(self) -> None:
+        """Nobody waits for the outcome any more."""
+        self._span.set_attribute(OUTCOME, "unknown")
+        self._span.set_attribute("error.type", "cancelled")
+        self._end_as_error("cancelled while it was on its way")
+
+    def ending(
+        self,
+        unique_key: str,
+        leader_of: Callable[[MessageQueue], str | None],
+        on_done: Callable[[SendResult | ClientError], None],
+    ) -> Callable[[SendResult | ClientError], None]:
+        """`on_done`, which ends the span, too. The application has the outcome first."""
+
+        def done(outcome: SendResult | ClientError) -> None:
+            on_done(outcome)
+            if isinstance(outcome, ClientError):
+                self._failed(outcome, outcome.stored)
+                return
+            span, queue = self._span, outcome.queue
+            span.set_attribute(OUTCOME, "yes")
+            span.set_attribute("messaging.destination.partition.id", _partition(queue))
+            span.set_attribute("raftmq.send.attempts", outcome.attempts)
+            if outcome.maybe_duplicated:
+                span.set_attribute("raftmq.send.maybe_duplicated", True)
+            host, _, port = (leader_of(queue) or "").rpartition(":")
+            if host:
+                span.set_attribute("server.address", host)
+                span.set_attribute("server.port", int(port))
+            span.end()
+
+        if "," not in unique_key:  # else it is that of a batch
+            self._span.set_attribute("messaging.message.id", unique_key)
+        return done
+
+    def sent(self) -> None:
+        """It is sent, and nobody will say what became of it."""
+        self._span.set_attribute(OUTCOME, "unknown")
+        self._span.end()
+
+    def _failed(self, error: ClientError, stored: str) -> None:
+        self._span.set_attribute(OUTCOME, stored)
+        _fail(self._span, error)
+        self._span.end()
+
+    def _end_as_error(self, text: str) -> None:
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_status(StatusCode.ERROR, text)
+        self._span.end()
+
+
+class Work:
+    """The span of handling messages. In its block it is the current span, and the block's end is its end.
+
+    Without a block it ends when the messages are `settled`.
+    """
+
+    __slots__ = ("_block", "_in_block", "_span")
+
+    def __init__(self, span: Span, block: AbstractContextManager[Span]) -> None:
+        self._span = span
+        self._block = block
+        self._in_block = False
+
+    def __enter__(self) -> None:
+        self._in_block = True
+        self._block.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self._block.__exit__(None, None, None)
+        if error is not None:
+            _fail(self._span, error)
+        self._span.end()
+
+    def settled(self, outcome: str) -> None:
+        """They were acknowledged, or given back."""
+        self._span.set_attribute("raftmq.delivery.outcome", outcome)
+        if not self._in_block:
+            self._span.end()
+
+
+def now_ns() -> int:
+    """Nanoseconds since 1970, as spans have their times."""
+    return time.time_ns()
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    from opentelemetry.trace import StatusCode
+
+    kind = type(error)
+    span.set_attribute("error.type", f"{kind.__module__}.{kind.__qualname__}")
+    if isinstance(error, ClientError):
+        span.set_attribute(OUTCOME, error.stored)
+    if isinstance(error, Exception):  # not when it was cancelled
+        span.record_exception(error)
+    span.set_status(StatusCode.ERROR, str(error) or kind.__qualname__)
+
+
+def _sent_attributes(message: Message, *, transaction: bool) -> Attributes:
+    attributes: Attributes = {"messaging.message.body.size": len(message.body)}
+    if message.tags is not None:
+        attributes["messaging.rocketmq.message.tag"] = message.tags
+    if message.keys:
+        attributes["messaging.rocketmq.message.keys"] = tuple(message.keys)
+    if message.delay_level is not None:
+        attributes["messaging.rocketmq.message.delay_time_level"] = message.delay_level
+    if message.sharding_key is not None:
+        attributes["messaging.rocketmq.message.group"] = message.sharding_key
+    is_delayed = (message.delay_level, message.delay, message.deliver_at) != (None, None, None)
+    kind = "transaction" if transaction else "delay" if is_delayed else "fifo" if message.sharding_key else "normal"
+    return attributes | {"messaging.rocketmq.message.type": kind}
+
+
+def _received(messages: Sequence[ReceivedMessage], is_batch: bool) -> Attributes:
+    if is_batch:
+        return {"messaging.batch.message_count": len(messages)}
+    [message] = messages
+    attributes: Attributes = {
+        "messaging.message.id": message.message_id,
+        "messaging.message.body.size": len(message.body),
+        "messaging.destination.partition.id": _partition(message.queue),
+    }
+    if message.tags is not None:
+        attributes["messaging.rocketmq.message.tag"] = message.tags
+    if message.keys:
+        attributes["messaging.rocketmq.message.keys"] = message.keys
+    if message.reconsume_times:
+        attributes["raftmq.message.reconsume_times"] = message.reconsume_times
+    return attributes
+
+
+def _partition(queue: MessageQueue) -> str:
+    return f"{queue.broker_name}/{queue.queue_id}"

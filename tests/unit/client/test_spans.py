@@ -1,0 +1,94 @@
+"""Spans of sends that fail, and what a client that has none imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import anyio
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from mq.client import Message, MessageRefused, SendOutcomeUnknown, SendRejected
+from tests.support.producing import producer_of
+from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+
+
+class Sends:
+    """Spans of sends that have ended."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def outcome(self) -> tuple[str, str, StatusCode]:
+        """Whether the last message may be stored, the kind of its error, the status."""
+        span: ReadableSpan = self._exporter.get_finished_spans()[-1]
+        self._exporter.clear()
+        attributes = span.attributes or {}
+        return str(attributes["raftmq.stored"]), str(attributes.get("error.type", "")), span.status.status_code
+
+
+@pytest.mark.anyio
+async def test_an_error_says_whether_the_message_may_be_stored() -> None:
+    sends = Sends()
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        producer_of(cluster, otel=sends.provider, retries=0, attempt_timeout=0.2) as producer,
+    ):
+        await producer.send(Message("T", b"x"))
+        assert sends.outcome() == ("yes", "", StatusCode.UNSET)
+        cluster.leader.misdeeds = [Misdeed("refuse", code=13, remark="body too long")]
+        with pytest.raises(SendRejected):
+            await producer.send(Message("T", b"x"))
+        assert sends.outcome() == ("no", "mq.client.errors.SendRejected", StatusCode.ERROR)
+        cluster.leader.misdeeds = [Misdeed("silence", store=True)]
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send(Message("T", b"x"))
+        assert sends.outcome() == ("unknown", "mq.client.errors.SendOutcomeUnknown", StatusCode.ERROR)
+        with pytest.raises(MessageRefused):
+            await producer.send(Message("T", b""))
+        assert sends.outcome() == ("no", "mq.client.errors.MessageRefused", StatusCode.ERROR)
+        with pytest.raises(MessageRefused):
+            await producer.send_batch([])
+        assert sends.outcome() == ("no", "mq.client.errors.MessageRefused", StatusCode.ERROR)
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        with anyio.move_on_after(0.05):
+            await producer.send(Message("T", b"x"))
+        assert sends.outcome() == ("unknown", "cancelled", StatusCode.ERROR)
+        await producer.send_oneway(Message("T", b"x"))
+        assert sends.outcome() == ("unknown", "", StatusCode.UNSET)
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+CLIENTS = """
+import sys
+{before}
+from mq.client import PopConsumer, Producer, PullConsumer, PushConsumer
+from mq.client.sync import SyncProducer
+try:
+    for make in (Producer, SyncProducer, PullConsumer, PushConsumer):
+        make("127.0.0.1:1", "G"{option})
+    PopConsumer("127.0.0.1:1", "G", "T"{option})
+except ImportError as error:
+    print(error)
+print("opentelemetry.trace" in sys.modules)
+"""
+
+
+def test_clients_import_it_only_when_they_are_told_to() -> None:
+    assert python(CLIENTS.format(before="", option="")) == "False"
+    assert python(CLIENTS.format(before="", option=", otel=True")) == "True"
+
+
+def test_without_it_the_error_says_what_to_install() -> None:
+    said = python(CLIENTS.format(before="sys.modules['opentelemetry'] = None", option=", otel=True"))
+    assert said == "otel=... needs OpenTelemetry: pip install 'raftmq[otel]'\nFalse"
