@@ -49,6 +49,8 @@ QUEUES = 2
 class Queue:
     """A consume queue in memory."""
 
+    key = ("T", 0)
+
     def __init__(self) -> None:
         self.min_offset = 0
         self.entries: list[bytes] = []
@@ -60,6 +62,10 @@ class Queue:
     def read(self, offset: int, count: int) -> bytes:
         assert self.min_offset <= offset, "what is gone is not asked for"
         return b"".join(self.entries[offset : offset + count])
+
+    def expire(self, log_start: int) -> None:
+        while self.min_offset < len(self.entries) and QUEUE_ENTRY.unpack(self.entries[self.min_offset])[0] < log_start:
+            self.min_offset += 1
 
 
 class Log:

@@ -120,18 +120,12 @@ class Pops(Service):
             wall_clock_ms=context.wall_clock_ms,
         )
         self.revival = PopRevival(
-            metadata=context.metadata,
-            store=context.store,
-            appender=context.appender,
-            tails=context.queue_offsets,
+            context,
             read=read,
             leaving=lambda: self.acks.leaving,
             woken=self._wake,
             freed=self._freed,
             ordered_clock=self._ordered_clock,
-            pending_bytes_max=context.settings.pending_bytes_max // 2,
-            wall_clock_ms=context.wall_clock_ms,
-            log=context.log,
         )
         self._queues = PopQueues(
             metadata=context.metadata,

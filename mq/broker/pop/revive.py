@@ -1,53 +1,36 @@
 """Popped messages that nobody acknowledged in time: the leader gives them to their groups again.
 
 They are copied to the retry topic of their group and topic, in one log entry with the command that takes them out of
-their checkpoint; so there is one copy of each that can be had, whatever happens to the leader. Checkpoints stand in a
-heap by the time at which they are over. It is made anew from the replicated state by whoever leads.
+their checkpoint (`mq.broker.schedule.delivery`); so there is one copy of each that can be had, whatever happens to the
+leader. Checkpoints stand in a heap by the time at which they are over. It is made anew from the replicated state by
+whoever leads. When the time of one is over, its open messages are due, one after the other.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 
-import structlog
-
 from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.context import BrokerContext
 from mq.broker.pop.ack import AcksInFlight, Place
 from mq.broker.pop.ordered_clock import OrderedClock
-from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
-from mq.broker.state.metadata import Metadata
-from mq.broker.state.pop_checkpoints import AckMessages, QueueOfGroup, offsets_of
-from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.outcome import Outcome, Stored
-from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
-from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
+from mq.broker.schedule.delivery import Delivery, Due, Moved
+from mq.broker.schedule.read_backoff import ReadBackoff
+from mq.broker.state.commands import Command, PutTopic, TopicConfig
+from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, QueueOfGroup, offsets_of
+from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
+from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.hashes import tag_code
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.records import (
-    BORN_HOST_IPV6,
-    STORE_HOST_IPV6,
-    RecordError,
-    StoredMessage,
-    decode_record,
-    encode_host,
-)
+from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, StoredMessage, decode_record, encode_host
 from mq.protocol.wire_names import INT32_MAX
-from mq.store.consume_queue import ConsumeQueue
-from mq.store.dispatch import QUEUE_ENTRY
-from mq.store.errors import StoreError
-from mq.store.queue_store import QueueStore
-from raftlog import SegmentError
-from raftlog.segment import EntryGone
 
-Log = structlog.stdlib.BoundLogger
-
-_GROUP_BYTES_MAX = 256 * 1024
 _GROUPS_IN_FLIGHT_MAX = 32
-_COMMANDS_BYTES_MAX = 2048
 _PAUSE_MS = 1000
 _LISTED_AT_ONCE = 2000
 """Checkpoints that are put into the heap in one go: some milliseconds."""
@@ -70,47 +53,53 @@ class PopRevival:
 
     def __init__(
         self,
+        context: BrokerContext,
         *,
-        metadata: Metadata,
-        store: QueueStore,
-        appender: Appender,
-        tails: QueueOffsets,
         read: Callable[[int, int], bytes],
         leaving: Callable[[], AcksInFlight],
         woken: Callable[[str, str, int], None],
         freed: Callable[[QueueOfGroup], None],
         ordered_clock: OrderedClock,
-        pending_bytes_max: int,
-        wall_clock_ms: Callable[[], int],
-        log: Log,
     ) -> None:
-        self._metadata = metadata
-        self._store = store
-        self._appender = appender
-        self._tails = tails
+        self._context = context
+        self._metadata = context.metadata
+        self._store = context.store
+        self._tails = context.queue_offsets
         self._read = read
         self._leaving = leaving
         self._woken = woken
         self._freed = freed
         self._ordered_clock = ordered_clock
-        self._pending_bytes_max = pending_bytes_max
-        self._wall_clock_ms = wall_clock_ms
-        self._log = RateLimitedLog(log, wall_clock_ms)
-        self._group_bytes_max = min(_GROUP_BYTES_MAX, appender.entry_bytes_max) - _COMMANDS_BYTES_MAX
+        self._wall_clock_ms = context.wall_clock_ms
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._heap: list[tuple[int, Place]] = []
         self._unlisted: Iterator[tuple[int, Place]] = iter(())
-        self._groups = 0
+        self._tail: NextOffset
+        """Where messages of the checkpoint go that are due."""
+        self._delivery: Delivery[Place] | None = None
+        self._unreadable = ReadBackoff()
         self._seen_ms = 0
         self.revived = 0
         self.lost = 0
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
-        self._groups = 0
+        self._unreadable = ReadBackoff()
+        self._delivery = Delivery(
+            self._context,
+            self,
+            unreadable=self._unreadable,
+            log=self._log,
+            groups_max=_GROUPS_IN_FLIGHT_MAX,
+            read=self._read,
+        )
         self._look_anew()
 
     def resign(self) -> None:
         """This replica does not lead any more."""
+        if self._delivery is not None:
+            self._delivery.stop()
+        self._delivery = None
         self._heap = []
         self._unlisted = iter(())
 
@@ -138,35 +127,95 @@ class PopRevival:
         self._seen_ms = now_ms
         for row in islice(self._unlisted, _LISTED_AT_ONCE):
             heapq.heappush(self._heap, row)
-        while self._heap and self._heap[0][0] <= now_ms and self._may_begin():
-            _, place = heapq.heappop(self._heap)
-            due_ms = self._due_ms(place, now_ms)
-            if due_ms is None:
-                continue
-            key, start, pop_time_ms = place
-            in_order = (start, pop_time_ms) not in self._metadata.pops.of(key).open
-            if due_ms > now_ms and (in_order or pop_time_ms <= now_ms):
-                heapq.heappush(self._heap, (due_ms, place))  # its time was changed, or the clock was
-                continue
-            if in_order:
-                self._freed(key)
-                continue
-            try:
-                whole = self._revive(place, now_ms)
-            except (SegmentError, StoreError, RecordError, OSError) as error:
-                # Other replicas have what this disk does not give.
-                self._log.warning("popped_message_unreadable", topic=key[1], queue_id=key[2], error=str(error))
-                whole = False
-            if not whole:
-                heapq.heappush(self._heap, (now_ms + _PAUSE_MS, place))
+        if self._delivery is not None:
+            self._delivery.run(now_ms)
 
-    def _may_begin(self) -> bool:
-        return (
-            self._appender.is_open
-            and self._groups < _GROUPS_IN_FLIGHT_MAX
-            # As with delayed messages, producers that are too fast do not keep all others waiting.
-            and (not self._groups or self._appender.pending_bytes <= self._pending_bytes_max)
-        )
+    # -- what is due: see `mq.broker.schedule.delivery.Source` ---------------------------------------------------------
+
+    def restart(self) -> None:
+        """See `Source`."""
+        self._look_anew()
+
+    def due(self, now_ms: int) -> Generator[Due[Place], int | None]:
+        """See `Source`: open messages of the checkpoints whose time is over."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            place = self._heap[0][1]
+            again_ms = yield from self._due_of(place, now_ms)
+            _, ended = heapq.heappop(self._heap)
+            assert ended is place, "another checkpoint came first while messages of this one were delivered"
+            if again_ms is not None:
+                heapq.heappush(self._heap, (again_ms, place))
+
+    def _due_of(self, place: Place, now_ms: int) -> Generator[Due[Place], int | None, int | None]:
+        """Open messages of a checkpoint; returns when to look at it again, None for not at all."""
+        key, start, pop_time_ms = place
+        group, topic, queue_id = key
+        due_ms = self._due_ms(place, now_ms)
+        if due_ms is None:
+            if self._unreadable:
+                self._unreadable.gone(place, start + SPAN_MAX)
+            return None
+        checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
+        if due_ms > now_ms and (checkpoint is None or pop_time_ms <= now_ms):
+            return due_ms  # its time was changed, or the clock was
+        if checkpoint is None:
+            self._freed(key)
+            return None
+        retry_topic = pop_retry_topic(group, topic)
+        queue = self._store.get(topic, queue_id) if group in self._metadata.groups else None
+        if group in self._metadata.groups and not self._metadata.has_room_for_topic(retry_topic):
+            self._log.warning("retry_topic_refused", topic=retry_topic, topics=len(self._metadata.topics))
+            return now_ms + _PAUSE_MS
+        self._tail = self._tails.get(retry_topic, 0)
+        leaving = self._leaving()
+        again_ms: int | None = None
+        for offset in offsets_of(start, checkpoint.bits & ~leaving.of(place)):
+            is_there = queue is not None and queue.min_offset <= offset < queue.max_offset
+            until_ms = yield Due(place, offset, queue if is_there else None)
+            if until_ms is None:
+                leaving.begin(place, 1 << (offset - start))
+            else:
+                again_ms = until_ms if again_ms is None else min(again_ms, until_ms)
+        return again_ms
+
+    def copy(self, due: Due[Place], record: bytes, now_ms: int) -> InternalRecord:
+        """See `Source`."""
+        (group, _, _), _, pop_time_ms = due.key
+        return _copy(decode_record(memoryview(record)), self._tail, group, pop_time_ms)
+
+    def mark(self, moved: Moved[Place], now_ms: int) -> tuple[list[Command], OnOutcome]:
+        """See `Source`. A message that the log has lost leaves its checkpoint without a copy."""
+        leaving = self._leaving()
+        done: dict[Place, int] = {}
+        created: dict[str, PutTopic] = {}
+        there: Counter[tuple[str, str]] = Counter()
+        """How many messages more each group can have of each topic."""
+        for due, record in moved:
+            place, (group, topic, _) = due.key, due.key[0]
+            done[place] = done.get(place, 0) | 1 << (due.offset - place[1])
+            if record is None:
+                self.lost += group in self._metadata.groups
+                continue
+            self.revived += 1
+            origin = props.find(record.properties.decode("utf-8", "replace"), props.RETRY_TOPIC)
+            there[group, topic] += 1
+            if origin and origin != topic:
+                there[group, origin] += 1
+            if (name := record.tail.topic) not in self._metadata.topics:
+                config = TopicConfig(name=name, read_queues=1, write_queues=1)
+                created[name] = PutTopic(config=config, timestamp_ms=now_ms, unless_there=True)
+
+        def settled(outcome: Outcome) -> None:
+            if leaving is not self._leaving():
+                return  # of another leadership
+            for place, bits in done.items():
+                leaving.end(place, bits)
+            if isinstance(outcome, Stored):
+                for (group, topic), count in there.items():
+                    self._woken(group, topic, count)
+
+        rows = [(*key, start, pop_time_ms, bits) for (key, start, pop_time_ms), bits in done.items()]
+        return [*created.values(), AckMessages(rows=rows)], settled
 
     def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, Place]]:
         for key in keys:
@@ -193,88 +242,6 @@ class PopRevival:
         if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms):
             return None
         return now_ms + self._ordered_clock.wait_ms(key, ordered, now_ms)
-
-    def _revive(self, place: Place, now_ms: int) -> bool:
-        """Put a checkpoint's open messages into the retry topic; returns False if some have to wait."""
-        key, start, pop_time_ms = place
-        leaving = self._leaving()
-        bits = self._metadata.pops.of(key).open[start, pop_time_ms].bits & ~leaving.of(place)
-        retry_topic = pop_retry_topic(*key[:2])
-        if key[0] in self._metadata.groups and not self._metadata.has_room_for_topic(retry_topic):
-            self._log.warning("retry_topic_refused", topic=retry_topic, topics=len(self._metadata.topics))
-            return False
-        while bits:
-            if not self._may_begin():
-                return False
-            done, records, topics = self._copies(place, bits)
-            group: PendingGroup = []
-            if records and retry_topic not in self._metadata.topics:
-                config = TopicConfig(name=retry_topic, read_queues=1, write_queues=1)
-                creation = PutTopic(config=config, timestamp_ms=now_ms, unless_there=True)
-                group.append(PendingCommand(encode_command(creation)))
-            command = AckMessages(rows=[(*key, start, pop_time_ms, done)])
-            settled = partial(self._settled, leaving, place, done, len(records), topics)
-            leaving.begin(place, done)
-            self._groups += 1
-            self.revived += len(records)
-            self._appender.add_atomically([*group, *records, PendingCommand(encode_command(command), settled)])
-            bits &= ~done
-        return True
-
-    def _settled(
-        self, leaving: AcksInFlight, place: Place, done: int, count: int, topics: set[str], outcome: Outcome
-    ) -> None:
-        known = isinstance(outcome, Stored)
-        if leaving is not self._leaving():
-            return  # of another leadership
-        self._groups -= 1
-        leaving.end(place, done)
-        if not known:
-            heapq.heappush(self._heap, (self._wall_clock_ms() + _PAUSE_MS, place))
-            return
-        for topic in topics:
-            self._woken(place[0][0], topic, count)
-
-    def _copies(self, place: Place, bits: int) -> tuple[int, list[InternalRecord], set[str]]:
-        """Copies of as many messages as fit an entry, a bit for each message they are of, and whose pops get them.
-
-        What the log has lost has its bit, and no copy. Raises SegmentError, StoreError, RecordError, OSError.
-        """
-        (group, topic, queue_id), start, pop_time_ms = place
-        queue = self._store.get(topic, queue_id)
-        tail = self._tails.get(pop_retry_topic(group, topic), 0)
-        records: list[InternalRecord] = []
-        topics = {topic}
-        nbytes = done = 0
-        for offset in offsets_of(start, bits):
-            if group in self._metadata.groups:
-                try:
-                    message = None if queue is None else self._message(queue, offset)
-                except (SegmentError, StoreError, RecordError, OSError):
-                    if not done:
-                        raise
-                    break
-                if message is not None:
-                    record = _copy(message, tail, group, pop_time_ms)
-                    if records and nbytes + record.nbytes > self._group_bytes_max:
-                        break
-                    records.append(record)
-                    nbytes += record.nbytes
-                    topics.add(message.properties.get(props.RETRY_TOPIC, topic))
-                else:
-                    self.lost += 1
-            done |= 1 << (offset - start)
-        return done, records, topics
-
-    def _message(self, queue: ConsumeQueue, offset: int) -> StoredMessage | None:
-        """A message of a queue, None if the log has lost it."""
-        if not queue.min_offset <= offset < queue.max_offset:
-            return None
-        position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
-        try:
-            return decode_record(memoryview(self._read(position, size)))
-        except EntryGone:
-            return None
 
 
 def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int) -> InternalRecord:

@@ -8,9 +8,6 @@ from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, RawRecord, tag_code_of
 
-DELIVER_SECONDS = 0.02
-"""A message is late by this much at most, and by what it takes to commit it."""
-
 _IPV4_HOST_BYTES = 8
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final
 
 KNOWN_MAX: Final = 10_000
@@ -12,17 +13,17 @@ PAUSE_MS_MAX: Final = 60_000
 class ReadBackoff:
     """Remembers when to try which of them again; at most `KNOWN_MAX`, others are tried every `PAUSE_MS_MAX`.
 
-    Messages are named by their queue id and offset.
+    Messages are named by their queue, in words of whoever reads it, and their offset.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+        self._known: dict[tuple[Hashable, int], tuple[int, int]] = {}
         """The pause after the latest try, and when it ends."""
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def failed(self, message: tuple[int, int], now_ms: int) -> int:
+    def failed(self, message: tuple[Hashable, int], now_ms: int) -> int:
         """It could not be read just now; returns when it is to be tried again."""
         known = self._known.get(message)
         if known is None and len(self._known) >= KNOWN_MAX:
@@ -31,16 +32,16 @@ class ReadBackoff:
         self._known[message] = pause_ms, now_ms + pause_ms
         return now_ms + pause_ms
 
-    def put_off_to(self, message: tuple[int, int], now_ms: int) -> int | None:
+    def put_off_to(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
         """When to try it again, None if it may be read now. A clock that went back makes none wait longer."""
         known = self._known.get(message)
         return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None
 
-    def settled(self, message: tuple[int, int]) -> None:
+    def settled(self, message: tuple[Hashable, int]) -> None:
         """It was read, or is done with."""
         self._known.pop(message, None)
 
-    def gone(self, queue_id: int, offset: int) -> None:
+    def gone(self, queue: Hashable, offset: int) -> None:
         """What a queue had below an offset is done with."""
-        for message in [each for each in self._known if each[0] == queue_id and each[1] < offset]:
+        for message in [each for each in self._known if each[0] == queue and each[1] < offset]:
             del self._known[message]

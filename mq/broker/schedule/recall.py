@@ -16,7 +16,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
-from mq.broker.schedule.message_copy import DELIVER_SECONDS
+from mq.broker.schedule.delivery import DELIVER_SECONDS
 from mq.broker.schedule.timers import Timer, Timers
 from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol import properties as props

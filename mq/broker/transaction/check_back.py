@@ -8,7 +8,8 @@ nothing in memory for a half message, however many are open.
 
 Some producers do not want to be asked before a time of their own. Until then cursors pass their messages without a
 question, but for the last one, which *puts them off*: they are listed, and asked about as often, once that time is over
-(`mq.broker.transaction.check_immunity`). When the list is full the last cursor waits for them.
+(`mq.broker.transaction.check_immunity`). So is what this disk does not give: it may be repaired from other replicas, or
+one of them may lead. When the list is full the last cursor waits for them.
 
 When a cursor passed what is not kept by message: the leader notes some times a minute where each cursor is. A new one
 takes everything for passed just now; so after a change, or a long stop, producers have their time again.
@@ -17,7 +18,7 @@ takes everything for passed just now; so after a change, or a long stop, produce
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 
 import structlog
@@ -30,7 +31,8 @@ from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import SkipEntries
 from mq.broker.transaction.check_immunity import CheckImmunity
 from mq.broker.transaction.end_transaction import Transactions
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, immunity_ms
+from mq.broker.transaction.give_up import GiveUp
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
@@ -43,8 +45,8 @@ from raftlog import SegmentError
 
 Log = structlog.stdlib.BoundLogger
 
+_UNREADABLE = (StoreError, SegmentError, RecordError, OSError)
 _TOGETHER_MAX = 32
-_TOGETHER_BYTES_MAX = 128 * 1024
 _SAMPLES = 32
 _WAITING_BYTES_MAX = 1024 * 1024
 """A producer that has so much to read is not asked more."""
@@ -85,12 +87,11 @@ class CheckBacks(Service):
     """
 
     def __init__(self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions) -> None:
+        self._context = context
         self._timeout_seconds = context.settings.transaction_timeout_seconds
         self._interval_seconds = context.settings.transaction_check_seconds
         self._last = context.settings.transaction_checks_max
         self._pending_bytes_max = context.settings.pending_bytes_max // 2
-        # A segment may be small, and an entry must fit it.
-        self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
         self._metadata = context.metadata
         self._halves = halves
         self._transactions = transactions
@@ -103,6 +104,7 @@ class CheckBacks(Service):
         self._positions: list[int] = []
         self._busy: set[int] = set()
         self._put_off = self._none_put_off()
+        self._give_up: GiveUp | None = None
         self._turn = 0
         self.asked = 0
         self.unanswerable = 0
@@ -123,9 +125,13 @@ class CheckBacks(Service):
         self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
         self._busy = set()
         self._put_off = self._none_put_off()
+        self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
     def resign(self) -> None:
         """This replica does not lead any more: another one asks."""
+        if self._give_up is not None:
+            self._give_up.stop()
+        self._give_up = None
         self._tracks = []
         self._positions = []
         self._busy = set()
@@ -160,19 +166,16 @@ class CheckBacks(Service):
         low = marks.low
         for number, track in enumerate(self._tracks):
             track.note(now, max(self._positions[number], low))
-        try:
-            for number in range(1, self._last + 1):
-                self._pass(number, now)
-            self._give_up(now)
-            self._ask_those_put_off(now)
-        except (StoreError, SegmentError, RecordError, OSError) as error:
-            # Other replicas have what this disk does not give; it may be repaired from them, or one of them may lead.
-            self._log.warning("half_message_unreadable", error=str(error))
+        for number in range(1, self._last + 1):
+            self._pass(number, now)
+        asked_in_vain = self._ask_those_put_off(now)
+        if self._give_up is not None:
+            self._give_up.run(chain(self._behind_the_last_cursor(now), asked_in_vain), self._wall_clock_ms())
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def _pass(self, number: int, now: float) -> None:
-        """Move a cursor on past some half messages, if it is time, and ask about them. Raises as `HalfMessages`."""
+        """Move a cursor on past some half messages, if it is time, and ask about them."""
         limit = self._tracks[number - 1].passed(now)
         if number in self._busy or self._positions[number] >= limit:
             return
@@ -184,8 +187,7 @@ class CheckBacks(Service):
         if number == self._last:
             # Nobody is given up without having been asked.
             for at, offset in enumerate(opened):
-                message = None if offset in waiting else self._halves.message(offset)
-                if message is not None and self._immune_ms(message):
+                if offset not in waiting and self._is_to_wait(offset):
                     if len(waiting) + len(put_off) == PUT_OFF_MAX:
                         opened, reached = opened[:at], offset
                         break
@@ -223,17 +225,17 @@ class CheckBacks(Service):
         is_done = self._halves.marks.is_done
         return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
 
-    def _ask_those_put_off(self, now: float) -> None:
-        """Ask about some of those whose time is over, and put aside what was asked about in vain. Raises as `_pass`."""
+    def _ask_those_put_off(self, now: float) -> list[int]:
+        """Ask about some of those whose time is over; returns those that were asked about in vain."""
         listed = self._metadata.checks.put_off
         if not listed:
-            return
+            return []
         opened = self._still_put_off()
         if len(opened) < len(listed) and self._last not in self._busy:
             self._advance(self._last, self._positions[self._last], opened, [])
-        given_up: list[int] = []
+        asked_in_vain: list[int] = []
         for offset in self._put_off.turns(opened, now, _TOGETHER_MAX):
-            message = self._halves.message(offset)
+            message = self._readable(offset)
             if message is None:
                 continue
             if immune_ms := self._immune_ms(message):
@@ -241,18 +243,31 @@ class CheckBacks(Service):
             elif number := self._put_off.ask(offset, now):
                 self._ask(message, number)
             else:
-                given_up.append(offset)
-        self._put_aside(given_up)
+                asked_in_vain.append(offset)
+        return asked_in_vain
+
+    def _is_to_wait(self, offset: int) -> bool:
+        """Whether nobody can be asked about a half message yet: its producer does not want it, or the disk fails."""
+        try:
+            message = self._halves.message(offset)
+        except _UNREADABLE as error:
+            self._log.warning("half_message_unreadable", error=str(error))
+            return True
+        return message is not None and self._immune_ms(message) > 0
+
+    def _readable(self, offset: int) -> StoredMessage | None:
+        """The half message at an offset; None if it is gone, or this disk does not give it."""
+        try:
+            return self._halves.message(offset)
+        except _UNREADABLE as error:
+            self._log.warning("half_message_unreadable", error=str(error))
+            return None
 
     def _ask_about(self, offsets: list[int], number: int) -> None:
         for offset in offsets:
             if self._halves.marks.is_done(offset):
                 continue
-            try:
-                message = self._halves.message(offset)
-            except (StoreError, SegmentError, RecordError, OSError) as error:
-                self._log.warning("half_message_unreadable", error=str(error))
-                continue
+            message = self._readable(offset)
             if message is not None and not self._immune_ms(message):
                 self._ask(message, number)
 
@@ -281,45 +296,19 @@ class CheckBacks(Service):
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 
-    def _give_up(self, now: float) -> None:
-        """Put aside what is open behind the last cursor, unless it is put off. Raises as `HalfMessages`."""
+    def _behind_the_last_cursor(self, now: float) -> Iterator[int]:
+        """What is open there and not put off."""
         behind = self._last + 1
         begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
-        if begin >= limit or behind in self._busy:
-            return
         put_off = frozenset(self._metadata.checks.put_off)
         opened = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
         first = next(opened, None)
         if first is None:
-            self._positions[behind] = limit  # those put off may stay open for long, and are not gone through again
-        else:
-            self._put_aside(chain((first,), opened))
-
-    def _put_aside(self, offsets: Iterable[int]) -> None:
-        """End some of these half messages, unless others are being put aside. Raises as `HalfMessages`."""
-        number = self._last + 1
-        if number in self._busy:
+            # Those put off may stay open for long, and are not gone through again.
+            self._positions[behind] = max(limit, self._positions[behind])
             return
-        halves: list[HalfMessage] = []
-        nbytes = 0
-        for offset in islice(offsets, _TOGETHER_MAX):
-            half = self._halves.get(offset)
-            if half is None:
-                break  # the log was shortened
-            nbytes += len(half.raw)
-            if halves and nbytes > self._together_bytes_max:
-                break
-            halves.append(half)
-        if not halves:
-            return
-        self._busy.add(number)
-        positions = self._positions
-
-        def settled() -> None:
-            if self._positions is positions:
-                self._busy.discard(number)
-
-        self._transactions.give_up(halves, settled)
+        yield first
+        yield from opened
 
     def _skip(self, offset: int) -> None:
         """What was open below ``offset`` is gone with the log's beginning."""

@@ -9,7 +9,7 @@ share an entry, one record in the topic that tools of stock brokers look at, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from mq.broker.context import BrokerContext
@@ -17,9 +17,9 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
-from mq.broker.state.commands import encode_command
+from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessage, HalfMessages, copy_half, immunity_ms
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, copy_half, immunity_ms
 from mq.broker.write_path.internal_messages import encode_properties
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
@@ -28,7 +28,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
-from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, UNENDED_TOPIC, NameRefused, check_group
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, NameRefused, check_group
 from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
 from raftlog import SegmentError
@@ -176,25 +176,19 @@ class Transactions(Service):
             self._start(self._gathering)
             self._gathering = None
 
-    def give_up(self, halves: Sequence[HalfMessage], on_settled: Callable[[], None]) -> None:
-        """Put half messages aside that nobody ended, each once, and end them by that.
+    def is_ending(self, offset: int) -> bool:
+        """Whether the end of a half message is on its way."""
+        return offset in self._ending
 
-        Those that are being ended just now are left out. ``on_settled`` is called when this came to an end, with
-        success or without. Raises RecordError.
+    def give_up(self, offsets: list[int]) -> tuple[list[Command], OnOutcome]:
+        """The commands that end half messages which are put aside, and whom to tell the outcome.
+
+        None of them is being ended.
         """
         ends = _Ends()
-        tail = self._tails.get(UNENDED_TOPIC, 0)
-        for half in halves:
-            if half.offset not in self._ending:
-                raw = split_record(half.raw)
-                ends.offsets.append(half.offset)
-                ends.discarded.append(half.offset)
-                ends.copies.append(copy_half(raw, tail, raw.properties))
-        if not ends.offsets:
-            on_settled()
-            return
-        self._ending.update(dict.fromkeys(ends.offsets, ends))
-        self._append(ends, [], partial(self._given_up, ends, on_settled))
+        ends.offsets = ends.discarded = offsets
+        self._ending.update(dict.fromkeys(offsets, ends))
+        return self._marks(ends), partial(self._given_up, ends)
 
     def _check_ended_so(self, offset: int, outcome: int) -> None:
         """Raises RequestRefused if a half message was ended with another outcome, or may have been put aside."""
@@ -264,18 +258,13 @@ class Transactions(Service):
             born_timestamp_ms=now_ms,
             born_host=self._host,
         )
-        self._append(ends, [ended], partial(self._settled, ends))
+        *discards, done = map(encode_command, self._marks(ends))
+        settled = PendingCommand(done, partial(self._settled, ends))
+        self._appender.add_atomically([*ends.copies, ended, *map(PendingCommand, discards), settled])
 
-    def _append(
-        self,
-        ends: _Ends,
-        records: list[InternalRecord],
-        settled: OnOutcome,
-    ) -> None:
-        command = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
-        done = PendingCommand(encode_command(command), settled)
-        discards = [PendingCommand(encode_command(each)) for each in self._halves.discards(ends.discarded)]
-        self._appender.add_atomically([*ends.copies, *records, *discards, done])
+    def _marks(self, ends: _Ends) -> list[Command]:
+        done = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
+        return [*self._halves.discards(ends.discarded), done]
 
     def _settled(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)
@@ -294,12 +283,11 @@ class Transactions(Service):
             call.answer(call.success())
         self._serve_again(ends)
 
-    def _given_up(self, ends: _Ends, on_settled: Callable[[], None], outcome: Outcome) -> None:
+    def _given_up(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)
         if isinstance(outcome, Stored):
             self.given_up += len(ends.offsets)
         self._serve_again(ends)
-        on_settled()
 
     def _forget_ends(self, ends: _Ends) -> None:
         for offset in ends.offsets:

@@ -7,9 +7,9 @@ They wait in queue 0 of a topic of their own and never move. Which of them are s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mq.broker.context import BrokerContext
+from mq.broker.state.commands import Command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -40,15 +40,6 @@ IMMUNITY_MS_MAX = 24 * 3_600_000
 """So long a producer can put off being asked about a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class HalfMessage:
-    """One half message. ``raw`` is its record, byte for byte."""
-
-    offset: int
-    position: int
-    raw: bytes
-
-
 class HalfMessages:
     """The half messages of a broker group, as far as they are committed."""
 
@@ -68,12 +59,12 @@ class HalfMessages:
         place = _discarded_at(offset)
         return discarded.is_done(place) if place >= discarded.low else None
 
-    def discards(self, offsets: Sequence[int]) -> list[CompleteEntries | SkipEntries]:
+    def discards(self, offsets: Sequence[int]) -> list[Command]:
         """The commands that note that these are, and forget what is old."""
         if not offsets:
             return []
         places = [_discarded_at(offset) for offset in offsets]
-        commands: list[CompleteEntries | SkipEntries] = []
+        commands: list[Command] = []
         known_from = _discarded_at(max(0, self.marks.low - DISCARDED_KNOWN)) - 1
         if known_from > self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * DISCARDED_KNOWN:
             commands.append(SkipEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offset=known_from))
@@ -99,12 +90,6 @@ class HalfMessages:
         position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
         return position, size
 
-    def get(self, offset: int) -> HalfMessage | None:
-        """The half message at a queue offset, None if there is none (any more). Raises StoreError, SegmentError."""
-        place = self.place(offset)
-        raw = None if place is None else self.read(place)
-        return None if place is None or raw is None else HalfMessage(offset, place[0], raw)
-
     def read(self, place: tuple[int, int]) -> bytes | None:
         """The record at a place, None if it is gone. Raises SegmentError."""
         try:
@@ -113,9 +98,10 @@ class HalfMessages:
             return None  # the log was shortened, and the queue was not told yet
 
     def message(self, offset: int) -> StoredMessage | None:
-        """As `get`, decoded. Raises StoreError, SegmentError, RecordError."""
-        half = self.get(offset)
-        return None if half is None else decode_record(memoryview(half.raw))
+        """The message at a queue offset, None if it is gone. Raises StoreError, SegmentError, RecordError."""
+        place = self.place(offset)
+        record = None if place is None else self.read(place)
+        return None if record is None else decode_record(memoryview(record))
 
 
 def _discarded_at(offset: int) -> int:

@@ -261,6 +261,8 @@ async def test_a_full_disk_puts_delivery_off_and_loses_nothing(
             refused = await client.send(i=properties(DELAY="1"))
             assert (refused.code, "DISK_FULL" in (refused.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
             assert await stored(client) == []
+            await beats(client)
+        clock.now_ms += 1000
         bodies = [message.body for message in await wait_stored(client, 100)]
         await beats(client)
         assert bodies == [b"%d" % number for number in range(100)]
@@ -272,6 +274,7 @@ async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = note_brokers(monkeypatch)
+    monkeypatch.setattr("mq.broker.schedule.delivery._PAUSE_MS", 0)
     propose, refuse = RaftCore.propose, Appender._refuse
     rooms = 0
 

@@ -12,10 +12,13 @@ from hypothesis import settings
 from mq.broker.pop import pop
 from mq.broker.pop import queue_cursor as pop_queues
 from mq.broker.write_path.pending import InternalRecord
+from mq.store.dispatch import QUEUE_ENTRY
 from tests.support.pop_crashes import INVISIBLE_MS, Connection, CrashMachine, started
 
 CrashMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 test_no_message_is_lost_or_hidden_for_ever = CrashMachine.TestCase
+BODY_AT = 88
+"""Of a record with IPv4 hosts."""
 
 
 def test_messages_of_a_refused_pop_are_not_skipped_by_the_one_behind_it() -> None:
@@ -82,6 +85,47 @@ def test_what_the_log_has_lost_is_counted_and_the_rest_comes_again() -> None:
     assert machine.metadata.pops.count == 0
     machine.pop(3, 0, 0, True)
     assert machine.held[b"2"].message.reconsume_times == 1
+
+
+def test_what_cannot_be_read_holds_up_no_other_and_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = started(3)
+    machine.pop(3, 0, 0, True)
+    entries = machine.log.queues["T", 0].entries
+    damaged, (position, _, _) = entries[0], QUEUE_ENTRY.unpack(entries[0])
+    flipped = machine.log.data[position + BODY_AT]
+    machine.log.data[position + BODY_AT] ^= 0xFF
+    tries: list[int] = []
+    read = machine.log.read
+
+    def noted(at: int, nbytes: int) -> bytes:
+        if at == position:
+            tries.append(machine.now_ms)
+        return read(at, nbytes)
+
+    monkeypatch.setattr(machine.log, "read", noted)
+    began_ms = machine.now_ms + 2 * INVISIBLE_MS
+    for _ in range(600):
+        machine.run(100)
+        machine.commit(10)
+    assert machine.pops.revival.revived == 2
+    assert [round((at - began_ms) / 1000) for at in tries] == [0, 1, 3, 7, 15, 31]
+    machine.log.data[position + BODY_AT] = flipped
+    machine.run(64_000)
+    machine.commit(10)
+    assert (machine.pops.revival.revived, entries[0]) == (3, damaged)
+    assert machine.metadata.pops.count == 0
+
+
+def test_what_the_log_lost_unknown_to_the_queue_is_counted_and_the_rest_comes_again() -> None:
+    machine = started(3)
+    machine.pop(3, 0, 0, True)
+    entries = machine.log.queues["T", 0].entries
+    entries[:2] = [QUEUE_ENTRY.pack(-1, 1, 0)] * 2
+    machine.run(2 * INVISIBLE_MS)  # and the queue is told
+    machine.run(20)
+    machine.commit(10)
+    assert (machine.pops.revival.lost, machine.pops.revival.revived) == (2, 1)
+    assert machine.metadata.pops.count == 0
 
 
 def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_away(

@@ -30,8 +30,7 @@ async def test_a_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pyt
         for _ in range(150):
             await clients._rng.choice(clients.deeds)()
         # What is due and not delivered yet stays so from here on.
-        monkeypatch.setattr("mq.broker.schedule.delay_levels.Delays._deliver", lambda *_: None)
-        monkeypatch.setattr("mq.broker.schedule.timers.Timers._deliver", lambda *_: None)
+        monkeypatch.setattr("mq.broker.schedule.delivery.Delivery.run", lambda *_: None)
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
         assert int((await client.info())["raftmq.delayedDelivered"]) > 0
         assert int((await client.info())["raftmq.timersDelivered"]) > 0

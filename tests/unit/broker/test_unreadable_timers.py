@@ -85,4 +85,5 @@ def damage(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch, number: int, 
             raise RecordError(0, "the body's checksum is wrong")
         return read(position, size)
 
-    monkeypatch.setattr(machine.timers, "_read", read_or_fail)
+    assert machine.timers._delivery is not None
+    monkeypatch.setattr(machine.timers._delivery, "_read", read_or_fail)

@@ -1,0 +1,72 @@
+"""Half messages that nobody ended although their producers were asked often enough: they are put aside.
+
+Each is copied to a topic of its own, in one log entry with what ends it (`mq.broker.schedule.delivery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from itertools import islice
+
+from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.context import BrokerContext
+from mq.broker.schedule.delivery import Delivery, Due, Moved
+from mq.broker.schedule.read_backoff import ReadBackoff
+from mq.broker.state.commands import Command
+from mq.broker.transaction.end_transaction import Transactions
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, copy_half
+from mq.broker.write_path.outcome import OnOutcome
+from mq.broker.write_path.pending import InternalRecord
+from mq.protocol.names import UNENDED_TOPIC
+from mq.protocol.records import split_record
+
+_TOGETHER_MAX = 32
+
+
+class GiveUp:
+    """What is to be put aside during one leadership; see `mq.broker.schedule.delivery.Source`."""
+
+    def __init__(
+        self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions, log: RateLimitedLog
+    ) -> None:
+        self._tails = context.queue_offsets
+        self._halves = halves
+        self._transactions = transactions
+        self._unreadable = ReadBackoff()
+        self._offsets: list[int] = []
+        self._delivery = Delivery(
+            context, self, unreadable=self._unreadable, log=log, groups_max=1, messages_max=_TOGETHER_MAX
+        )
+
+    def stop(self) -> None:
+        """This replica does not lead any more."""
+        self._delivery.stop()
+
+    def run(self, offsets: Iterable[int], now_ms: int) -> None:
+        """Put some of these half messages aside, unless others are on their way."""
+        unreadable = self._unreadable
+        if unreadable:
+            unreadable.gone(HALF_QUEUE_ID, self._halves.marks.low)
+            offsets = (each for each in offsets if unreadable.put_off_to((HALF_QUEUE_ID, each), now_ms) is None)
+        self._offsets = list(islice(offsets, _TOGETHER_MAX))
+        self._delivery.run(now_ms)
+        self._offsets = []
+
+    def restart(self) -> None:
+        """See `Source`."""
+
+    def due(self, now_ms: int) -> Generator[Due[int], int | None]:
+        """See `Source`."""
+        queue = self._halves.queue
+        for offset in self._offsets:
+            if queue is not None and offset >= queue.min_offset and not self._transactions.is_ending(offset):
+                yield Due(HALF_QUEUE_ID, offset, queue)
+
+    def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord:
+        """See `Source`."""
+        raw = split_record(record)
+        return copy_half(raw, self._tails.get(UNENDED_TOPIC, 0), raw.properties)
+
+    def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+        """See `Source`."""
+        return self._transactions.give_up([due.offset for due, _ in moved])
