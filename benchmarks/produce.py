@@ -83,7 +83,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     plan.tls_ca = None
     known = {case.name for case in all_cases()}
     if unknown := set(plan.case) - known:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(known))}")
     if unknown_nodes := set(plan.nodes) - {1, 3}:
         parser.error(f"cases are for 1 and 3 nodes, not {', '.join(map(str, sorted(unknown_nodes)))}")
     return plan

@@ -23,7 +23,7 @@ IN_LOGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "damaged entries came back from peers": ("log_repaired", {}),
     "a broker stopped because its disk failed": ("disk_failed", {}),
     "a checkpoint could not be written": ("checkpoint_failed", {}),
-    "a replica that is no member was refused": ("peer_refused", {}),
+    "a replica that is not a member was refused": ("peer_refused", {}),
 }
 """By state: the event of a broker's log, and the fields that it has then."""
 

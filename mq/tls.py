@@ -77,7 +77,9 @@ class Certificate:
         except CertificateUnusable as error:
             if str(error) != self._fault:
                 self._fault = str(error)
-                self._log.error("certificate_unusable", error=str(error), reason="the one from before stays in use")
+                self._log.error(
+                    "certificate_unusable", error=str(error), reason="the previous certificate stays in use"
+                )
             return
         self._fault = ""
         self._log.info("certificate_read", path=str(self._certificate))

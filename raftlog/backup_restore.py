@@ -117,7 +117,7 @@ def restore(
                 what, pos, nbytes = piece
                 data = backup.read(pos, nbytes) if what == "log" else snapshot[pos : pos + nbytes]
                 if not install.take(what, pos, data):
-                    raise BackupDamaged(backup.path(pos), "it has changed while it was read")
+                    raise BackupDamaged(backup.path(pos), "it changed during the read")
                 copied(nbytes)
             install.finish()
         finally:

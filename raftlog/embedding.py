@@ -199,7 +199,7 @@ class Node(Generic[M]):
             self._applied_index, data = snapshot
             self.machine.restore(data)
         elif base_index:
-            raise SnapshotMissing(f"{self._path}: the log begins behind entry {base_index}")
+            raise SnapshotMissing(f"{self._path}: the log begins after entry {base_index}")
         run.undo.callback(self._closed)
 
         def attach(replica: Replica) -> None:

@@ -186,7 +186,9 @@ class Puller:
         except ValueError as error:
             raise WireError(str(error)) from error
         if manifest.segment_bytes != self._segment_bytes:
-            raise WireError(f"offer of files of {manifest.segment_bytes} bytes, here are {self._segment_bytes}")
+            raise WireError(
+                f"offer of files of {manifest.segment_bytes} bytes, this replica has files of {self._segment_bytes}"
+            )
         if manifest.last.term > offer.term:
             raise WireError(f"offer of a log that ends in term {manifest.last.term} from a leader of {offer.term}")
         if manifest.end_index == 0:
@@ -233,7 +235,7 @@ class Puller:
         try:
             free, _ = await trio.to_thread.run_sync(self._disk.usage, self._directory)
             if free < staging.missing_bytes:
-                await self._wait_for_room(f"{staging.missing_bytes} bytes are missing, there is room for {free}")
+                await self._wait_for_room(f"{staging.missing_bytes} bytes are missing, only {free} are free")
                 return False
             self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
             await self._fetch(staging)

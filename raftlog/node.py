@@ -292,7 +292,7 @@ class Run:
         """Run until cancelled or, returning True, until `restart` is called.
 
         Raises:
-            SegmentError: the disk failed. Damage is none of these: it is noted, and True is returned. A disk without
+            SegmentError: the disk failed. Damage is not one of these: it is noted, and True is returned. A disk without
                 room for another file is none, either.
         """
         await trio.lowlevel.checkpoint()
@@ -409,7 +409,7 @@ class Run:
 
     def _fetched(self) -> None:
         # The log that comes may have skipped removals; who has which directory is learned anew.
-        self.replica.remember(STORES, None, lambda: self.restart("a log was fetched"))
+        self.replica.remember(STORES, None, lambda: self.restart("a log was fetched from a peer"))
 
     def _peer_gone(self, peer: NodeId) -> None:
         self.replica.peer_gone(peer)
@@ -529,9 +529,7 @@ def open_secret(settings: NodeSettings, log: Log) -> SecretFile:
     try:
         return SecretFile(path)
     except SecretMissing:
-        source = (
-            "a replica of the group" if first is None else f"{first}, which makes it when it starts for the first time"
-        )
+        source = "a replica of the group" if first is None else f"{first}, which creates it at its first start"
         raise SecretMissing(path, f"the secret of the group is missing: copy this file from {source}") from None
 
 

@@ -22,11 +22,11 @@ from raftlog.segment.log import SegmentLog
 ANSWER_SECONDS_MAX: Final = 2.0
 """Who asked and has no answer by then asks again, or somebody else."""
 
-GONE: Final = "gone: it was dropped from the log"
+GONE: Final = "gone: retention has deleted it"
 NOT_HERE: Final = "not here: the log ends before it"
 NOT_YET: Final = "not yet: it is not known to be committed"
 DAMAGED_HERE: Final = "damaged here, too"
-NO_SNAPSHOT: Final = "gone: no such snapshot is kept"
+NO_SNAPSHOT: Final = "gone: this snapshot does not exist any more"
 
 _QUEUED_MAX = 64
 

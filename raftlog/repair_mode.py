@@ -118,7 +118,7 @@ class Repairing:
             await self._fetch()
             nursery.cancel_scope.cancel()
         if self._repair.cut_at is not None:
-            self._log.warning("log_cut", pos=self._repair.cut_at, reason="every peer says that it has nothing there")
+            self._log.warning("log_cut", pos=self._repair.cut_at, reason="no peer has these entries")
         for replaced in self._repair.replaced:
             if replaced.pos == self._repair.cut_at:
                 self._log.warning("log_given_up", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)

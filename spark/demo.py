@@ -88,9 +88,9 @@ class Run:
 
 
 def demo(
-    lines: Annotated[int, typer.Option(min=1000, help="How many lines of text to send.")] = 500_000,
+    lines: Annotated[int, typer.Option(min=1000, help="Number of lines of text to send.")] = 500_000,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where data and logs go; default: a temporary directory.")
+        Path | None, typer.Option("--dir", help="Directory for data and logs; default: a temporary directory.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
 ) -> None:

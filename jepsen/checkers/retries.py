@@ -11,7 +11,7 @@ from jepsen.verdict import Findings, Result
 PROMISE = "a message that is given back comes again, counted, until it is handled or becomes a dead letter"
 
 RECONSUMED_MAX = 3
-"""How often a message comes again before it is dead."""
+"""Redeliveries of a message before it becomes a dead letter."""
 
 
 def check_retries(history: History) -> Result:

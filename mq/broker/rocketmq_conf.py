@@ -237,7 +237,7 @@ def _why_not(line: _Line) -> str:
     close = difflib.get_close_matches(line.key, [*TAKEN, *NOT_APPLICABLE, *_ADDRESS_KEYS], n=1, cutoff=0.85)
     if close:
         raise ConfInvalid(f"line {line.number}: unknown key {line.key}; did you mean {close[0]}?")
-    return "this version of raftmq does not know it"
+    return "unknown to this version of raftmq"
 
 
 def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any]) -> None:

@@ -99,11 +99,15 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     """
     _check_ports(settings)
     if (restoring := settings.data_dir / RESTORING_DIRECTORY).exists():
-        raise StartRefused(f"{restoring}: `raftmq restore` has not finished this directory; run it again")
+        raise StartRefused(f"{restoring}: `raftmq restore` did not finish in this directory; run it again")
     tune_process()
     log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
     if settings.members and len(settings.members) % 2 == 0:
-        log.warning("even_group", replicas=len(settings.members), reason="one less survives as many failures")
+        log.warning(
+            "even_group",
+            replicas=len(settings.members),
+            reason="with one replica less it would tolerate as many failures",
+        )
     host = _Host(settings, await _store_ip(settings), log)
     failure: StartRefused | SegmentError | None = None
     async with trio.open_nursery() as nursery:
@@ -261,7 +265,7 @@ class _Host:
         if confirmed == [True]:
             return None
         if not confirmed:
-            return f"no leader confirmed within {READY_SECONDS_MAX:g} s that everything committed is applied here"
+            return f"no leader confirmed within {READY_SECONDS_MAX:g} s that all committed entries are applied here"
         return "no leader has a majority"
 
     def open(self, run: Run) -> Hosted:
@@ -387,7 +391,7 @@ def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
     """Raises StartRefused."""
     if settings.acl_file is None:
         if not is_loopback(settings.listen_address[0]):
-            reason = "everybody who reaches this address may do everything: see acl_file"
+            reason = "everybody who reaches this address has full access: see acl_file"
             log.warning("clients_not_authenticated", listen=settings.listen, reason=reason)
         return None
     try:

@@ -45,7 +45,7 @@ def parse_peers(peers: str) -> dict[str, Address]:
     for part in peers.replace(";", ",").split(","):
         name, separator, address = part.strip().partition("@")
         if not separator or not name:
-            raise ValueError(f"{part!r} in peers is no ID@HOST:PORT")
+            raise ValueError(f"{part!r} in peers is not ID@HOST:PORT")
         if name in members:
             raise ValueError(f"peer {name!r} is given twice")
         members[name] = parse_address(address)
@@ -66,23 +66,28 @@ class BrokerSettings(ProcessSettings):
     group: str = Field("broker-a", description="broker name: one Raft group, one entry in the route")
     node_id: str = Field("n0", pattern=r"^[a-z]\d+$", description="letter and number; the number gives the broker id")
     peers: str = Field(
-        "n0@127.0.0.1:40911", description="every replica, this one included: ID@HOST:PORT, comma separated"
+        "n0@127.0.0.1:40911", description="all replicas, including this one: ID@HOST:PORT, comma separated"
     )
-    join: bool = Field(False, description="begin without members and wait until a leader adds this node to its group")
+    join: bool = Field(False, description="start without members and wait until a leader adds this node to its group")
     replication_listen: str | None = Field(
         None, description="where other replicas connect; default: this node's address in `peers`"
     )
-    priority: int = Field(0, ge=-1000, le=1000, description="who is to lead, if there is a choice: higher comes first")
-    lease_reads: bool = Field(False, description="read without asking a majority, trusting clocks to run equally fast")
+    priority: int = Field(0, ge=-1000, le=1000, description="preference as leader: the highest priority leads")
+    lease_reads: bool = Field(
+        False, description="the leader reads without asking a majority; needs clocks of equal rate"
+    )
     format_level_max: int | None = Field(
         None,
         ge=1,
-        description="hold the group at this format level, so that it can go back to older software; default: it rises "
-        "once all replicas understand a higher one",
+        description="hold the group at this format level, so that a downgrade stays possible; default: it rises "
+        "when all replicas support a higher one",
     )
-    catch_up_bytes_per_second: int = Field(50 * MIB, ge=MIB, description="for each replica that fetches whole segments")
+    catch_up_bytes_per_second: int = Field(
+        50 * MIB, ge=MIB, description="limit per replica that fetches whole segment files"
+    )
     admin_from: str = Field(
-        "", description="networks that may change the group besides this host, as 10.0.0.0/8, comma separated"
+        "",
+        description="networks that may change the group, in addition to this host, such as 10.0.0.0/8, comma separated",
     )
     listen: str = Field("127.0.0.1:10911", description="where clients connect")
     advertise: str | None = Field(None, description="address in the route, when it differs from `listen`")
@@ -92,30 +97,32 @@ class BrokerSettings(ProcessSettings):
         "`listen` plus 100",
     )
     metrics_series_max: int = Field(
-        10_000, ge=100, description="series of metrics by topic and consumer group; more are left out, and counted"
+        10_000, ge=100, description="series of metrics by topic and consumer group; the broker drops and counts more"
     )
     namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
     data_dir: Path = Path("data")
-    cluster_id: str | None = Field(None, description="identity of the replicated log; derived from cluster and group")
+    cluster_id: str | None = Field(
+        None, description="identity of the replicated log; default: derived from cluster and group"
+    )
 
     acl_file: Path | None = Field(
         None,
         description="accounts and permissions of clients, as RocketMQ's plain_acl.yml, the same on all replicas; read "
-        "anew when it changes; default: every client may do everything",
+        "again when it changes; default: every client has full access",
     )
     tls_mode: TlsMode = Field(
         "disabled",
-        description="whether clients use TLS: disabled, permissive (each may, on the same port), or enforcing",
+        description="whether clients use TLS: disabled, permissive (optional, on the same port), or enforcing",
     )
     tls_certificate: Path | None = Field(
-        None, description="PEM file with the certificate chain; read anew when it changes"
+        None, description="PEM file with the certificate chain; read again when it changes"
     )
     tls_key: Path | None = Field(None, description="PEM file with the key, without a password")
     tls_clients_ca: Path | None = Field(
         None, description="clients must have a certificate that one of these authorities signed (PEM)"
     )
     tls_replication: TlsMode = Field(
-        "disabled", description="TLS between replicas: disabled, permissive (with it or without), or enforcing"
+        "disabled", description="TLS between replicas: disabled, permissive (optional), or enforcing"
     )
     tls_namesrv: bool = Field(False, description="connect to name servers with TLS")
     tls_namesrv_ca: Path | None = Field(None, description="authorities of name servers (PEM); default: the system's")
@@ -130,17 +137,21 @@ class BrokerSettings(ProcessSettings):
     segment_bytes: int = Field(
         1024 * MIB,
         ge=64 * 1024,
-        description="size of a commit log file, the same on all replicas; a node that joins takes it from its group",
+        description="size of a segment file, the same on all replicas; a node that joins takes it from its group",
     )
     message_bytes_max: int = Field(4 * MIB, ge=1024, le=MESSAGE_BYTES_LIMIT, description="largest message body")
     entry_bytes_max: int = Field(
-        256 * 1024, ge=1024, le=16 * MIB, description="messages gathered into one log entry, unless one is larger"
+        256 * 1024, ge=1024, le=16 * MIB, description="maximum size of a log entry with several messages"
     )
-    rounds_in_flight: int = Field(1, ge=1, description="gathered rounds under way; more of them are smaller")
-    pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; beyond: SYSTEM_BUSY")
-    forward_bytes_max: int = Field(64 * MIB, ge=MIB, description="requests handed to the leader; beyond: SYSTEM_BUSY")
-    forward_requests_max: int = Field(10_000, ge=1, description="the same, their number")
-    forward_seconds_max: float = Field(2.5, gt=0, description="how long they wait for a leader; stock clients wait 3 s")
+    rounds_in_flight: int = Field(1, ge=1, description="entries in flight; with more of them, entries are smaller")
+    pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; above: SYSTEM_BUSY")
+    forward_bytes_max: int = Field(
+        64 * MIB, ge=MIB, description="bytes of requests forwarded to the leader; above: SYSTEM_BUSY"
+    )
+    forward_requests_max: int = Field(10_000, ge=1, description="number of requests forwarded to the leader")
+    forward_seconds_max: float = Field(
+        2.5, gt=0, description="how long forwarded requests wait for a leader; RocketMQ clients wait 3 s"
+    )
 
     heartbeat_seconds: float = Field(0.2, gt=0)
     election_timeout_seconds_min: float = Field(1.5, gt=0)
@@ -148,69 +159,73 @@ class BrokerSettings(ProcessSettings):
 
     auto_create_topics: bool = True
     default_topic_queues: int = Field(8, ge=1, le=1024)
-    auto_create_groups: bool = Field(True, description="a consumer group is made when it first consumes")
-    store_reply_message: bool = Field(True, description="replies to messages are stored, and not only handed over")
+    auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
+    store_reply_message: bool = Field(True, description="store replies, in addition to pushing them")
     transactions: bool = Field(True, description="producers may send transactional messages")
     transaction_timeout_seconds: float = Field(
-        6.0, gt=0, description="so long a transaction may be open before its producers are asked about it"
+        6.0, gt=0, description="age of an open transaction at its first check-back"
     )
-    transaction_check_seconds: float = Field(30.0, gt=0, description="they are asked again as much later")
+    transaction_check_seconds: float = Field(30.0, gt=0, description="time between check-backs")
     transaction_checks_max: int = Field(
-        15, ge=1, le=CHECKS_MAX, description="asked so often in vain, its message is put aside"
+        15, ge=1, le=CHECKS_MAX, description="check-backs without an outcome, after which a transaction is given up"
     )
-    sql_filter: bool = Field(True, description="consumers may filter by SQL92 expressions")
+    sql_filter: bool = Field(True, description="allow SQL92 filters")
     delay_levels: str = Field(
-        format_levels(DELAY_LEVELS_MS), description="how long messages of levels 1, 2, ... wait; units s, m, h, d"
+        format_levels(DELAY_LEVELS_MS), description="delays of levels 1, 2, ...; units s, m, h, d"
     )
     timer_delay_max_seconds: int = Field(
-        40 * 86_400, ge=1, le=366 * 86_400, description="how far ahead a message may ask to be delivered"
+        40 * 86_400, ge=1, le=366 * 86_400, description="maximum delay of a timed message"
     )
     pull_messages_max: int = Field(32, ge=1)
     pull_bytes_max: int = Field(256 * 1024, ge=1024)
     slow_consumer_bytes: int | None = Field(
         None,
         ge=0,
-        description="a consumer this far behind the log's end reads from a follower; default: 40 % of memory",
+        description="a consumer with this lag reads from a follower; default: 40 % of memory",
     )
-    slow_pull_messages_max: int = Field(8, ge=1, description="messages that such a consumer gets at once")
+    slow_pull_messages_max: int = Field(8, ge=1, description="messages per pull for such a consumer")
     slow_pull_bytes_max: int = Field(64 * 1024, ge=1024)
-    held_pulls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; as many pops")
-    held_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of what they want; beyond: answered at once")
-    connections_max: int = Field(20_000, ge=1, description="beyond it new connections are closed at once")
+    held_pulls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; the same number of pops")
+    held_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of waiting pulls; above: answered at once")
+    connections_max: int = Field(20_000, ge=1, description="above this, the broker closes new connections at once")
     unfinished_bytes_max: int = Field(
-        128 * MIB, ge=MIB, description="requests of all clients that arrive just now; beyond they wait unread"
+        128 * MIB, ge=MIB, description="partly received requests of all clients; above, further ones wait unread"
     )
     unfinished_seconds_max: float = Field(
-        30.0, ge=1, description="a client is dropped of whose request nothing more comes for so long"
+        30.0, ge=1, description="close a connection if no more bytes of its request arrive for this time"
     )
     unread_bytes_max: int = Field(
-        256 * MIB, ge=MIB, description="replies waiting for all clients; beyond those with the most are dropped"
+        256 * MIB, ge=MIB, description="unread replies of all clients; above, those with the most are dropped"
     )
-    output_bytes_max: int = Field(64 * MIB, ge=MIB, description="replies waiting for one client; beyond it is dropped")
+    output_bytes_max: int = Field(64 * MIB, ge=MIB, description="unread replies of one client; above, it is dropped")
     client_expiry_seconds: float = Field(120.0, gt=0)
-    idle_seconds_max: float = Field(120.0, gt=0, description="a client that says nothing for so long is dropped")
-    offset_commit_seconds: float = Field(0.2, gt=0, description="one-way consumer offsets gather this long")
+    idle_seconds_max: float = Field(120.0, gt=0, description="close an idle connection after this time")
+    offset_commit_seconds: float = Field(0.2, gt=0, description="how long one-way offset commits are collected")
     register_seconds: float = Field(30.0, ge=1, le=60)
     checkpoint_seconds: float = Field(10.0, gt=0)
-    index_seconds: float = Field(10.0, gt=0, description="how often to look for parts of the log to index by key")
+    index_seconds: float = Field(10.0, gt=0, description="how often the index builder looks for work")
 
     bulk_reads_max: int = Field(
-        4, ge=1, le=64, description="bulk reads at work at once, each with up to 16 MiB of memory; 8 times as many wait"
+        4, ge=1, le=64, description="concurrent bulk reads, each with up to 16 MiB of memory; 8 times as many wait"
     )
     bulk_bytes_max: int = Field(BULK_BYTES_MAX, ge=64 * 1024, le=BULK_BYTES_MAX, description="messages in one answer")
     bulk_bytes_per_second: int = Field(
-        1024 * MIB, ge=MIB, description="messages given to bulk readers; beyond they are told when to come again"
+        1024 * MIB, ge=MIB, description="throughput of bulk readers; above, they are told when to retry"
     )
-    log_leases_max: int = Field(1024, ge=1, description="readers that may hold the log's files back from being deleted")
-    log_lease_seconds_max: float = Field(600.0, gt=0, description="... for so long, unless they ask again")
+    log_leases_max: int = Field(
+        1024, ge=1, description="log leases, with which readers keep segment files from retention"
+    )
+    log_lease_seconds_max: float = Field(600.0, gt=0, description="maximum duration of a log lease")
 
-    retention_hours: float = Field(72.0, gt=0, description="a log file is kept so long after its newest message")
-    retention_bytes: int | None = Field(None, ge=MIB, description="the log is cut to this, however new it is")
-    delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting what is too old; -1: any")
-    retention_check_seconds: float = Field(10.0, gt=0, description="how often to look for files to delete")
-    disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="part of the disk in use from which on to warn")
-    disk_expire_ratio: float = Field(0.80, gt=0, le=1, description="... files are deleted before their time")
-    disk_full_ratio: float = Field(0.90, gt=0, le=1, description="... no message is taken")
+    retention_hours: float = Field(72.0, gt=0, description="how long a segment file is kept after its newest message")
+    retention_bytes: int | None = Field(None, ge=MIB, description="maximum size of the log")
+    delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting expired files; -1: any")
+    retention_check_seconds: float = Field(10.0, gt=0, description="how often retention runs")
+    disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which the broker warns")
+    disk_expire_ratio: float = Field(
+        0.80, gt=0, le=1, description="disk use at which files are deleted before their retention time"
+    )
+    disk_full_ratio: float = Field(0.90, gt=0, le=1, description="disk use at which the broker refuses messages")
 
     @field_validator("listen", "advertise", "replication_listen")
     @classmethod
@@ -236,11 +251,13 @@ class BrokerSettings(ProcessSettings):
     def _agrees_with_itself(self) -> BrokerSettings:
         if parse_address(self.advertise or self.listen)[0] in ("0.0.0.0", "::"):  # noqa: S104 - refused, not bound
             raise ValueError(
-                "clients cannot connect to the address 0.0.0.0: say in `advertise` which one they shall use"
+                "clients cannot connect to the address 0.0.0.0: set `advertise` to an address that they can use"
             )
         if self.join:
             if "peers" in self.model_fields_set and self.node_id in parse_peers(self.peers):
-                raise ValueError(f"node {self.node_id!r} is among its peers: it founds the group and cannot join it")
+                raise ValueError(
+                    f"node {self.node_id!r} is among its peers: then it creates the group and cannot join it"
+                )
             if self.replication_listen is None:
                 raise ValueError("a node that joins needs `replication_listen`, where other replicas reach it")
         elif len(self.members) > GROUP_MAX:
@@ -250,14 +267,14 @@ class BrokerSettings(ProcessSettings):
                 f"node {self.node_id!r} is not among its peers {sorted(self.members)}; to add it to a group, use `join`"
             )
         if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
-            raise ValueError("disk ratios must rise from disk_warn_ratio over disk_expire_ratio to disk_full_ratio")
+            raise ValueError("disk ratios must ascend: disk_warn_ratio <= disk_expire_ratio <= disk_full_ratio")
         _ = self.admin_networks
         check_tls("tls_mode", self.tls_mode, self.tls_certificate, self.tls_key)
         check_tls("tls_replication", self.tls_replication, self.tls_certificate, self.tls_key)
         if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
             raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
         if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:
-            raise ValueError("election_timeout_seconds_max must exceed the minimum by a fifth at least")
+            raise ValueError("election_timeout_seconds_max must exceed the minimum by at least a fifth")
         if self.message_bytes_max > self._message_bytes_limit(self.segment_bytes):
             raise ValueError(
                 f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
@@ -278,7 +295,7 @@ class BrokerSettings(ProcessSettings):
         limit = self._message_bytes_limit(segment_bytes)
         if self.message_bytes_max > limit:
             raise ValueError(
-                f"the log files of this group have {segment_bytes} bytes (segment_bytes), which is too small for a "
+                f"the segment files of this group have {segment_bytes} bytes (segment_bytes), too small for a "
                 f"message of {self.message_bytes_max} bytes: set message_bytes_max to {limit} or less"
             )
         return self.model_copy(update={"segment_bytes": segment_bytes})

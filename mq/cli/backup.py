@@ -49,8 +49,10 @@ def take(
     data_dir: Annotated[
         Path, typer.Option("--data-dir", help="Data directory of a replica on this machine; it may be running.")
     ],
-    rate: Annotated[float, typer.Option(min=0, help="MiB a second at most; 0 is no limit.", metavar="MIB")] = 50.0,
-    leader: Annotated[bool, typer.Option("--leader", help="Also from the replica that leads the group.")] = False,
+    rate: Annotated[float, typer.Option(min=0, help="Maximum MiB per second; 0 means no limit.", metavar="MIB")] = 50.0,
+    leader: Annotated[
+        bool, typer.Option("--leader", help="Take the backup even if this replica is the leader.")
+    ] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -71,7 +73,7 @@ def take(
         if not leader and _leads(source, namesrv):
             raise CommandFailed(
                 f"{source.state.node_id} leads its group, nothing was copied: take the backup from another replica, "
-                "or say --leader",
+                "or pass --leader",
                 EXIT_LEADS,
             )
         target = BackupTarget(RealDisk(), str(directory))
@@ -167,7 +169,10 @@ def _leads(source: RunningLog, namesrv: str) -> bool:
     for group in groups or ():
         if derived_identity(group.cluster, group.group) == state.cluster_id and group.leader is not None:
             return group.leader == state.node_id
-    print(f"raftmq: {namesrv} does not say whether {state.node_id} leads its group; going on", file=sys.stderr)
+    print(
+        f"raftmq: {namesrv} does not say whether {state.node_id} is the leader; taking the backup anyway",
+        file=sys.stderr,
+    )
     return False
 
 
@@ -192,7 +197,7 @@ def _check_room(source: RunningLog, target: BackupTarget) -> None:
     wanted, free = state.durable_pos - begin, target.free_bytes()
     if wanted > free:
         raise CommandFailed(
-            f"{target.directory}: {wanted} bytes are to be copied, there is room for {free}. "
+            f"{target.directory}: {wanted} bytes to copy, but only {free} bytes are free. "
             f"{_what_remains(Path(target.directory), manifest)}",
             EXIT_FAILED,
         )
@@ -201,7 +206,7 @@ def _check_room(source: RunningLog, target: BackupTarget) -> None:
 def _what_remains(directory: Path, before: BackupManifest | None) -> str:
     if before is None:
         return f"There is no backup in {directory} yet"
-    return f"The backup in {directory} is what it was: {_in_words(before)}"
+    return f"The backup in {directory} is unchanged: {_in_words(before)}"
 
 
 def _in_words(manifest: BackupManifest) -> str:

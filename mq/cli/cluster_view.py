@@ -51,7 +51,7 @@ class ReplicaStatus:
     broker_id: int | None = None
     """The id under which name servers list it; 0 is who takes messages."""
     member: str | None = None
-    """Voter, learner, incoming or outgoing, as the leader says; None if it is no member."""
+    """Voter, learner, incoming or outgoing, as the leader says; None if it is not a member."""
     base_index: int | None = None
     """The entry behind which its log begins."""
     priority: int | None = None

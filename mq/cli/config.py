@@ -12,12 +12,12 @@ from mq.broker.rocketmq_conf import ConfInvalid, Converted, convert, to_toml
 from mq.cli.errors import CommandFailed
 from mq.cli.output import Json, print_json
 
-app = typer.Typer(help="Read settings files of RocketMQ.", no_args_is_help=True)
+app = typer.Typer(help="Convert settings files of RocketMQ.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Read settings files of RocketMQ."""
+    """Convert settings files of RocketMQ."""
 
 
 @app.command("convert")

@@ -19,7 +19,7 @@ from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
-app = typer.Typer(help="Create, change, list, look at, reset and delete consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="Create, update, list, describe, reset and delete consumer groups.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP")]
 
@@ -27,11 +27,13 @@ Group = Annotated[str, typer.Argument(metavar="GROUP")]
 @app.command("create")
 def create(
     group: Group,
-    retries: Annotated[int, typer.Option(min=-1, help="How often a message comes again before it is dead.")] = 16,
-    broadcast: Annotated[bool, typer.Option(help="Whether each member may get all messages.")] = True,
-    enabled: Annotated[bool, typer.Option(help="Whether the group gets any messages.")] = True,
+    retries: Annotated[
+        int, typer.Option(min=-1, help="Redeliveries of a message before it becomes a dead letter.")
+    ] = 16,
+    broadcast: Annotated[bool, typer.Option(help="Allow broadcasting: each member gets all messages.")] = True,
+    enabled: Annotated[bool, typer.Option(help="Allow the group to consume.")] = True,
     orderly: Annotated[
-        bool, typer.Option(help="Whether gRPC clients behind RocketMQ's proxy get each queue's messages in order.")
+        bool, typer.Option(help="Ordered consumption for gRPC clients behind RocketMQ's proxy.")
     ] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -52,7 +54,7 @@ def create(
         async with Admin(namesrv) as admin:
             if group in await admin.consumer_groups():
                 raise CommandFailed(
-                    f"consumer group {group} exists already; raftmq consumer-group update changes it", EXIT_FAILED
+                    f"consumer group {group} exists already; change it with raftmq consumer-group update", EXIT_FAILED
                 )
             await admin.put_consumer_group(config)
 
@@ -68,17 +70,16 @@ def create(
 def update(
     group: Group,
     retries: Annotated[
-        int | None, typer.Option(min=-1, help="How often a message is delivered again before it is dead.")
+        int | None, typer.Option(min=-1, help="Redeliveries of a message before it becomes a dead letter.")
     ] = None,
     broadcast: Annotated[
-        bool | None, typer.Option("--broadcast/--no-broadcast", help="Whether each member may get all messages.")
+        bool | None,
+        typer.Option("--broadcast/--no-broadcast", help="Allow broadcasting: each member gets all messages."),
     ] = None,
-    enabled: Annotated[
-        bool | None, typer.Option("--enabled/--no-enabled", help="Whether the group gets any messages.")
-    ] = None,
+    enabled: Annotated[bool | None, typer.Option("--enabled/--no-enabled", help="Allow the group to consume.")] = None,
     orderly: Annotated[
         bool | None,
-        typer.Option("--orderly/--no-orderly", help="Whether gRPC clients behind RocketMQ's proxy get order."),
+        typer.Option("--orderly/--no-orderly", help="Ordered consumption for gRPC clients behind RocketMQ's proxy."),
     ] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -152,8 +153,8 @@ def list_groups(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 @app.command("delete")
 def delete(
     group: Group,
-    keep_offsets: Annotated[bool, typer.Option("--keep-offsets", help="Remember how far it is.")] = False,
-    topics: Annotated[bool, typer.Option("--topics", help="And its repeated and dead messages.")] = False,
+    keep_offsets: Annotated[bool, typer.Option("--keep-offsets", help="Keep its offsets.")] = False,
+    topics: Annotated[bool, typer.Option("--topics", help="Also delete its retry and dead letter topics.")] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -176,7 +177,7 @@ def delete(
         print_json({"group": group, "deleted": True, "offsets_kept": keep_offsets, "topics_deleted": topics})
         return
     kept = ", its offsets are kept" if keep_offsets else ""
-    print(f"deleted consumer group {group}{kept}{', and its repeated and dead messages' if topics else ''}")
+    print(f"deleted consumer group {group}{kept}{', and its retry and dead letter topics' if topics else ''}")
 
 
 @app.command("reset")

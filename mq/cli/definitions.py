@@ -69,8 +69,8 @@ def export(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Where to write; default: standard output.")
     ] = None,
-    offsets: Annotated[bool, typer.Option(help="Whether to write how far consumer groups are.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written into FILE as JSON.")] = False,
+    offsets: Annotated[bool, typer.Option(help="Include the offsets of consumer groups.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary of FILE as JSON.")] = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
     """Write topics, consumer groups and offsets as one JSON document.
@@ -101,18 +101,20 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `raftmq export` wrote; - for standard input.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File written by `raftmq export`; - for standard input.")
+    ],
     update: Annotated[
-        bool, typer.Option("--update", help="Change topics and groups that have other settings.")
+        bool, typer.Option("--update", help="Update existing topics and groups whose settings differ.")
     ] = False,
     offsets: Annotated[
-        bool, typer.Option("--offsets", help="And store the offsets: only if the messages are the same ones.")
+        bool, typer.Option("--offsets", help="Also store the offsets; only if the cluster has the same messages.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, but do not make them.")] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create the topics and consumer groups that a document has.
+    """Create the topics and consumer groups of an exported document.
 
     Topics are created in the broker groups that it names. Nothing is deleted. What has other settings is left as
     it is, and named, unless --update is given. Exit code 1 if something was left.
@@ -149,7 +151,7 @@ def import_(
             where = f" in {step['broker']}" if "broker" in step else ""
             print(f"{step['do']} {step['what']} {step['name']}{where}{' (not done: --dry-run)' if dry_run else ''}")
         if not steps:
-            print("everything is there already")
+            print("everything exists already")
     if any(step["do"] == LEFT for step in steps):
         raise typer.Exit(EXIT_FAILED)
 
@@ -167,7 +169,7 @@ def _parse(file: Path) -> Definitions:
             raise CommandFailed(f"{file} has format {version}, this version of raftmq reads format {FORMAT}")
         return msgspec.json.decode(text, type=Definitions)
     except (ValueError, AttributeError, msgspec.ValidationError) as error:
-        raise CommandFailed(f"{file} is not what raftmq export writes: {error}") from error
+        raise CommandFailed(f"{file} is not a file of raftmq export: {error}") from error
 
 
 async def _read(admin: Admin, *, with_offsets: bool) -> Definitions:

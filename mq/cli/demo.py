@@ -43,13 +43,13 @@ STALLED_SECONDS_MAX = 30.0
 
 
 def demo(
-    lines: Annotated[int, typer.Option(min=100, help="How many lines of text to send.")] = 100_000,
+    lines: Annotated[int, typer.Option(min=100, help="Number of lines of text to send.")] = 100_000,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where data and logs go; default: a temporary directory.")
+        Path | None, typer.Option("--dir", help="Directory for data and logs; default: a temporary directory.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
 ) -> None:
-    """Send real text through three replicas, kill the leader in the middle, and count what arrives.
+    """Send text through three replicas, kill the leader midway, and check that no message is lost.
 
     Exit code 1 if anything acknowledged is missing, changed, or out of order within its queue.
     """
@@ -86,7 +86,7 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
     if directory is None and not keep:
         _remove(base)
-    console.print("Everything acknowledged arrived, unchanged and in order.", style="bold green")
+    console.print("All acknowledged messages arrived, unchanged and in order.", style="bold green")
 
 
 @dataclass(frozen=True, slots=True)

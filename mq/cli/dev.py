@@ -19,7 +19,7 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 
 def dev(
-    directory: Annotated[Path, typer.Option("--dir", help="Where data and logs are kept, also between two runs.")],
+    directory: Annotated[Path, typer.Option("--dir", help="Directory for data and logs; kept between runs.")],
     nodes: Annotated[int, typer.Option(help="Replicas: 1, 3 or 5.")] = 3,
     base_port: Annotated[
         int | None,

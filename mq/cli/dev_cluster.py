@@ -79,7 +79,7 @@ class Ports:
             ports = cls.from_base(rng.randrange(12_000, 32_000 - 2 * nodes), nodes)
             if all(map(_is_free, ports.all)):
                 return ports
-        raise DevClusterFailed("no run of free ports was found between 12000 and 32000 in 200 attempts")
+        raise DevClusterFailed("no range of free ports was found between 12000 and 32000 in 200 attempts")
 
 
 def _is_free(port: int) -> bool:
@@ -448,7 +448,7 @@ def _free_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
     chosen = wanted or known or Ports.conventional(nodes)
     if taken := [port for port in chosen.all if not _is_free(port)]:
         raise DevClusterFailed(
-            f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports: --base-port"
+            f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports with --base-port"
         )
     return chosen
 

@@ -47,7 +47,7 @@ _UNITS: Final = tuple(
 
 
 def unit_of(name: str) -> str:
-    """What a figure counts; empty for what is no number, and where its name does not tell."""
+    """What a figure counts; empty for what is not a number, and where its name does not tell."""
     return next((unit for pattern, unit in _UNITS if pattern.search(name)), "")
 
 

@@ -20,16 +20,16 @@ COMMANDS = {
     "namesrv": ("servers", "Run a name server: it tells clients which broker leads which group."),
     "broker": ("servers", "Run one replica of a broker group."),
     "dev": ("dev", "Run a name server and a group of brokers until ctrl-C."),
-    "demo": ("demo", "Send real text through three replicas, kill the leader in the middle, and count what arrives."),
-    "produce": ("messages", "Send each line of standard input as one message; empty ones are left out."),
-    "consume": ("messages", "Print the body of each message of a topic, one a line."),
+    "demo": ("demo", "Send text through three replicas, kill the leader midway, and check that no message is lost."),
+    "produce": ("messages", "Send each line of standard input as a message, except empty lines."),
+    "consume": ("messages", "Print the body of each message of a topic, one per line."),
     "status": ("status", "Show groups, roles, terms, commit positions and the lag of each replica."),
-    "top": ("top", "Show rates, lag and leaders, again and again; ctrl-C ends it."),
-    "tail": ("tail", "Print the messages of a topic as they are stored, one a line."),
+    "top": ("top", "Show rates, lag and leaders live, until ctrl-C."),
+    "tail": ("tail", "Print messages of a topic as they arrive, one per line."),
     "export": ("definitions", "Write topics, consumer groups and offsets as one JSON document."),
-    "import": ("definitions", "Create the topics and consumer groups that a document has."),
-    "restore": ("restore", "Make data directories of a new group from a backup."),
-    "trace": ("tracing", "Show who sent a message, and who handled it, when, how long and how often."),
+    "import": ("definitions", "Create the topics and consumer groups of an exported document."),
+    "restore": ("restore", "Restore a backup into data directories of a new group."),
+    "trace": ("tracing", "Show the trace of a message: who sent and handled it, when, how long and how often."),
 }
 """Name, module in this package, and the first sentence of its help."""
 
@@ -37,16 +37,16 @@ FUNCTIONS = {"import": "import_"}
 """Of commands whose names are words of Python."""
 
 GROUPS = {
-    "topic": ("topics", "Create, change, list, look up and delete topics."),
-    "message": ("lookups", "Look single messages up."),
-    "consumer-group": ("consumer_groups", "Create, change, list, look at, reset and delete consumer groups."),
-    "user": ("users", "Create, change, list and delete users."),
-    "acl": ("policies", "Say what users may do."),
-    "group": ("group", "Look at the members of a broker group, and change them."),
-    "bench": ("bench.commands", "Measure how fast messages are taken and given."),
-    "config": ("config", "Read settings files of RocketMQ."),
+    "topic": ("topics", "Create, update, list, describe and delete topics."),
+    "message": ("lookups", "Look up single messages."),
+    "consumer-group": ("consumer_groups", "Create, update, list, describe, reset and delete consumer groups."),
+    "user": ("users", "Create, update, list and delete users."),
+    "acl": ("policies", "Manage the permissions of users."),
+    "group": ("group", "Show and change the members of a broker group."),
+    "bench": ("bench.commands", "Measure throughput and latency of sends and consumption."),
+    "config": ("config", "Convert settings files of RocketMQ."),
     "backup": ("backup", "Back up the log of a replica, and verify backups."),
-    "log": ("log_files", "Verify, print and trust the log of a stopped node."),
+    "log": ("log_files", "Verify, print and repair the log of a stopped node."),
 }
 
 

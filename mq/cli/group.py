@@ -22,17 +22,17 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_check import upgrade_check
 from mq.protocol.group_admin import GroupAnswer
 
-app = typer.Typer(help="Look at the members of a broker group, and change them.", no_args_is_help=True)
+app = typer.Typer(help="Show and change the members of a broker group.", no_args_is_help=True)
 app.add_typer(group_secret.app, name="secret")
 app.command("force")(force)
 app.command("upgrade-check")(upgrade_check)
 
 Group = Annotated[
-    str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")
+    str | None, typer.Option("--group", help="Broker group; not needed if there is only one.", metavar="NAME")
 ]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Id of the member.")]
 Patience = Annotated[
-    float, typer.Option("--wait", help="How long the new node may take to catch up.", metavar="SECONDS", min=0)
+    float, typer.Option("--wait", help="Seconds that the new node may take to catch up.", metavar="SECONDS", min=0)
 ]
 
 
@@ -51,7 +51,7 @@ def status(group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESR
 @app.command("add")
 def add(
     member: Annotated[str, typer.Argument(metavar="NODE@HOST:PORT", help="Id and replication address.")],
-    voter: Annotated[bool, typer.Option("--voter", help="Make it a voter as soon as it has caught up.")] = False,
+    voter: Annotated[bool, typer.Option("--voter", help="Promote it to a voter when it has caught up.")] = False,
     wait: Patience = 600.0,
     group: Group = None,
     as_json: Json = False,
@@ -76,8 +76,8 @@ def remove(node: Node, group: Group = None, as_json: Json = False, namesrv: Name
 
 @app.command("replace")
 def replace(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The voter that goes; it may be dead.")],
-    member: Annotated[str, typer.Argument(metavar="NEW@HOST:PORT", help="Id and replication address of the new one.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The voter to remove; it may be dead.")],
+    member: Annotated[str, typer.Argument(metavar="NEW@HOST:PORT", help="Id and replication address of the new node.")],
     wait: Patience = 600.0,
     group: Group = None,
     as_json: Json = False,
@@ -90,7 +90,7 @@ def replace(
 
 @app.command("transfer")
 def transfer(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Who shall lead; default: the leader chooses.")] = "",
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The new leader; default: the leader chooses.")] = "",
     group: Group = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -102,7 +102,7 @@ def transfer(
 def _member(text: str) -> tuple[str, str]:
     node, separator, address = text.partition("@")
     if not separator or not node or not address:
-        raise CommandFailed(f"{text!r} is no NODE@HOST:PORT")
+        raise CommandFailed(f"{text!r} is not NODE@HOST:PORT")
     return node, address
 
 

@@ -53,40 +53,42 @@ class Plan:
             others = "All other members"
         else:
             learners = f", learners {' '.join(self.conf.learners)}" if self.conf.learners else ""
-            outgoing = f", on their way out {' '.join(self.conf.outgoing)}" if self.conf.is_joint else ""
+            outgoing = f", outgoing {' '.join(self.conf.outgoing)}" if self.conf.is_joint else ""
             yield f"  members: voters {' '.join(self.conf.voters)}{outgoing}{learners}"
             others = ", ".join(self.lost)
         yield "what would happen:"
-        yield f"  {self.node_id} becomes the only voter, at {self.address}, and leads as soon as it is started."
+        yield f"  {self.node_id} becomes the only voter, at {self.address}, and the leader when it is started."
         yield f"  Removed from the group: {others}."
         if self.last_index > self.committed:
             yield (
                 f"  Entries {self.committed + 1} to {self.last_index} are kept and become committed; some of them may "
-                "never have been acknowledged to anybody."
+                "never have been acknowledged."
             )
         yield "what may be lost:"
         yield (
-            f"  Every message and offset behind entry {self.last_index}. The other members can have acknowledged some "
-            f"without {self.node_id}; nothing here tells whether, or how many."
+            f"  All messages and offsets after entry {self.last_index}. The other members may have acknowledged some "
+            f"without {self.node_id}; it is unknown whether, and how many."
         )
         if self.conf is not None and self.node_id in self.conf.learners:
-            yield f"  {self.node_id} is a learner: it may be far behind what was acknowledged."
+            yield f"  {self.node_id} is a learner: it may lack many acknowledged entries."
         if self.may_lack_own:
             yield f"  {self.node_id} itself may have lost entries that it had acknowledged (it abstains)."
         yield "before that:"
         yield "  If another member still has its directory, compare `raftmq log verify` of each: force the one whose"
         yield "  last entry has the highest term and, among these, the highest index."
         yield f"  Make sure that these never run again with their old directories: {others}."
-        yield "  A majority of them would go on with the old group, beside the new one."
+        yield "  A majority of them would continue the old group, beside the new one."
 
 
 def force(
-    data_dir: Annotated[Path, typer.Option("--data-dir", help="Of the surviving replica, which must be stopped.")],
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", help="Data directory of the surviving replica, which must be stopped.")
+    ],
     address: Annotated[
         str | None,
-        typer.Option(help="Its replication address, if it is not to stay the same.", metavar="HOST:PORT"),
+        typer.Option(help="New replication address; default: unchanged.", metavar="HOST:PORT"),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes/--dry-run", help="Do it; otherwise only say what would happen.")] = False,
+    yes: Annotated[bool, typer.Option("--yes/--dry-run", help="Make the change; otherwise only show it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make a stopped replica the only voter of its group, after the majority was lost for good.
@@ -145,9 +147,9 @@ def force(
     for line in plan.in_words():
         print(line)
     if yes:
-        print(f"done: {plan.node_id} is the only voter. Exchange the secret of the group, start it, then add replicas")
+        print(f"done: {plan.node_id} is the only voter. Change the secret of the group, start it, then add replicas")
     else:
-        print("nothing was changed; --yes does it")
+        print("nothing was changed; pass --yes to make this change")
 
 
 def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
@@ -161,8 +163,8 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
         raise CommandFailed(f"{report.directory} is unusable: {'; '.join(report.findings)}")
     if report.verdict == DAMAGED_STATE or report.last is None:
         raise CommandFailed(
-            f"{report.directory} is damaged, and nobody is left to repair it from: see `raftmq log verify`, and "
-            "`raftmq log cut`, which gives up what lies behind the damage",
+            f"{report.directory} is damaged, and there is no peer to repair it from: see `raftmq log verify`, and "
+            "`raftmq log cut`, which discards all entries after the damage",
             EXIT_FAILED,
         )
     state, last = report.state, report.last
@@ -172,10 +174,12 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
     if conf is not None and state.node_id not in conf.members:
         raise CommandFailed(f"{report.directory}: {state.node_id} was removed from its group, which has other members")
     if conf is not None and conf.voters == (state.node_id,) and not conf.is_joint:
-        raise CommandFailed(f"{report.directory}: {state.node_id} is the only voter already, there is nothing to do")
+        raise CommandFailed(f"{report.directory}: {state.node_id} is already the only voter")
     known = address or (None if conf is None else dict(conf.addresses).get(NodeId(state.node_id)))
     if known is None:
-        raise CommandFailed(f"{report.directory} does not say where other replicas reach {state.node_id}: --address")
+        raise CommandFailed(
+            f"{report.directory} does not contain the replication address of {state.node_id}: pass --address"
+        )
     return (
         Plan(
             node_id=state.node_id,

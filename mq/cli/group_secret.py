@@ -24,7 +24,8 @@ from raftlog.net.secret_file import (
 )
 
 app = typer.Typer(
-    help="Show, hand on and exchange the secret by which replicas of a group know each other.", no_args_is_help=True
+    help="Show, copy and change the secret with which replicas of a group authenticate each other.",
+    no_args_is_help=True,
 )
 
 DataDir = Annotated[
@@ -58,7 +59,7 @@ def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = Fals
         raise CommandFailed(str(error)) from error
     if before and not set(before) & set(given):
         raise CommandFailed(
-            f"{path} has another secret, nothing was changed: with this one the replica would be cut off from its group"
+            f"{path} has another secret, nothing was changed: the new one would cut the replica off from its group"
         )
     _write(path, given)
     was = "were none" if not before else f"was {_count(before)}"
@@ -74,7 +75,7 @@ def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> N
         raise CommandFailed(f"{path} has {_count(before)} already: finish with `raftmq group secret drop-old` first")
     after = (new_secret(), *before)
     _write(path, after)
-    text = "a new secret was added, the old one is valid as well; now give this file to the other replicas"
+    text = "a new secret was added, the old one stays valid; now copy this file to the other replicas"
     _tell(path, before, after, text, as_json)
 
 
@@ -84,14 +85,14 @@ def drop_old(data_dir: DataDir = None, file: File = None, as_json: Json = False)
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == 1:
-        raise CommandFailed(f"{path} has one secret only, nothing was changed")
+        raise CommandFailed(f"{path} has only one secret, nothing was changed")
     _write(path, before[:1])
     _tell(path, before, before[:1], "the old secret is not valid any more", as_json)
 
 
 def _path(data_dir: Path | None, file: Path | None) -> str:
     if (data_dir is None) == (file is None):
-        raise CommandFailed("say where the secret is: either --data-dir or --file")
+        raise CommandFailed("pass either --data-dir or --file")
     return str(file if data_dir is None else data_dir / FILE_NAME)
 
 

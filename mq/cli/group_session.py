@@ -90,7 +90,7 @@ class GroupSession:
         member, leaves = view.member(node), view.member(old)
         if leaves is None or leaves.role == "learner":
             return GroupAnswer(
-                done=False, code="UNKNOWN_NODE", text=f"{old} is no voter of group {view.group}", view=view
+                done=False, code="UNKNOWN_NODE", text=f"{old} is not a voter of group {view.group}", view=view
             )
         if not _is_learner_at(member, address):
             answer = await self.change("add", node, address=address)
@@ -104,7 +104,7 @@ class GroupSession:
         answer = await self.status()
         if answer.done and answer.view.leader == leaver:
             answer = await self.change("transfer")
-            self._on_progress(answer.text if answer.done else f"{leaver} cannot hand over: {answer.text}")
+            self._on_progress(answer.text if answer.done else f"{leaver} cannot transfer leadership: {answer.text}")
 
     async def _once_caught_up(
         self, action: GroupAction, node: str, patience: float, *, replaced: str = ""
@@ -138,7 +138,7 @@ class GroupSession:
             if leading:
                 return max(leading)[1]
             if trio.current_time() > until:
-                raise CommandFailed(f"group {self._group} has no leader that answers", EXIT_FAILED)
+                raise CommandFailed(f"group {self._group} has no reachable leader", EXIT_FAILED)
             await trio.sleep(POLL_SECONDS)
 
     async def _ask_members(self) -> dict[str, GroupAnswer]:
@@ -146,7 +146,9 @@ class GroupSession:
         info = await self._admin.cluster_info()
         if self._group is None:
             if len(info.brokers) > 1:
-                raise CommandFailed(f"there are several groups, choose one: --group {'|'.join(sorted(info.brokers))}")
+                raise CommandFailed(
+                    f"there are several groups, choose one with --group {'|'.join(sorted(info.brokers))}"
+                )
             self._group = next(iter(info.brokers), None)
         data = info.brokers.get(self._group or "")
         if data is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raftlog.segment.recovery import DamagedRange
     from raftlog.segment.verify import StoppedLog
 
-app = typer.Typer(help="Verify, print, trust, cut and correct the log of a stopped node.", no_args_is_help=True)
+app = typer.Typer(help="Verify, print and repair the log of a stopped node.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(help="A broker's data directory, or the commitlog in it.", metavar="DIR")]
 
@@ -65,7 +65,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         for finding in report.findings:
             print(f"  {finding}")
         if abstaining:
-            print(f"  only if a majority abstains for good: raftmq log trust {directory} --accept-loss")
+            print(f"  only if a majority abstains forever: raftmq log trust {directory} --accept-loss")
         print(report.verdict)
     if report.verdict == UNUSABLE:
         raise CommandFailed(f"{report.directory} is unusable")
@@ -99,8 +99,8 @@ def trust(
     end = f"its log ends with entry {report.last.index} of term {report.last.term}"
     if not accept_loss:
         raise CommandFailed(
-            f"{report.directory}: {end}. What this replica acknowledged and lost may exist nowhere else: say so with "
-            "--accept-loss"
+            f"{report.directory}: {end}. Entries that this replica acknowledged and lost may exist nowhere else: "
+            "confirm with --accept-loss"
         )
     try:
         was_abstaining = trust(RealDisk(), report.directory)
@@ -110,9 +110,7 @@ def trust(
         last = {"last_index": report.last.index, "last_term": report.last.term}
         print_json({"directory": report.directory, "was_abstaining": was_abstaining, **last})
         return
-    print(
-        f"{report.directory}: {end}; {'it votes again' if was_abstaining else 'it does not abstain, nothing changed'}"
-    )
+    print(f"{report.directory}: {end}; {'it votes again' if was_abstaining else 'it does not abstain, no change'}")
 
 
 @app.command("cut")
@@ -136,13 +134,13 @@ def cut(
         report = log.report()
     where = report.directory
     if report.verdict != DAMAGED_STATE or not report.ranges:
-        raise CommandFailed(f"{where} is {report.verdict}: there is no damage to cut it at")
+        raise CommandFailed(f"{where} is {report.verdict}: there is no damage at which to cut it")
     first = report.ranges[0]
     if not accept_loss:
         raise CommandFailed(
-            f"{where}: nothing was changed. The log would end with entry {first.before.index}, in front of the damage "
-            f"at position {first.pos}. {_lost_behind(report.ranges)} What this replica acknowledged may exist "
-            "nowhere else. To lose it all the same: --accept-loss"
+            f"{where}: nothing was changed. The log would end with entry {first.before.index}, before the damage at "
+            f"position {first.pos}. {_lost_behind(report.ranges)} Entries that this replica acknowledged may exist "
+            "nowhere else. To accept the loss, pass --accept-loss"
         )
     try:
         end = cut(RealDisk(), LogDamaged(where, report.ranges, first.pos, report.verdict))
@@ -158,7 +156,7 @@ def cut(
 def term(
     directory: Directory,
     lower: Annotated[
-        bool, typer.Option("--lower", help="Lower the term to just above that of the last entry.")
+        bool, typer.Option("--lower", help="Lower the term to slightly above the term of the last entry.")
     ] = False,
     all_stopped: Annotated[
         bool, typer.Option("--all-stopped", help="Yes, every node of the group is stopped.")
@@ -196,12 +194,14 @@ def term(
             raise CommandFailed(f"{found}. --raise-to {raise_to}: allowed are {old + 1} to {TERM_MAX - 1}")
         new = raise_to
     elif not is_plausible and low >= TERM_MAX:
-        raise CommandFailed(f"{found}. Entries of the log have a term that leaves no room, which no command can change")
+        raise CommandFailed(
+            f"{found}. Entries of the log have a term that leaves no room, and no command can change that"
+        )
     elif lower and not is_plausible:
         if not all_stopped:
             raise CommandFailed(
                 f"{found}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "
-                "and on every node with such a term before any of them starts: say so with --all-stopped"
+                "and on every node with such a term before any of them starts: confirm with --all-stopped"
             )
         new = low
     else:
@@ -228,17 +228,17 @@ def term(
     if new != old:
         print(f"{where}: the term is {new} now, it was {old}")
     elif is_plausible:
-        print("the term is plausible, nothing is to be done")
+        print("the term is plausible, no change is needed")
     else:
-        print(f"{low} is the term to which it can be lowered")
-        print("nothing was changed; --lower --all-stopped changes it, see --help for when that is safe")
+        print(f"{low} is the lowest possible term")
+        print("nothing was changed; to lower it, pass --lower --all-stopped; --help says when that is safe")
 
 
 @app.command("dump")
 def dump(
     directory: Directory,
     from_index: Annotated[int, typer.Option("--from", min=1, help="Index of the first entry.", metavar="INDEX")] = 1,
-    count: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
     as_json: Json = False,
     bodies: Annotated[bool, typer.Option("--bodies", help=f"The first {EXCERPT_BYTES} bytes of each body.")] = False,
 ) -> None:
@@ -261,7 +261,7 @@ def _lost_behind(ranges: Sequence[DamagedRange]) -> str:
     """What a cut at the first of ``ranges`` loses."""
     intact = [each.behind.index for each in ranges if each.behind is not None]
     if not intact:
-        return "No entry behind the damage is known to be intact."
+        return "No entry after the damage is known to be intact."
     more = f" (the log is damaged in {len(ranges)} places)" if len(ranges) > 1 else ""
     return f"Intact entries from index {intact[0]} on would be lost, too{more}."
 

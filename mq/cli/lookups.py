@@ -16,10 +16,10 @@ from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.message import ReceivedMessage
 
-app = typer.Typer(help="Look single messages up.", no_args_is_help=True)
+app = typer.Typer(help="Look up single messages.", no_args_is_help=True)
 
-Since = Annotated[dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Stored then or later.")]
-Until = Annotated[dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Stored then or before.")]
+Since = Annotated[dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Earliest store time.")]
+Until = Annotated[dt.datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Latest store time.")]
 Time = Annotated[
     dt.datetime,
     typer.Argument(parser=parse_time, metavar="TIME", help="2026-03-01T09:30 is local, 2026-03-01T09:30Z is UTC."),
@@ -53,7 +53,9 @@ def by_id(
 def by_key(
     topic: Topic,
     key: Annotated[str, typer.Argument(metavar="KEY")],
-    count: Annotated[int, typer.Option(min=1, max=64, help="At most so many, the newest, of each broker group.")] = 32,
+    count: Annotated[
+        int, typer.Option(min=1, max=64, help="Maximum number of messages per broker group, the newest first.")
+    ] = 32,
     since: Since = None,
     until: Until = None,
     unique: Annotated[bool, typer.Option("--unique", help="The key is a message id.")] = False,

@@ -22,7 +22,7 @@ from mq.client.errors import ClientError, NameServersUnavailable, TopicNotFound
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 
-Trace = Annotated[bool, typer.Option("--trace", help="Write down what becomes of them, for `raftmq trace`.")]
+Trace = Annotated[bool, typer.Option("--trace", help="Trace the messages, for `raftmq trace`.")]
 
 _ROOM = 512
 _EXAMPLES_MAX = 3
@@ -32,14 +32,14 @@ def produce(
     topic: Topic,
     tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None,
     key_prefix: Annotated[str | None, typer.Option(help="Key of a message: this text and the line number.")] = None,
-    delay: Annotated[float | None, typer.Option(min=0, help="Deliver each message so many seconds later.")] = None,
+    delay: Annotated[float | None, typer.Option(min=0, help="Delay of each message in seconds.")] = None,
     trace: Trace = False,
     group: Annotated[str, typer.Option(help="Producer group.")] = "raftmq_cli",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to try for each message.")] = 15.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of each message in seconds.")] = 15.0,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send each line of standard input as one message; empty ones are left out. Exit code 1 unless all of them were
+    """Send each line of standard input as a message, except empty lines. Exit code 1 unless all of them were
     acknowledged.
     """
     counts = {"sent": 0, "acknowledged": 0, "not stored": 0, "outcome unknown": 0}
@@ -120,14 +120,16 @@ class Lines:
 def consume(
     topic: Topic,
     group: Annotated[str, typer.Option(help="Consumer group; its members share the queues.")],
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages; default: ctrl-C.")] = None,
-    consume_from: Annotated[str, typer.Option("--from", help="Where a new group begins: first or last.")] = "first",
-    tags: Annotated[str, typer.Option(help='Which tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages; default: ctrl-C.")
+    ] = None,
+    consume_from: Annotated[str, typer.Option("--from", help="Where a new group starts: first or last.")] = "first",
+    tags: Annotated[str, typer.Option(help='Tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
     trace: Trace = False,
     as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Print the body of each message of a topic, one a line."""
+    """Print the body of each message of a topic, one per line."""
     begin: Literal["first", "last"]
     match consume_from:
         case "first":
@@ -161,7 +163,7 @@ async def _say_if_unavailable(topic: str, namesrv: str) -> None:
         try:
             await admin.route(topic)
         except NameServersUnavailable as error:
-            print(f"raftmq: {error}; trying on", file=sys.stderr)
+            print(f"raftmq: {error}; retrying", file=sys.stderr)
         except ClientError:
             pass
 

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 def print_json(value: object) -> None:

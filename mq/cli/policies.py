@@ -16,7 +16,7 @@ from mq.cli.users import Name
 from mq.client.users import UserAdmin
 from mq.protocol.user_bodies import SUBJECT_PREFIX, AclInfo, PolicyEntryInfo
 
-app = typer.Typer(help="Say what users may do.", no_args_is_help=True)
+app = typer.Typer(help="Manage the permissions of users.", no_args_is_help=True)
 
 Resources = Annotated[
     list[str],
@@ -26,8 +26,8 @@ Resources = Annotated[
 
 @app.command("list")
 def list_policies(
-    part: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only users with this in their names.")] = "",
-    resource: Annotated[str, typer.Option(help="Only resources with this text.")] = "",
+    part: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only users whose name contains this text.")] = "",
+    resource: Annotated[str, typer.Option(help="Only resources that contain this text.")] = "",
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -74,11 +74,14 @@ def put(
     actions: Annotated[
         list[str] | None, typer.Option("--action", help="Pub, Sub or All; may be repeated. Default: Pub and Sub.")
     ] = None,
-    decision: Annotated[Literal["allow", "deny"], typer.Option(help="What to do with what fits.")] = "allow",
+    decision: Annotated[
+        Literal["allow", "deny"], typer.Option(help="Whether to allow or deny matching requests.")
+    ] = "allow",
     sources: Annotated[
-        list[str] | None, typer.Option("--source", help="Only from this address or network; may be repeated.")
+        list[str] | None,
+        typer.Option("--source", help="Only for clients from this address or network; may be repeated."),
     ] = None,
-    default: Annotated[bool, typer.Option("--default", help="Counts only where no other policy fits.")] = False,
+    default: Annotated[bool, typer.Option("--default", help="Apply only if no other policy matches.")] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -129,7 +132,7 @@ def delete(
                 for each in policy.entries
             )
             if not any(resource in ("", entry.resource) for entry in entries):
-                raise CommandFailed(f"nothing is said about {resource or 'anything'} for {name}", EXIT_FAILED)
+                raise CommandFailed(f"{name} has no policy for {resource or 'any resource'}", EXIT_FAILED)
             await admin.delete_policies(name, resource)
 
     with client_errors():
@@ -137,4 +140,4 @@ def delete(
     if as_json:
         print_json({"user": name, "resource": resource or None})
     else:
-        print(f"deleted what was said about {resource or 'everything'} for {name}")
+        print(f"deleted the policies of {name} for {resource or 'all resources'}")

@@ -32,11 +32,11 @@ def restore(
         str, typer.Option(help="All replicas of the new group: n0@HOST:PORT,n1@HOST:PORT,...", metavar="PEERS")
     ],
     until: Annotated[
-        str | None, typer.Option(help="End in front of the first message stored after this time.", metavar="TIME")
+        str | None, typer.Option(help="End before the first message stored after this time.", metavar="TIME")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make data directories of a new group from a backup.
+    """Restore a backup into data directories of a new group.
 
     They must be empty or missing, but may hold group.secret. Give the same PEERS wherever you restore a replica of the
     group, and start the brokers with the cluster and group names that the old ones had.
@@ -130,7 +130,7 @@ def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path
     for text in texts:
         node, separator, path = text.partition("=")
         if not separator or not path or not _NODE_ID.fullmatch(node):
-            raise CommandFailed(f"{text!r} is no NODE=DATA_DIR such as n0=/data/n0")
+            raise CommandFailed(f"{text!r} is not NODE=DATA_DIR such as n0=/data/n0")
         if node not in voters:
             raise CommandFailed(f"{text!r}: {node} is not among the peers {', '.join(voters)}")
         if node in found or Path(path) in found.values():
@@ -138,10 +138,10 @@ def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path
         found[NodeId(node)] = Path(path)
     for data_dir in found.values():
         if data_dir.exists() and not data_dir.is_dir():
-            raise CommandFailed(f"{data_dir} is no directory")
+            raise CommandFailed(f"{data_dir} is not a directory")
         names = {each.name for each in data_dir.iterdir()} if data_dir.exists() else set()
         if others := names - {FILE_NAME, RESTORING_DIRECTORY, "lost+found"}:
-            raise CommandFailed(f"{data_dir} has data in it, nothing was restored: {', '.join(sorted(others)[:5])}")
+            raise CommandFailed(f"{data_dir} contains data, nothing was restored: {', '.join(sorted(others)[:5])}")
     return found
 
 
@@ -157,7 +157,7 @@ def _check_room(backup: Backup, found: Survey, data_dirs: Collection[Path]) -> N
     for paths in on_device.values():
         if (free := shutil.disk_usage(paths[0]).free) < wanted * len(paths):
             raise CommandFailed(
-                f"{len(paths)} logs of {wanted} bytes are to be restored at {paths[0]}, there is room for {free}"
+                f"{len(paths)} logs of {wanted} bytes to restore at {paths[0]}, but only {free} bytes are free"
             )
 
 

@@ -29,7 +29,7 @@ _PROPERTIES_SUFFIXES = (".conf", ".properties")
 
 LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(LEVELS)}.", metavar="LEVEL")]
 WithParent = Annotated[
-    bool, typer.Option("--until-stdin-closes", hidden=True, help="Stop when whoever started this process is gone.")
+    bool, typer.Option("--until-stdin-closes", hidden=True, help="Stop when the parent process has ended.")
 ]
 
 
@@ -37,10 +37,11 @@ def namesrv(
     listen: Annotated[
         str | None, typer.Option(help="Where brokers and clients connect; default: 0.0.0.0:9876.", metavar="HOST:PORT")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags come before it.", metavar="FILE")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags override it.", metavar="FILE")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the key-value configuration is kept.")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
     ] = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
@@ -71,7 +72,7 @@ def broker(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", help="Settings in TOML, or RocketMQ's broker.conf; flags come before it.", metavar="FILE"
+            "--config", "-c", help="Settings in TOML, or RocketMQ's broker.conf; flags override it.", metavar="FILE"
         ),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster.")] = None,
@@ -79,17 +80,18 @@ def broker(
     node_id: Annotated[str | None, typer.Option(help="This replica: n0, n1, ...")] = None,
     peers: Annotated[str | None, typer.Option(help="All replicas: n0@HOST:PORT,n1@HOST:PORT,...")] = None,
     join: Annotated[
-        bool, typer.Option("--join", help="Begin empty and wait for `raftmq group add`; needs --replication-listen.")
+        bool, typer.Option("--join", help="Start empty and wait for `raftmq group add`; needs --replication-listen.")
     ] = False,
     replication_listen: Annotated[
-        str | None, typer.Option(help="Where other replicas connect, if not as in --peers.", metavar="HOST:PORT")
+        str | None, typer.Option(help="Where other replicas connect; default: as in --peers.", metavar="HOST:PORT")
     ] = None,
     listen: Annotated[str | None, typer.Option(help="Where clients connect.", metavar="HOST:PORT")] = None,
     namesrv: Annotated[str | None, typer.Option(help="Name servers, separated by semicolons.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the log and everything made from it is kept.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of the log and of all data derived from it.")] = None,
     durability: Annotated[str | None, typer.Option(help="quorum-fsync, or the weaker quorum-memory.")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.", metavar="NAME=VALUE"),
     ] = None,
     log_level: LogLevel = "info",
     until_stdin_closes: WithParent = False,
@@ -138,13 +140,13 @@ def _check_replica_named(settings: BrokerSettings) -> None:
     given = settings.model_fields_set
     if not settings.join and "peers" not in given:
         raise CommandFailed(
-            "which replicas does the group have? Pass --node-id and --peers with the replication address of each: "
+            "--peers is missing. Pass --node-id and --peers with the replication address of each: "
             "--node-id n0 --peers n0@10.0.0.1:10931,n1@10.0.0.2:10931,n2@10.0.0.3:10931. "
             "A group of one replica: --peers n0@127.0.0.1:10931. To join a group that exists: --join. "
             "To try a group of three on this machine: raftmq dev"
         )
     if "node_id" not in given and (settings.join or len(settings.members) > 1):
-        raise CommandFailed("which replica is this? Pass --node-id, which differs on every replica of the group")
+        raise CommandFailed("--node-id is missing. It differs on every replica of the group")
 
 
 def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool = False) -> None:
@@ -183,7 +185,7 @@ def split_address(text: str) -> tuple[str, int]:
     """``HOST:PORT`` as a pair. Raises CommandFailed."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise CommandFailed(f"{text!r} is no HOST:PORT")
+        raise CommandFailed(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
@@ -193,7 +195,7 @@ def split_settings(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name.strip():
-            raise CommandFailed(f"--set {pair!r} is no NAME=VALUE")
+            raise CommandFailed(f"--set {pair!r} is not NAME=VALUE")
         settings[name.strip()] = value.strip()
     return settings
 
@@ -201,7 +203,7 @@ def split_settings(pairs: Sequence[str]) -> dict[str, str]:
 def checked_level(level: str) -> str:
     """``level`` if there is such a log level. Raises CommandFailed."""
     if level not in LEVELS:
-        raise CommandFailed(f"--log-level {level!r} is none of {', '.join(LEVELS)}")
+        raise CommandFailed(f"--log-level {level!r} is not one of {', '.join(LEVELS)}")
     return level
 
 
@@ -220,6 +222,6 @@ def checked(load: Callable[[], T], config: Path | None = None) -> T:
     except ValidationError as error:
         raise CommandFailed(where + "; ".join(map(_fault, error.errors()))) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"{where}is no TOML: {error}") from error
+        raise CommandFailed(f"{where}is not TOML: {error}") from error
     except OSError as error:
         raise CommandFailed(f"{where}{error.strerror or error}") from error

@@ -23,7 +23,7 @@ _MEMORY_BYTES_MIN = 1_000_000
 
 
 def status(
-    everything: Annotated[bool, typer.Option("--all", help="Every figure of every replica, with its unit.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all figures of every replica, with units.")] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -74,7 +74,7 @@ def table_of(group: GroupStatus) -> Table:
     notes += _unguarded(group)
     if group.leader is None and any(replica.abstaining for replica in group.replicas):
         notes.append(
-            "if a majority abstains, nobody can lead: bring back another replica, or see raftmq log trust --help"
+            "if a majority abstains, no leader is elected: bring back another replica, or see raftmq log trust --help"
         )
     if notes:
         table.caption, table.caption_justify = "\n".join(notes), "left"
@@ -97,11 +97,11 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
         yield f"{replica.node_id} has priority {replica.priority}"
     if replica.forwarded:
         waiting = f", {replica.forwarding:,} wait" if replica.forwarding else ""
-        yield f"{replica.node_id} handed {replica.forwarded:,} requests to the leader{waiting}"
+        yield f"{replica.node_id} forwarded {replica.forwarded:,} requests to the leader{waiting}"
     if replica.base_index:
         yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
     if replica.abstaining:
-        yield f"{replica.node_id} abstains: it lost entries that it had acknowledged, and fetches them"
+        yield f"{replica.node_id} abstains: it lost acknowledged entries, and fetches them"
 
 
 def _unguarded(group: GroupStatus) -> Iterator[str]:

@@ -25,16 +25,20 @@ NEW_QUEUES_SECONDS = 5.0
 
 def tail(
     topic: Topic,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, help="So many of each queue first.")] = 0,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many messages; default: ctrl-C.")] = None,
-    tags: Annotated[str, typer.Option(help='Which tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=0, help="Number of existing messages of each queue to print first.")
+    ] = 0,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages; default: ctrl-C.")
+    ] = None,
+    tags: Annotated[str, typer.Option(help='Tags: "A", "A || B", "*" for all.', metavar="EXPRESSION")] = "*",
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Store time, queue, offset, tag and keys before each body.")
+        bool, typer.Option("--verbose", "-v", help="Print store time, queue, offset, tag and keys before each body.")
     ] = False,
     as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Print the messages of a topic as they are stored, one a line. Nobody's offsets change."""
+    """Print messages of a topic as they arrive, one per line. It commits no offsets."""
 
     async def main() -> None:
         left = count

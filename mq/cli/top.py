@@ -45,12 +45,12 @@ class Lag:
 
 
 def top(
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print what was seen, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Take two samples, print the rates, and exit.")] = False,
     as_json: JsonLines = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show rates, lag and leaders, again and again; ctrl-C ends it."""
+    """Show rates, lag and leaders live, until ctrl-C."""
 
     async def main() -> None:
         view = _View(namesrv)

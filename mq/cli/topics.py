@@ -17,7 +17,7 @@ from mq.protocol.bodies import ClusterInfo, TopicConfig
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
 
-app = typer.Typer(help="Create, change, list, look up and delete topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, update, list, describe and delete topics.", no_args_is_help=True)
 
 Namesrv = Annotated[
     str, typer.Option(envvar="RAFTMQ_NAMESRV", help="Name servers, separated by semicolons.", metavar="HOST:PORT;...")
@@ -30,7 +30,7 @@ _PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 MessageType = Annotated[
     str | None,
-    typer.Option(help="What gRPC clients may send to it: normal, fifo, delay, transaction.", metavar="TYPE"),
+    typer.Option(help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction.", metavar="TYPE"),
 ]
 
 
@@ -39,7 +39,7 @@ def create(
     topic: Topic,
     queues: Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = 8,
     perm: Annotated[str, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = "rw",
-    order: Annotated[bool, typer.Option("--order", help="Its queues are to be consumed in order.")] = False,
+    order: Annotated[bool, typer.Option("--order", help="Mark the topic for ordered consumption.")] = False,
     message_type: MessageType = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -51,7 +51,7 @@ def create(
         async with Admin(namesrv) as admin:
             if known := await _configs(admin, topic):
                 raise CommandFailed(
-                    f"topic {topic} exists already: {_shape(known)}; raftmq topic update changes it", EXIT_FAILED
+                    f"topic {topic} exists already: {_shape(known)}; change it with raftmq topic update", EXIT_FAILED
                 )
             await admin.create_topic(topic, queues, perm=bits, order=order, message_type=kind)
             return await admin.topic_config(topic)
@@ -69,10 +69,13 @@ def update(
     topic: Topic,
     queues: Annotated[int | None, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = None,
     perm: Annotated[str | None, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = None,
-    order: Annotated[bool | None, typer.Option("--order/--no-order", help="Whether to consume it in order.")] = None,
+    order: Annotated[
+        bool | None, typer.Option("--order/--no-order", help="Mark the topic for ordered consumption, or not.")
+    ] = None,
     message_type: MessageType = None,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Yes, fewer queues: what the last ones hold is not consumed any more.")
+        bool,
+        typer.Option("--shrink", help="Allow fewer queues; messages in the removed queues are not consumed any more."),
     ] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -94,7 +97,7 @@ def update(
             if queues is not None and queues < most and not shrink:
                 raise CommandFailed(
                     f"topic {topic} has {most} queues; with {queues}, messages in the last ones are not consumed any "
-                    "more. If that is what you want: --shrink"
+                    "more. To confirm, pass --shrink"
                 )
             for broker, config in sorted(configs.items()):
                 await admin.create_topic(
@@ -129,13 +132,13 @@ async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
 
 def _perm_bits(perm: str) -> int:
     if perm not in _PERMS:
-        raise CommandFailed(f"--perm {perm!r} is none of {', '.join(_PERMS)}")
+        raise CommandFailed(f"--perm {perm!r} is not one of {', '.join(_PERMS)}")
     return _PERMS[perm]
 
 
 def _kind(message_type: str | None) -> str | None:
     if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
-        raise CommandFailed(f"--message-type {message_type!r} is none of {', '.join(MESSAGE_TYPES).lower()}")
+        raise CommandFailed(f"--message-type {message_type!r} is not one of {', '.join(MESSAGE_TYPES).lower()}")
     return None if message_type is None else message_type.upper()
 
 
@@ -303,7 +306,9 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
 @app.command("stats")
 def stats(
     topic: Topic,
-    group: Annotated[str | None, typer.Option(help="What this group got of it, not what was put.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Count messages that this group consumed, instead of messages stored.")
+    ] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -338,4 +343,4 @@ def stats(
     table = Table("broker group", "last", "messages", "a second", "bytes", "a second")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
-    Console().print(table if rows else f"nothing was counted for {key}")
+    Console().print(table if rows else f"there are no figures for {key}")

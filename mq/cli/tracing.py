@@ -20,11 +20,14 @@ _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.
 
 def trace(
     message_id: Annotated[str, typer.Argument(metavar="ID")],
-    topic: Annotated[str, typer.Option(help="Where clients write their traces.")] = TRACE_TOPIC,
+    topic: Annotated[str, typer.Option(help="Topic to which clients write their traces.")] = TRACE_TOPIC,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show who sent a message, and who handled it, when, how long and how often. Exit code 1 if nothing is known."""
+    """Show the trace of a message: who sent and handled it, when, how long and how often.
+
+    Exit code 1 if there is no trace.
+    """
 
     async def main() -> MessageTrace:
         async with Admin(namesrv) as admin:
@@ -34,7 +37,7 @@ def trace(
         story = run_trio(main)
     if not story.found:
         raise CommandFailed(
-            f"nobody wrote down what became of message {message_id}; clients do if they are told to (trace=True)",
+            f"there is no trace of message {message_id}; clients write traces only with trace=True",
             EXIT_FAILED,
         )
     if as_json:
@@ -48,7 +51,7 @@ def _lines(story: MessageTrace) -> Iterator[str]:
     """Whatever somebody wrote is printed so that it cannot play with the terminal."""
     events = [(sent.timestamp_ms, _sent(sent)) for sent in story.sent]
     for ended in story.transactions:
-        check = ", asked by the broker" if ended.from_check else ""
+        check = ", after a check-back of the broker" if ended.from_check else ""
         events.append((ended.timestamp_ms, f"{_name(ended.group)} ended the transaction: {_name(ended.state)}{check}"))
     for recalled in story.recalled:
         how = "recalled it" if recalled.success else "failed to recall it"
@@ -62,7 +65,7 @@ def _lines(story: MessageTrace) -> Iterator[str]:
         done = sum(each.ended is not None and each.ended.success for each in times)
         yield f"{_name(group)}: handled {_times(len(times))}, {_times(done)} with success"
     if not groups:
-        yield "handled by nobody that traces"
+        yield "no consumer with tracing handled it"
 
 
 def _sent(sent: Sent) -> str:
@@ -79,7 +82,7 @@ def _handled(handling: TracedHandling) -> str:
     begun, ended = handling.begun, handling.ended
     attempt = f" (delivery {begun.retry_times + 1})" if begun.retry_times else ""
     if ended is None:
-        result = "began to handle it, and its end is not known"
+        result = "started to handle it, end unknown"
     elif ended.success:
         result = f"handled it in {ended.cost_ms} ms"
     else:

@@ -19,7 +19,7 @@ from mq.cli.upgrade_verdict import MemberReport, UpgradeReport, upgrade_report
 
 def upgrade_check(
     group: Annotated[
-        str | None, typer.Option("--group", help="Broker name; not needed while there is only one.", metavar="NAME")
+        str | None, typer.Option("--group", help="Broker group; not needed if there is only one.", metavar="NAME")
     ] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -44,7 +44,7 @@ def _chosen(groups: list[GroupStatus], name: str | None) -> GroupStatus:
         return found[0]
     if found:
         names = "|".join(sorted(group.group for group in found))
-        raise CommandFailed(f"there are several groups, choose one: --group {names}")
+        raise CommandFailed(f"there are several groups, choose one with --group {names}")
     raise CommandFailed(f"no {f'group {name}' if name else 'broker group'} is registered at the name server")
 
 

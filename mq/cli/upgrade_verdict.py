@@ -127,7 +127,7 @@ def _ailments(replica: ReplicaStatus, leader: ReplicaStatus | None) -> Iterator[
         yield "does not answer"
         return
     if replica.abstaining:
-        yield "does not vote before it has caught up"
+        yield "does not vote until it has caught up"
     if leader is None:
         return
     if replica.lag_entries is None:
@@ -153,9 +153,9 @@ def _why_keep(node: str, voters: list[str], ailments: dict[str, tuple[str, ...]]
     if len(healthy) >= needed:
         return ""
     if len(voters) < 3:
-        return f"the group has {len(voters)} voters: it stands still while one of them is stopped"
+        return f"the group has {len(voters)} voters: it accepts no writes while one of them is stopped"
     sick = [f"{other} {reason}" for other in voters if other != node for reason in ailments[other]]
-    return f"{', '.join(sick)}: without {node}, {len(healthy)} healthy voters are left, a majority is {needed}"
+    return f"{', '.join(sick)}: without {node}, only {len(healthy)} healthy voters are left, and a majority is {needed}"
 
 
 def _member_report(

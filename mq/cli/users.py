@@ -19,7 +19,7 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.users import UserAdmin
 from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, UserInfo
 
-app = typer.Typer(help="Create, change, list and delete users.", no_args_is_help=True)
+app = typer.Typer(help="Create, update, list and delete users.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="USER")]
 Kind = Literal["normal", "super"]
@@ -28,8 +28,7 @@ PasswordFile = Annotated[
     typer.Option(
         "--password-file",
         metavar="FILE",
-        help="Its first line is the password, - for standard input. "
-        "Default: RAFTMQ_USER_PASSWORD, or else you are asked for it.",
+        help="File whose first line is the password, - for standard input. Default: RAFTMQ_USER_PASSWORD, or a prompt.",
     ),
 ]
 _TYPES = {"normal": NORMAL, "super": SUPER}
@@ -37,7 +36,7 @@ _TYPES = {"normal": NORMAL, "super": SUPER}
 
 @app.command("list")
 def list_users(
-    part: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only users with this in their names.")] = "",
+    part: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only users whose name contains this text.")] = "",
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -79,7 +78,7 @@ def list_users(
 def create(
     name: Name,
     password_file: PasswordFile = None,
-    kind: Annotated[Kind, typer.Option("--type", help="A super user may do everything.")] = "normal",
+    kind: Annotated[Kind, typer.Option("--type", help="Type of the user: a super user has full access.")] = "normal",
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -92,7 +91,7 @@ def create(
     async def main() -> None:
         async with UserAdmin(namesrv) as admin:
             if name in {each.name for users in (await admin.users(name)).values() for each in users}:
-                raise CommandFailed(f"there is a user {name} already; raftmq user update changes it", EXIT_FAILED)
+                raise CommandFailed(f"the user {name} exists already; change it with raftmq user update", EXIT_FAILED)
             await admin.create_user(user)
 
     with client_errors():
@@ -108,9 +107,10 @@ def update(
     name: Name,
     password: Annotated[bool, typer.Option("--password", help="Change the password.")] = False,
     password_file: PasswordFile = None,
-    kind: Annotated[Kind | None, typer.Option("--type", help="A super user may do everything.")] = None,
+    kind: Annotated[Kind | None, typer.Option("--type", help="Type of the user: a super user has full access.")] = None,
     enabled: Annotated[
-        bool | None, typer.Option("--enable/--disable", help="Nobody may do anything who is disabled.")
+        bool | None,
+        typer.Option("--enable/--disable", help="Enable or disable the user; a disabled user has no access."),
     ] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
@@ -169,5 +169,5 @@ def _password(name: str, path: Path | None) -> str:
         raise CommandFailed("no password: pass --password-file, or set RAFTMQ_USER_PASSWORD")
     password = getpass(f"Password of {name}: ")
     if getpass("Again: ") != password:
-        raise CommandFailed("the two are not the same")
+        raise CommandFailed("the two passwords differ")
     return password

@@ -178,7 +178,7 @@ class Admin(anyio.AsyncContextManagerMixin):
                     pass  # the brokers answer before the name servers have heard
                 await anyio.sleep(POLL_SECONDS)
         waited = f"within {TOPIC_VISIBLE_SECONDS:g} s"
-        raise NoRoute(topic, f"created, but not all of {sorted(leaders)} told the name server so {waited}")
+        raise NoRoute(topic, f"created, but not all of {sorted(leaders)} registered it at the name server {waited}")
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete `topic` and its messages on every broker group, and its route."""

@@ -40,8 +40,8 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
             return await _view(remoting, name, [stored_at, *others], physical_offset)
     raise NoRoute(
         "",
-        f"no broker group has a replica at {stored_at}, where message {offset_message_id} should be; a message id that "
-        "stays the same from copy to copy is no offset message id, and is looked up as a key",
+        f"no broker group has a replica at {stored_at}, where message {offset_message_id} should be; a client "
+        "message id is not an offset message id: look it up as a key",
     )
 
 

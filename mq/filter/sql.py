@@ -316,7 +316,7 @@ def _shown(node: Expression) -> str:
         case Property(name=name):
             return f"the property {name[:40]}"
         case Nothing():
-            return "minus something that is no number"
+            return "minus something that is not a number"
         case _:
             return "a condition"
 

@@ -74,7 +74,7 @@ class Property(Node, frozen=True):
 
 
 class Nothing(Node, frozen=True):
-    """Minus what is no number, which is null."""
+    """Minus what is not a number, which is null."""
 
 
 class Not(Node, frozen=True):
@@ -208,7 +208,7 @@ def _tokens(text: str) -> list[_Token]:
 def parse(text: str) -> Expression:
     """The tree of an expression; what its operators may be applied to is not checked here. Raises SqlError."""
     if len(text) > LENGTH_MAX:
-        raise SqlError(LENGTH_MAX + 1, f"the expression has {len(text)} characters, allowed are {LENGTH_MAX}")
+        raise SqlError(LENGTH_MAX + 1, f"the expression has {len(text)} characters; maximum: {LENGTH_MAX}")
     return _Parser(_tokens(text)).parse()
 
 

@@ -51,9 +51,9 @@ class KvConfig:
         """Store a value. Raises KvRefused, TableFull."""
         for what, text in (("namespace", namespace), ("key", key)):
             if not text.strip() or len(text.encode()) > NAME_BYTES_MAX:
-                raise KvRefused(f"{what} of {len(text.encode())} bytes, allowed are 1 to {NAME_BYTES_MAX}")
+                raise KvRefused(f"{what} of {len(text.encode())} bytes; allowed: 1 to {NAME_BYTES_MAX}")
         if len(value.encode()) > VALUE_BYTES_MAX:
-            raise KvRefused(f"value of {len(value.encode())} bytes, allowed are {VALUE_BYTES_MAX}")
+            raise KvRefused(f"value of {len(value.encode())} bytes; maximum: {VALUE_BYTES_MAX}")
         known = self.get(namespace, key)
         if known == value:
             return

@@ -34,14 +34,14 @@ class NameTooLong(Exception):
     """A name or address that is longer than any real one; nothing was changed."""
 
     def __init__(self, what: str, length: int) -> None:
-        super().__init__(f"{what} has {length} characters, allowed are {NAME_LENGTH_MAX}")
+        super().__init__(f"{what} has {length} characters; maximum: {NAME_LENGTH_MAX}")
 
 
 class NameUnusual(Exception):
     """A name or address with control characters or separators of paths; nothing was changed."""
 
     def __init__(self, what: str, name: str) -> None:
-        super().__init__(f"{what} has characters that no name has: {name[:80]!a}")
+        super().__init__(f"{what} has invalid characters: {name[:80]!a}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,6 @@ class RunningConfig:
                 if value.lower() not in ("true", "false"):
                     raise ConfigRefused(f"{name} is true or false, not {value[:40]!r}")
             elif value != current[name]:
-                raise ConfigForbidden(f"{name} is {current[name]!r} until the name server is started anew")
+                raise ConfigForbidden(f"{name} is {current[name]!r} until the name server restarts")
         if _ORDER in wanted:
             self.order_topics = wanted[_ORDER].lower() == "true"

@@ -29,7 +29,7 @@ class NamesrvSettings(ProcessSettings):
 
     tls_mode: TlsMode = Field(
         default="disabled",
-        description="whether peers use TLS: disabled, permissive (each may, same port), or enforcing",
+        description="whether peers use TLS: disabled, permissive (optional, same port), or enforcing",
     )
     tls_certificate: Path | None = Field(default=None, description="PEM file with the certificate chain")
     tls_key: Path | None = Field(default=None, description="PEM file with the key, without a password")
@@ -38,38 +38,45 @@ class NamesrvSettings(ProcessSettings):
     )
 
     data_dir: Path | None = Field(
-        default=Path("namesrv-data"), description="where the key-value configuration is kept; made with the first value"
+        default=Path("namesrv-data"),
+        description="directory of the key-value configuration; created with the first value",
     )
 
     broker_expiry_seconds: float = Field(
-        default=120.0, gt=0, description="a broker that is silent for longer is forgotten"
+        default=120.0, gt=0, description="remove a broker that has not registered for this time"
     )
-    scan_seconds: float = Field(default=10.0, gt=0, description="how often silent brokers are looked for")
+    scan_seconds: float = Field(default=10.0, gt=0, description="how often the name server looks for expired brokers")
     order_topics: bool = Field(default=False, description="put the order configuration of a topic into its route")
 
     connections_max: int = Field(
-        default=10_000, ge=1, description="beyond it new connections are closed at once; less if the system allows less"
+        default=10_000,
+        ge=1,
+        description="above this, new connections are closed at once; less if the system allows less",
     )
     frame_bytes_max: int = Field(default=16 * MIB, ge=64 * 1024, description="largest request")
     strangers_max: int = Field(
-        default=1000, ge=1, description="connections without a complete request yet; beyond it the oldest is closed"
+        default=1000, ge=1, description="connections without a complete request yet; above, the oldest is closed"
     )
     idle_seconds_max: float = Field(default=120.0, gt=0, description="longest time without a complete request")
-    send_seconds_max: float = Field(default=30.0, gt=0, description="a peer that does not read its answers is dropped")
+    send_seconds_max: float = Field(
+        default=30.0, gt=0, description="close the connection of a peer that does not read its answers for this time"
+    )
     unfinished_bytes_max: int = Field(
-        default=64 * MIB, ge=MIB, description="requests of all peers that arrive just now; beyond they wait unread"
+        default=64 * MIB, ge=MIB, description="partly received requests of all peers; above, further ones wait unread"
     )
     unfinished_seconds_max: float = Field(
-        default=30.0, gt=0, description="a peer is dropped of whose request nothing more comes for so long"
+        default=30.0, gt=0, description="close a connection if no more bytes of its request arrive for this time"
     )
     unread_bytes_max: int = Field(
-        default=64 * MIB, ge=MIB, description="answers waiting for all peers; beyond the oldest are dropped"
+        default=64 * MIB,
+        ge=MIB,
+        description="unread answers of all peers; above, the peers with the oldest are dropped",
     )
 
     broker_groups_max: int = Field(default=10_000, ge=1)
     brokers_max: int = Field(default=20_000, ge=1)
     topics_max: int = Field(default=100_000, ge=1)
-    routes_max: int = Field(default=1_000_000, ge=1, description="topics of all broker groups, each counted by itself")
+    routes_max: int = Field(default=1_000_000, ge=1, description="pairs of broker group and topic")
     kv_entries_max: int = Field(default=10_000, ge=1)
     kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")
 

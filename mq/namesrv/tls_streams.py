@@ -36,5 +36,5 @@ async def secured(stream: trio.SocketStream, context: ssl.SSLContext, *, must: b
     except (trio.BrokenResourceError, ssl.SSLError) as error:
         cause = error.__cause__ or error
         reason = cause.reason if isinstance(cause, ssl.SSLError) else None
-        raise TlsFailed((reason or str(cause) or "the peer hung up").replace("_", " ").lower()) from error
+        raise TlsFailed((reason or str(cause) or "the peer closed the connection").replace("_", " ").lower()) from error
     return tls

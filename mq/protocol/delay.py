@@ -47,7 +47,7 @@ _DUE: Final = props.TIMER_OUT_MS.encode() + b"\x01"
 
 
 def delay_level(text: str) -> int:
-    """The level that a DELAY property asks for, 0 for none. Raises ValueError if it is no number."""
+    """The level that a DELAY property asks for, 0 for none. Raises ValueError if it is not a number."""
     return max(int(text), 0)
 
 
@@ -60,10 +60,10 @@ def parse_levels(text: str) -> tuple[int, ...]:
             raise ValueError(f"delay level {number} is {part[:40]!r}, not a number and one of the units s, m, h, d")
         span_ms = int(match[1]) * _UNITS[match[2]]
         if not 0 < span_ms <= LEVEL_MS_MAX:
-            raise ValueError(f"delay level {number} is {part}, allowed are 1s to {LEVEL_MS_MAX // _DAY}d")
+            raise ValueError(f"delay level {number} is {part}; allowed: 1s to {LEVEL_MS_MAX // _DAY}d")
         levels.append(span_ms)
     if not 1 <= len(levels) <= LEVELS_MAX:
-        raise ValueError(f"{len(levels)} delay levels, allowed are 1 to {LEVELS_MAX}")
+        raise ValueError(f"{len(levels)} delay levels; allowed: 1 to {LEVELS_MAX}")
     return tuple(levels)
 
 

@@ -81,11 +81,11 @@ def _fault(length: int, word: int, frame_bytes_max: int) -> str:
         return f"header encoding {word >> 24} is unknown"
     if header_length + 4 > length:
         return f"header of {header_length} bytes in a frame of length {length}"
-    return f"header of {header_length} bytes, allowed are {HEADER_BYTES_MAX}"
+    return f"header of {header_length} bytes; maximum: {HEADER_BYTES_MAX}"
 
 
 def _length_fault(length: int, frame_bytes_max: int) -> str:
     if length >> 16 in _TLS_STARTS:
         return f"frame of length {length}: this is the beginning of a TLS handshake, and this port has no TLS"
     signed = length - (1 << 32) if length >= 1 << 31 else length
-    return f"frame of length {signed}, allowed are 4 to {frame_bytes_max}"
+    return f"frame of length {signed}; allowed: 4 to {frame_bytes_max}"

@@ -38,7 +38,7 @@ _cached_hash: Final = lru_cache(maxsize=4096)(java_string_hash)
 
 
 class MessageIdRefused(ProtocolError):
-    """A text is no offset message id."""
+    """A text is not an offset message id."""
 
 
 class OffsetMessageId(NamedTuple):
@@ -61,9 +61,9 @@ def parse_offset_message_id(text: str) -> OffsetMessageId:
     try:
         data = bytes.fromhex(text)
     except ValueError as error:
-        raise MessageIdRefused(f"{text!r} is no hexadecimal number") from error
+        raise MessageIdRefused(f"{text!r} is not a hexadecimal number") from error
     if len(data) * 2 != len(text):
-        raise MessageIdRefused(f"{text!r} is no hexadecimal number")
+        raise MessageIdRefused(f"{text!r} is not a hexadecimal number")
     port, physical_offset = struct.unpack(">iq", data[-12:])
     return OffsetMessageId(str(ipaddress.ip_address(data[:-12])), port, physical_offset)
 

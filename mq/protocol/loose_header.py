@@ -59,7 +59,7 @@ _decode_basics = msgspec.json.Decoder(_JsonBasics).decode
 def java_integer(text: str, bits: int) -> int:
     """``text`` as Java's parseInt or parseLong reads it: sign and leading zeros allowed. Raises ValueError."""
     if _INTEGER.fullmatch(text) is None:
-        raise ValueError(f"{text[:40]!r} is no integer")
+        raise ValueError(f"{text[:40]!r} is not an integer")
     number = int(text)
     if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
         raise ValueError(f"{text[:40]} does not fit into {bits} bits")
@@ -90,7 +90,7 @@ def read_json(header: memoryview) -> LooseHeader:
         raise HeaderError(code, opaque, str(error)) from error
     fields = loose.extFields or {}
     if len(fields) > EXT_FIELDS_MAX:
-        raise HeaderError(code, opaque, f"{len(fields)} ext fields, allowed are {EXT_FIELDS_MAX}")
+        raise HeaderError(code, opaque, f"{len(fields)} ext fields; maximum: {EXT_FIELDS_MAX}")
     return LooseHeader(
         code=code,
         opaque=opaque,
@@ -160,7 +160,7 @@ def _refusal(data: str, fault: str) -> FrameError | HeaderError:
         basics = _decode_basics(data)
         opaque = _number(basics.opaque, "opaque")
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        return FrameError(f"header of {len(data)} characters is no JSON header: {error}")
+        return FrameError(f"header of {len(data)} characters is not a JSON header: {error}")
     try:
         return HeaderError(_number(basics.code, "code"), opaque, fault)
     except ValueError:

@@ -126,6 +126,6 @@ def _check(kind: str, name: str, length_max: int) -> None:
     if not name:
         raise NameRefused(f"the {kind} has no name")
     if len(name) > length_max:
-        raise NameRefused(f"the {kind} name has {len(name)} characters, allowed are {length_max}: {name[:40]}...")
+        raise NameRefused(f"the {kind} name {name[:40]}... has {len(name)} characters; maximum: {length_max}")
     if _ALLOWED.fullmatch(name) is None:
         raise NameRefused(f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -")

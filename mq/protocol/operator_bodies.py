@@ -187,14 +187,14 @@ class BrokerMemberGroup(Body, rename=wire(group="brokerMemberGroup")):
 def _read_table(body: bytes | memoryview, kind: type[T]) -> dict[QueueRef, T]:
     found = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(found, dict):
-        raise BodyError(f"body of {len(body)} bytes is no table of queues")
+        raise BodyError(f"body of {len(body)} bytes is not a table of queues")
     try:
         return {
             ref: msgspec.convert(value, kind, strict=False)
             for ref, value in read_queue_table(found.get("offsetTable", {})).items()
         }
     except msgspec.ValidationError as error:
-        raise BodyError(f"body of {len(body)} bytes is no table of queues: {error}") from error
+        raise BodyError(f"body of {len(body)} bytes is not a table of queues: {error}") from error
 
 
 def encode_properties(values: Mapping[str, str]) -> bytes:
@@ -209,7 +209,7 @@ def decode_properties(data: bytes | memoryview) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise BodyError(f"settings of {len(data)} bytes are not UTF-8") from error
     if len(lines) > PROPERTIES_LINES_MAX:
-        raise BodyError(f"settings of {len(lines)} lines, allowed are {PROPERTIES_LINES_MAX}")
+        raise BodyError(f"settings of {len(lines)} lines; maximum: {PROPERTIES_LINES_MAX}")
     values: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -217,6 +217,6 @@ def decode_properties(data: bytes | memoryview) -> dict[str, str]:
             continue
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
-            raise BodyError(f"settings: line {number} is no name=value: {text[:80]!r}")
+            raise BodyError(f"settings: line {number} is not name=value: {text[:80]!r}")
         values[name.strip()] = value.strip()
     return values

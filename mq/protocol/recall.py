@@ -75,5 +75,5 @@ def recall_fields(
 
 def _number(word: str) -> int:
     if not (word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX):
-        raise HandleRefused(f"recall handle is invalid: {word[:40]!r} is no number")
+        raise HandleRefused(f"recall handle is invalid: {word[:40]!r} is not a number")
     return int(word)

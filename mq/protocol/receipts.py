@@ -212,5 +212,5 @@ def decode_bits(text: str | list[int]) -> int:
     except (binascii.Error, ValueError, OverflowError) as error:
         raise ReceiptError(f"a set of messages that is neither base64 nor bytes: {text[:40]!r}") from error
     if len(data) > BITS_BYTES_MAX:
-        raise ReceiptError(f"a set of messages of {len(data)} bytes, allowed are {BITS_BYTES_MAX}")
+        raise ReceiptError(f"a set of messages of {len(data)} bytes; maximum: {BITS_BYTES_MAX}")
     return int.from_bytes(data, "little")

@@ -117,9 +117,9 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise CheckpointDamaged(path, "the disk does not give it") from error
+        raise CheckpointDamaged(path, "the disk cannot read it") from error
     if len(data) < _HEAD.size:
-        raise CheckpointDamaged(path, f"{len(data)} bytes are less than a head")
+        raise CheckpointDamaged(path, f"{len(data)} bytes are less than a header")
     magic, crc, size = _HEAD.unpack_from(data)
     payload = data[_HEAD.size :]
     if _is_newer(magic) and len(payload) == size and zlib.crc32(payload, zlib.crc32(magic)) == crc:

@@ -147,7 +147,7 @@ class ConsumeQueue:
             self.min_offset = self.max_offset = self._flushed_offset = first_offset
         if first_offset != self.max_offset:
             if first_offset > self.max_offset:
-                raise RunRefused(*self.key, f"offset {first_offset} leaves a gap behind {self.max_offset}")
+                raise RunRefused(*self.key, f"offset {first_offset} leaves a gap after {self.max_offset}")
             known = min(self.max_offset - first_offset, count)
             self._check_repeats(first_offset, entries[: known * QUEUE_ENTRY_BYTES])
             entries = entries[known * QUEUE_ENTRY_BYTES :]
@@ -296,7 +296,9 @@ class ConsumeQueue:
             physical_offset, size, _ = QUEUE_ENTRY.unpack(last)
             if size <= 0 or physical_offset + size > log_end:
                 path = self._path(end - 1)
-                raise QueueFileDamaged(path, "last entry ends behind the log", log_end, physical_offset + size)
+                raise QueueFileDamaged(
+                    path, "last entry ends after the end of the log", log_end, physical_offset + size
+                )
 
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset}))"
@@ -311,7 +313,7 @@ class ConsumeQueue:
         except QueueFileDamaged:
             return  # what is stored is noted as damaged; there is nothing to compare with
         if known != repeated:
-            raise RunRefused(*self.key, f"the records from offset {first_offset} on are not those that are there")
+            raise RunRefused(*self.key, f"the existing records from offset {first_offset} on are different")
 
     def _blocks(self, offset: int, end: int, checksum: int | None) -> tuple[list[bytes], int]:
         """What is written for the first entries of the tail, [offset, end), and the checksum of the last block.
@@ -372,7 +374,7 @@ class ConsumeQueue:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise self._damaged(start, "the disk does not give it", size, 0) from error
+            raise self._damaged(start, "the disk cannot read it", size, 0) from error
 
     def _damaged(self, start: int, reason: str, expected: int, actual: int) -> QueueFileDamaged:
         error = QueueFileDamaged(self._path(start), f"block of offset {start}: {reason}", expected, actual)

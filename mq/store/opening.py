@@ -49,7 +49,7 @@ class LogBounds:
         """Why this log does not continue what a checkpoint says, in words. A snapshot may be ahead of the log."""
         index, term = checkpoint.applied_index, checkpoint.applied_term
         if index < self.base_index:
-            return f"the log begins behind entry {index}, at {self.base_index}"
+            return f"the log begins after entry {index}, at {self.base_index}"
         if index > self.last_index:
             return None if as_snapshot else f"the log has no entry {index} of term {term}"
         if index > self.base_index and self.term_at is not None and self.term_at(index) != term:

@@ -32,17 +32,17 @@ def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
                 return f"{node} has no address"
         case ConfChangeKind.PROMOTE:
             if node not in conf.learners:
-                return f"{node} is no learner"
+                return f"{node} is not a learner"
         case ConfChangeKind.REMOVE:
             if node not in conf.members:
-                return f"{node} is no member"
+                return f"{node} is not a member"
             if conf.voters == (node,):
                 return f"{node} is the only voter"
         case ConfChangeKind.REPLACE:
             if node not in conf.learners:
-                return f"{node} is no learner"
+                return f"{node} is not a learner"
             if change.replaced not in conf.voters:
-                return f"{change.replaced} is no voter"
+                return f"{change.replaced} is not a voter"
     return None
 
 

@@ -78,7 +78,7 @@ def _check_leader(core: CoreState) -> None:
     own = [index for index, _ in core._confs if index > max(core._commit, core._term_start)]
     assert len(own) <= 1, f"{core.node_id} began changes at {own}, none of them is committed"
     target = core._transfer.to
-    assert target is None or target in core._conf.voters, f"{target} is to take over and is no voter"
+    assert target is None or target in core._conf.voters, f"{target} is to take over and is not a voter"
     for progress in core._peers.values():
         progress.check_invariants()
         assert progress.next <= log.last_index + 1, (

@@ -79,7 +79,7 @@ class Membership(Leading):
         return index
 
     def _settle(self) -> None:
-        """The configuration in force was committed: end a joint one, and part from who is no member any more."""
+        """The configuration in force was committed: end a joint one, and part from who is not a member any more."""
         while self._settle_due:
             self._settle_due = False
             if self._role is not Role.LEADER:

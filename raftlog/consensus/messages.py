@@ -24,7 +24,7 @@ class Denial(enum.Enum):
     STALE_LOG = "stale log"
     LEADER_ALIVE = "leader alive"
     VOTED = "voted already"
-    ABSTAINING = "may have lost what it acknowledged"
+    ABSTAINING = "may have lost acknowledged entries"
 
 
 class PreVoteReq(_Message, frozen=True, gc=False):

@@ -48,7 +48,7 @@ from raftlog.consensus.types import (
 from raftlog.consensus.validation import check_message
 
 _OF_STRANGERS = (AppendReq, Heartbeat, PreVoteReq, VoteReq, TimeoutNow)
-"""What may come from a node that is no member as far as this one knows: it may know a newer configuration."""
+"""What may come from a node that is not a member as far as this one knows: it may know a newer configuration."""
 
 
 class RaftCore(Election, Following):

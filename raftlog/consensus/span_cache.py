@@ -33,7 +33,7 @@ class Tail:
         """Add the log's new end; spans that are committed up to ``commit`` may be forgotten to stay within bounds."""
         spans = self._spans
         assert len(spans) == self._head or spans[-1].last + 1 == span.first, (
-            f"span at {span.first} leaves a gap behind {spans[-1].last}"
+            f"span at {span.first} leaves a gap after {spans[-1].last}"
         )
         spans.append(span)
         self._firsts.append(span.first)

@@ -87,7 +87,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
     before = prev
     for span in message.spans:
         if span.first != before.index + 1 or span.last < span.first:
-            raise MessageRefused(f"{message.src} sends entries {span.first} to {span.last} behind {before.index}")
+            raise MessageRefused(f"{message.src} sends entries {span.first} to {span.last} after {before.index}")
         if not before.term <= span.term <= message.term:
             raise MessageRefused(
                 f"{message.src} sends entry {span.first} of term {span.term} behind one of term {before.term}, its own "
@@ -128,7 +128,7 @@ def _check_configuration(message: AppendReq, span: Span, before: ConfState) -> N
     if conf is None or span.first != span.last:
         reason = "it cannot be read"
     elif not conf.voters:
-        reason = "nobody has a vote"
+        reason = "no member has a vote"
     elif len(conf.members) > MEMBERS_MAX:
         reason = f"it has {len(conf.members)} members, at most {MEMBERS_MAX} are possible"
     elif len(encode_conf(conf)) > CONF_PROPOSED_BYTES_MAX:

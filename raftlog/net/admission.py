@@ -51,7 +51,7 @@ def parse_address(text: str) -> Address:
     """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the text it could not read."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text[:300]!r} is no HOST:PORT")
+        raise ValueError(f"{text[:300]!r} is not HOST:PORT")
     try:
         can_be_looked_up = host.isprintable() and bool(host.encode("idna"))
     except UnicodeError:
@@ -175,7 +175,7 @@ class Admission:
         if hello.target != mine.node_id:
             return f"this is node {mine.node_id!r}, not {hello.target!r}"
         if hello.source == mine.node_id:
-            return f"{hello.source!r} is this node itself, two processes cannot have the same id"
+            return f"{hello.source!r} is this node itself, two processes with the same id"
         if hello.segment_bytes != mine.segment_bytes:
             return (
                 f"log files (segment_bytes) have {mine.segment_bytes} bytes here, "
@@ -192,7 +192,7 @@ class Admission:
         if (refusal := why_apart(self.software, welcome.software, node)) is not None:
             return refusal
         if welcome.version != spoken(self.software, welcome.software):
-            return f"{node!r} chose replication version {welcome.version}, not the newest that both sides speak"
+            return f"{node!r} chose replication version {welcome.version}, not the newest common version"
         return self.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 
     def why_not_store(self, node: str, store_id: str, stores: Mapping[str, str], conf_index: int) -> str | None:
@@ -237,7 +237,7 @@ class Admission:
             # Guests that never became members make room; members are remembered in any case.
             table = {other: its_store for other, its_store in table.items() if other in self.addresses or other == node}
         if _table_bytes(table) > STORES_BYTES_MAX:
-            return f"the stores of {len(self._stores)} replicas are remembered, there is no room for that of {node}"
+            return f"the stores of {len(self._stores)} replicas are known, which is the maximum; no room for {node}"
         self._stores = table
         self._unrecorded |= {other: its_store for other, its_store in learned.items() if other in table}
         self._on_learned(dict(table))
@@ -256,7 +256,7 @@ class Admission:
             return None
         if hello.conf_index > self.conf_index and {hello.source, self.identity.node_id} <= set(hello.addresses):
             return None
-        return f"{hello.source!r} is no member of the group as of configuration {self.conf_index}"
+        return f"{hello.source!r} is not a member of the group as of configuration {self.conf_index}"
 
 
 def _why_implausible(hello: Hello) -> str | None:

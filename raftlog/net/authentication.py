@@ -99,15 +99,15 @@ def accept(purpose: bytes, called: bytes, challenged: bytes, secrets: Sequence[b
         AuthenticationFailed: the listener has none of ``secrets``, or only pretends to.
     """
     if not challenged:
-        raise AuthenticationFailed("the other side does not accept the group secret of this one")
+        raise AuthenticationFailed("the peer does not accept the group secret of this replica")
     if len(challenged) != CHALLENGE_BYTES:
         raise AuthenticationFailed(f"a challenge of {len(challenged)} bytes")
     said, proof = challenged[:-_PROOF_BYTES], challenged[-_PROOF_BYTES:]
     chosen = next((secret for secret in secrets if secret_id(secret) == said[NONCE_BYTES:]), None)
     if chosen is None:
-        raise AuthenticationFailed("the other side has another group secret")
+        raise AuthenticationFailed("the peer has another group secret")
     if not hmac.compare_digest(proof, _proof(chosen, purpose, called, said)):
-        raise AuthenticationFailed("the other side does not have the group secret that it names")
+        raise AuthenticationFailed("the peer does not have the group secret that it names")
     return _keys(chosen, purpose, called, said)
 
 
@@ -136,7 +136,7 @@ class Seal:
     def check(self, tag: Buffer, first: Buffer, last: Buffer = b"") -> None:
         """Raises `AuthenticationFailed` unless ``tag`` is that of the next frame; the connection is of no use then."""
         if not hmac.compare_digest(self.tag(first, last), tag):
-            raise AuthenticationFailed(f"frame {self._count - 1} of the connection was altered or is not of the peer")
+            raise AuthenticationFailed(f"frame {self._count - 1} of the connection was altered or is not from the peer")
 
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:

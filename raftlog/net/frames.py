@@ -321,7 +321,7 @@ def split_tagged(
                 f"frame of {length} bytes: this is the beginning of a TLS handshake, and replicas do not use TLS"
             )
         if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
-            raise WireError(f"frame of {length} bytes, allowed are {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
+            raise WireError(f"frame of {length} bytes; allowed: {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
         if zero:
             raise WireError(f"frame with {zero} where zero belongs")
         if version != wanted_version:

@@ -125,7 +125,7 @@ def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
 def check_configuration(conf: ConfState) -> None:
     """Raises ValueError for members who could not elect a leader, or not be called, or not be noted in a directory."""
     if not conf.voters:
-        raise ValueError("a configuration in which nobody has a vote")
+        raise ValueError("a configuration without voters")
     nbytes = len(encode_conf(conf))
     if len(conf.members) > MEMBERS_MAX or nbytes > CONF_PROPOSED_BYTES_MAX:
         raise ValueError(f"a configuration of {len(conf.members)} members in {nbytes} bytes")

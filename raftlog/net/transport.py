@@ -56,7 +56,7 @@ of the host that has most of them: whoever opens many does not cut off the hands
 SECRET_POLL_SECONDS = 1.0
 REFUSALS_KEPT: Final = 100
 """Reasons for which callers were turned away last."""
-NOT_RECORDED = "its directory is being recorded, it may call again"
+NOT_RECORDED = "its store id is being recorded; it may connect again"
 _REPORTED_MAX: Final = 8
 """Reasons for which a peer could not be called that are not logged again before it could be."""
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -314,7 +314,7 @@ class Transport:
             raise
         if not self._is_valid(keys.secret_id):
             sock.close()
-            raise AuthenticationFailed("the group secret was changed in between")
+            raise AuthenticationFailed("the group secret changed during the handshake")
         refusal = welcome.refusal or self._admission.why_not_welcome(peer, welcome)
         if refusal is None and self._admission.must_wait(peer):
             refusal = NOT_RECORDED
@@ -352,7 +352,7 @@ class Transport:
             try:
                 changed = await trio.to_thread.run_sync(self._secrets.poll)
             except SecretUnusable as error:
-                self._log.error("group_secret_unusable", error=str(error), reason="the one that was read before stays")
+                self._log.error("group_secret_unusable", error=str(error), reason="the previous secret stays valid")
                 continue
             if changed:
                 self._log.info("group_secret_changed", secrets=len(self._secrets.current))
@@ -404,7 +404,7 @@ class Transport:
                 inbound.stream.close("replaced by a new process")
         if source not in admission.addresses:
             if source not in self._guests and len(self._guests) >= MEMBERS_MAX:
-                return f"{len(self._guests)} guests that show newer configurations are let in already"
+                return f"{len(self._guests)} guests with newer configurations are connected already"
             text = hello.addresses[source]
             try:
                 parse_address(text)

@@ -53,15 +53,15 @@ def why_apart(ours: Software, theirs: Software, node: str) -> str | None:
         return refusal
     if spoken(ours, theirs) is None:
         return (
-            f"replication versions {_span(ours.oldest, ours.newest)} are spoken here, "
+            f"replication versions {_span(ours.oldest, ours.newest)} are supported here, "
             f"{_span(theirs.oldest, theirs.newest)} by {node!r}"
         )
     if theirs.level_newest < ours.level:
-        return f"the group is at format level {ours.level}, {node!r} understands none above {theirs.level_newest}"
+        return f"the group is at format level {ours.level}, {node!r} supports none above {theirs.level_newest}"
     if theirs.level > ours.level_newest:
         return (
             f"the group is at format level {theirs.level} as {node!r} knows, "
-            f"this replica understands none above {ours.level_newest}"
+            f"this replica supports none above {ours.level_newest}"
         )
     return None
 

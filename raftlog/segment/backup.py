@@ -135,12 +135,12 @@ def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupMani
         sealed = msgspec.json.decode(data, type=_Sealed)
         inner = bytes(sealed.backup)
         if (crc := zlib.crc32(inner)) != sealed.crc32:
-            raise ValueError(f"checksum {crc:#010x} where {sealed.crc32:#010x} was written")
+            raise ValueError(f"checksum {crc:#010x} instead of {sealed.crc32:#010x}")
         if (found := msgspec.json.decode(inner, type=_Format).format) > FORMAT:
             raise FormatTooNew(path, "the backup", found, FORMAT)
         manifest = msgspec.json.decode(inner, type=BackupManifest)
         if (reason := why_impossible(manifest.as_offer())) is not None:
-            raise ValueError(f"no log has such a backup: {reason}")
+            raise ValueError(f"invalid backup: {reason}")
         return manifest
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from error

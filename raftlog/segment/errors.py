@@ -65,7 +65,7 @@ class EntryGone(SegmentError):
     """
 
     def __init__(self, path: str, unit: str, wanted: int, first: int) -> None:
-        super().__init__(f"{path}: {unit} {wanted} is gone, the log begins at {unit} {first}")
+        super().__init__(f"{path}: {unit} {wanted} is deleted, the log begins at {unit} {first}")
         self.path = path
         self.unit = unit
         self.wanted = wanted

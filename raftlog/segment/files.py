@@ -209,7 +209,7 @@ class SegmentFiles:
         """What it means that a read failed. A sector that cannot be read is as damaged as one with other bytes."""
         path = self.path(self.start_of(pos))
         if error.errno == errno.EIO:
-            return StorageCorrupt(path, pos, "the disk does not give it")
+            return StorageCorrupt(path, pos, "the disk cannot read it")
         return StorageFailed(path, error.errno or 0, "read")
 
     def size(self, start: int) -> int:

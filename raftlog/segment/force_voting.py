@@ -54,7 +54,7 @@ def trust(disk: Disk, directory: str) -> bool:
 def cut(disk: Disk, damaged: LogDamaged) -> int:
     """Give up what lies behind the first damage of a log that no process has open, durably, intact or not.
 
-    The replica abstains then: it does not vote before it has caught up, or is trusted.
+    The replica abstains then: it does not vote until it has caught up, or is trusted.
 
     Returns:
         The physical offset at which the log ends now.

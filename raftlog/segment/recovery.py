@@ -169,9 +169,9 @@ def in_words(decision: Decision, evidence: Evidence) -> str:
         case Keep():
             return f"intact: {good}"
         case TruncateAt(is_blank=True):
-            return f"intact: {good}; its file was closed behind it, and the next one has no entry"
+            return f"intact: {good}; its file was closed after it, and the next one has no entry"
         case TruncateAt(pos):
-            return f"torn end: {good}; what lies behind {pos} is a write that a crash cut off"
+            return f"torn end: {good}; the bytes after {pos} are a write that a crash interrupted"
         case Corrupt(pos, reason):
             return f"damaged: {good}; at {pos}: {reason}"
 
@@ -366,7 +366,7 @@ def damaged_ranges(
     """Where a damaged log is damaged, ascending, and where its last good entry ends, which may be behind all of them.
 
     The scan goes on behind each range with the chain that the next intact entry claims. A torn end behind the last
-    range is none of them.
+    range is not one of them.
 
     Args:
         evidence: of a `Corrupt` decision.

@@ -57,7 +57,7 @@ class RunningLog:
 
         Raises:
             EntryGone: the file is not there, because retention took it.
-            StorageFailed: it is missing all the same, or the disk does not give it.
+            StorageFailed: it is missing all the same, or the disk cannot read it.
         """
         start = pos - pos % self.state.segment_bytes
         path = os.path.join(self.directory, f"{start:020d}")

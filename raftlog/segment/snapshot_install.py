@@ -118,7 +118,7 @@ def decode_manifest(data: bytes) -> Manifest:
     except (ValueError, msgspec.ValidationError) as error:
         raise ValueError(f"no manifest: {error}") from error
     if (reason := why_impossible(manifest)) is not None:
-        raise ValueError(f"a manifest that no log has: {reason}")
+        raise ValueError(f"invalid manifest: {reason}")
     return manifest
 
 
@@ -127,7 +127,7 @@ def why_impossible(manifest: Manifest) -> str | None:
     base, last, segment_bytes = manifest.base, manifest.last, manifest.segment_bytes
     numbers = (base.index, base.term, base.pos, last.index, last.term, last.pos, last.size, manifest.snapshot_bytes)
     if min(numbers) < 0 or max(*numbers, segment_bytes) > _NUMBER_MAX or segment_bytes <= HEADER_BYTES:
-        return "a number is negative or beyond what files have room for"
+        return "a number is negative or too large"
     if any(not 0 <= crc < 2**32 for crc in (base.chain, last.chain, manifest.snapshot_crc)):
         return "a checksum has more than 32 bits"
     if base.pos % segment_bytes:
@@ -135,7 +135,7 @@ def why_impossible(manifest: Manifest) -> str | None:
     if last == base.ref:
         return None
     if last.index <= base.index or last.pos < base.pos or last.term < base.term:
-        return f"its last entry {last.index} at {last.pos} does not lie behind its base {base.index} at {base.pos}"
+        return f"its last entry {last.index} at {last.pos} is not after its base {base.index} at {base.pos}"
     if not (NORMAL <= last.kind <= CONFIG and last.size >= HEADER_BYTES):
         return f"its last entry is of kind {last.kind} and has {last.size} bytes"
     if last.pos % segment_bytes + last.size + BLANK_BYTES_MIN > segment_bytes:

@@ -110,7 +110,7 @@ class StoppedLog:
         """Verify everything.
 
         Raises:
-            StorageFailed: the disk does not give it.
+            StorageFailed: the disk cannot read it.
             FormatTooNew: a newer version of the software wrote an entry.
         """
         try:
@@ -129,7 +129,7 @@ class StoppedLog:
         if foreign := foreign_names(self._names, self._segment_bytes):
             findings.append(f"not files of a log, left alone: {', '.join(foreign)}")
         if ABSTAINING in state.notes:
-            findings.append("abstains: it may lack entries that it acknowledged, and does not vote before it caught up")
+            findings.append("abstains: it may have lost acknowledged entries, and does not vote until it has caught up")
         findings += self._file_findings(base.pos)
         starts = [start for start in self.starts if start >= base.pos]
         index = LogIndex(self._segment_bytes)
@@ -272,5 +272,5 @@ class StoppedLog:
 def _range_in_words(damage: DamagedRange) -> str:
     where = f"bytes {damage.pos}..{damage.end} are damaged"
     if damage.behind is None:
-        return f"{where}; nothing vouches for their end: peers give what they have, the rest would be cut"
-    return f"{where}; repairable from peers, entry {damage.behind.index} behind them is intact"
+        return f"{where}; unknown end: repaired as far as peers have entries, the rest would be cut off"
+    return f"{where}; repairable from peers, entry {damage.behind.index} after them is intact"

@@ -132,7 +132,7 @@ async def test_a_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Pa
         assert "CHANGE" not in await group.command("remove", "n0")
         assert sorted(await group.view()) == ["n1", "n2", "n3"]
         await group.grown(50)
-        assert await group.command("remove", "n3") == "n3 is no member any more"
+        assert await group.command("remove", "n3") == "n3 is not a member any more"
         handed_over = '"command": "transfer"' in group.cluster.log_path("n3").read_text()
         assert handed_over, "a leader that is removed hands over first"
         await group.grown(50)
@@ -172,7 +172,7 @@ async def test_a_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
         await group.grown(50)
         await group.join(4)
         said = await group.command("replace", dead, f"n4@{group.replication(4)}")
-        assert said == f"n4 is a voter now in the place of {dead}"
+        assert said == f"n4 is a voter now, in place of {dead}"
         members = await group.view()
         assert dead not in members
         assert members["n4"]["role"] == "voter"
@@ -184,13 +184,13 @@ async def test_a_dead_voter_is_replaced_by_a_new_node(tmp_path: Path) -> None:
 
 async def test_commands_that_make_no_sense_say_why(tmp_path: Path) -> None:
     async with group_of_three(tmp_path) as group:
-        assert "INVALID_CHANGE: n9 is no learner" in await group.command("promote", "n9", code=1)
+        assert "INVALID_CHANGE: n9 is not a learner" in await group.command("promote", "n9", code=1)
         assert "INVALID_CHANGE: n0 is a member already" in await group.command("add", "n0@h:1", code=1)
-        assert "UNKNOWN_NODE: n9 is no voter; voters are n0, n1, n2" in await group.command("transfer", "n9", code=1)
-        assert "UNKNOWN_NODE: n9 is no voter" in await group.command("replace", "n9", "n4@h:1", code=1)
-        assert "'n4' is no NODE@HOST:PORT" in await group.command("add", "n4", code=2)
+        assert "UNKNOWN_NODE: n9 is not a voter; voters are n0, n1, n2" in await group.command("transfer", "n9", code=1)
+        assert "UNKNOWN_NODE: n9 is not a voter" in await group.command("replace", "n9", "n4@h:1", code=1)
+        assert "'n4' is not NODE@HOST:PORT" in await group.command("add", "n4", code=2)
         # A learner that nobody started does not catch up; it is not promoted.
         said = await group.command("add", f"n4@{group.replication(4)}", "--voter", "--wait", "1", code=1)
         assert "NOT_CAUGHT_UP: n4 has not caught up within 1 s; it stays a learner" in said
         assert "NOT_CAUGHT_UP" in await group.command("promote", "n4", code=1)
-        assert await group.command("remove", "n4") == "n4 is no member any more"
+        assert await group.command("remove", "n4") == "n4 is not a member any more"

@@ -161,7 +161,7 @@ async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
         assert said == "change topic T in broker-a\n"
         for given, fault in (
             (b'{"format": 7}', "has format 7, this version of raftmq reads format 1"),
-            (b"[", "is not what raftmq export writes"),
+            (b"[", "is not a file of raftmq export"),
             (
                 changed.replace("broker-a", "broker-x").encode(),
                 "names the broker group broker-x, and there is broker-a",

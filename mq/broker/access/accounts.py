@@ -135,7 +135,7 @@ def _permission(where: str, name: str, words: Any) -> Permissions:
     if parts == [_DENY]:
         return frozenset()
     if any(part not in Permission.__members__ for part in parts):
-        raise AclFileInvalid(f"{where}: {name} has {words!r}; there are DENY, PUB, SUB and PUB|SUB")
+        raise AclFileInvalid(f"{where}: {name} has {words!r}; allowed: DENY, PUB, SUB and PUB|SUB")
     return frozenset(map(Permission, parts))
 
 
@@ -150,7 +150,7 @@ def _mapping(where: str, value: Any, known: frozenset[str]) -> Mapping[str, Any]
     if not isinstance(value, dict):
         raise AclFileInvalid(f"{where} is {type(value).__name__}, not a mapping of names to values")
     if unknown := sorted(map(str, value.keys() - known)):
-        raise AclFileInvalid(f"{where} has {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        raise AclFileInvalid(f"{where} has {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
     return value
 
 

@@ -54,7 +54,7 @@ def _one(text: str) -> Matches:
         return _ipv6(text)
     parts = text.split(".")
     if len(parts) != 4 or not all(map(_PART.fullmatch, parts)):
-        raise ValueError(f"{text!r} is not a pattern of addresses")
+        raise ValueError(f"{text!r} is not an address pattern")
     ranges = [_range(part) for part in parts]
 
     def matches(address: str) -> bool:

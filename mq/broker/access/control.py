@@ -119,7 +119,7 @@ class AccessControl:
                     if access_key not in believed:
                         believed[access_key] = account.white_listed(address)
                     if not believed[access_key] and not account.signer.is_signed(fields, body):
-                        reason = f"the signature does not fit the access key {access_key}: is the secret key right?"
+                        reason = f"the signature does not match the access key {access_key}: check the secret key"
                     else:
                         reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:
@@ -157,8 +157,8 @@ class AccessControl:
 
 def _unknown(access_key: str) -> str:
     if not access_key:
-        return "this broker wants requests to be signed: give the client an access key and a secret key"
-    return f"there is no account with the access key {access_key[:64]}"
+        return "requests to this broker must be signed: give the client an access key and a secret key"
+    return f"unknown access key {access_key[:64]}"
 
 
 def _lacking(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
@@ -169,7 +169,7 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes, addre
                 return f"{account.access_key} has no permission {permission.name} for {topic[:200]}"
         return None
     if row is None and not isinstance(request, UnknownRequest):
-        return f"request code {request.code} is for nobody"
+        return f"request code {request.code} is not allowed"
     if row is Role.ADMIN:
         return f"request code {request.code} is for administrators, and {account.access_key} is not one"
     return None  # any account will do, and an unknown code is refused anyway

@@ -37,7 +37,7 @@ Needs = Iterable[tuple[str, Permission]]
 class Role(enum.Enum):
     """Who may send a request, whatever it is about."""
 
-    ANYBODY = "the handler checks by itself: replicas prove that they have the secret of their group"
+    ANYBODY = "checked by the handler: replicas prove that they have the secret of their group"
     ACCOUNT = "any account"
     ADMIN = "administrators only"
 

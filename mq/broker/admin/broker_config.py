@@ -79,7 +79,7 @@ class BrokerConfig(Service):
         if not self._is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"settings are not changed from {call.connection.peer}, see the setting admin_from",
+                f"settings cannot be changed from {call.connection.peer}, see the setting admin_from",
             )
         wanted = decoded(decode_properties, call.body)
         changes = self._checked(wanted)
@@ -158,7 +158,7 @@ class BrokerConfig(Service):
                 changes[ours] = value
             elif value != current[name]:
                 raise RequestRefused(
-                    ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker is started anew"
+                    ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker restarts"
                 )
         return changes
 

@@ -69,7 +69,7 @@ class ConsumerGroups(Service):
         if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"{len(groups)} groups in one request, allowed are 1 to {GROUPS_PER_REQUEST_MAX}",
+                f"{len(groups)} groups in one request; allowed: 1 to {GROUPS_PER_REQUEST_MAX}",
             )
         self._put(call, groups)
 
@@ -130,7 +130,7 @@ class ConsumerGroups(Service):
         replicate(self._appender, commands, call, what="a group", check=check)
 
     def _full(self) -> str:
-        return f"there are {len(self._metadata.groups)} groups already, allowed are {GROUPS_MAX}"
+        return f"there are {len(self._metadata.groups)} groups already; maximum: {GROUPS_MAX}"
 
 
 def _config(wanted: SubscriptionGroupConfig) -> GroupConfig:

@@ -232,7 +232,7 @@ class GroupMembers(Service):
             if isinstance(response, Response) and not _fits(response):
                 code, remark = (
                     ResponseCode.SYSTEM_ERROR,
-                    f"consumer <{name}> <{client_id}> answered with what cannot be passed on",
+                    f"consumer <{name}> <{client_id}> sent an invalid answer",
                 )
                 reply = call.response(code, remark=remark)
             elif isinstance(response, Response):

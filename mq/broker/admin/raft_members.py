@@ -86,7 +86,7 @@ class RaftMembers(Service):
         if not self.is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"group commands are not taken from {call.connection.peer}, see the setting admin_from",
+                f"group commands are not accepted from {call.connection.peer}, see the setting admin_from",
             )
         try:
             command = GroupCommand.decode(call.body)
@@ -120,7 +120,7 @@ class RaftMembers(Service):
             replaced=NodeId(command.replaced) if command.replaced else None,
         )
         if _NODE_ID.fullmatch(change.node) is None:
-            text = f"{change.node[:40]!r} is no node id: a letter and a number of up to 8 digits"
+            text = f"{change.node[:40]!r} is not a node id: a letter and a number of up to 8 digits"
             return False, Refusal.INVALID_CHANGE.name, text
         if change.kind is ConfChangeKind.ADD_LEARNER:
             try:
@@ -133,8 +133,8 @@ class RaftMembers(Service):
         done = {
             ConfChangeKind.ADD_LEARNER: f"{change.node} at {change.address} is a learner now",
             ConfChangeKind.PROMOTE: f"{change.node} is a voter now",
-            ConfChangeKind.REMOVE: f"{change.node} is no member any more",
-            ConfChangeKind.REPLACE: f"{change.node} is a voter now in the place of {change.replaced}",
+            ConfChangeKind.REMOVE: f"{change.node} is not a member any more",
+            ConfChangeKind.REPLACE: f"{change.node} is a voter now, in place of {change.replaced}",
         }[change.kind]
         return _Waiting(index, self._clock(), done, _nobody)
 
@@ -152,13 +152,13 @@ class RaftMembers(Service):
         """The reason in words, with the numbers that belong to it."""
         status = self._replica.core.status()
         if refusal is Refusal.NOT_LEADER:
-            return f"{status.node_id} does not lead the group, {status.leader_id or 'nobody it knows of'} does"
+            return f"{status.node_id} is not the leader of the group, {status.leader_id or 'it knows no leader'} does"
         if refusal is Refusal.NOT_READY:
-            return f"{status.node_id} leads only since a moment ago; try again"
+            return f"{status.node_id} has just become the leader; try again"
         if refusal is Refusal.INVALID_CHANGE and change is not None:
             return why_invalid(status.conf, change) or f"{refusal.value}: the configuration would be too large"
         if refusal is Refusal.UNKNOWN_NODE and change is not None:
-            return f"{change.node} is no voter; voters are {', '.join(status.conf.voters)}"
+            return f"{change.node} is not a voter; voters are {', '.join(status.conf.voters)}"
         if refusal is Refusal.NOT_CAUGHT_UP:
             wanted = [peer for peer in status.peers if change is None or peer.peer == change.node]
             facts = [
@@ -197,9 +197,9 @@ class RaftMembers(Service):
         now = self._clock()
         core = self._replica.core
         if core.role is Role.LEADER and not core.transferring:
-            text = f"the other node did not take over in time; {core.node_id} leads as before"
+            text = f"the other node did not take over in time; {core.node_id} is still the leader"
             self._answer(lambda waiting: waiting.first_index == 0, False, "TRANSFER_FAILED", text)
-        text = f"not over after {CHANGE_SECONDS_MAX:g} s; it is still under way"
+        text = f"not finished after {CHANGE_SECONDS_MAX:g} s; it is still under way"
         self._answer(lambda waiting: now - waiting.since > CHANGE_SECONDS_MAX, False, "OUTCOME_UNKNOWN", text)
 
     def _answer(self, which: Callable[[_Waiting], bool], done: bool, code: str, text: str | None) -> None:

@@ -66,7 +66,7 @@ class Topics(Service):
         if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"{len(topics)} topics in one request, allowed are 1 to {TOPICS_PER_REQUEST_MAX}",
+                f"{len(topics)} topics in one request; allowed: 1 to {TOPICS_PER_REQUEST_MAX}",
             )
         self._put(call, topics)
 
@@ -102,7 +102,7 @@ class Topics(Service):
         replicate(self._appender, commands, call, what="a topic", check=check)
 
     def _full(self) -> str:
-        return f"there are {len(self._metadata.topics)} topics already, allowed are {TOPICS_MAX}"
+        return f"there are {len(self._metadata.topics)} topics already; maximum: {TOPICS_MAX}"
 
     def _checked(self, wanted: bodies.TopicConfig) -> TopicConfig:
         """The configuration that is asked for. Raises RequestRefused."""
@@ -114,11 +114,9 @@ class Topics(Service):
             )
         for field, count in (("readQueueNums", wanted.read_queue_nums), ("writeQueueNums", wanted.write_queue_nums)):
             if not 1 <= count <= QUEUES_MAX:
-                raise RequestRefused(
-                    ResponseCode.INVALID_PARAMETER, f"{field} is {count}, allowed are 1 to {QUEUES_MAX}"
-                )
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{field} is {count}; allowed: 1 to {QUEUES_MAX}")
         if not 0 <= wanted.perm <= 7:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {wanted.perm}, allowed are 0 to 7")
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {wanted.perm}; allowed: 0 to 7")
         known = self._metadata.topics.get(name)
         return TopicConfig(
             name=name,
@@ -149,7 +147,7 @@ def _attribute_changes(text: str) -> dict[str, str]:
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, separator, value = part.partition("=")
         if not name[1:].strip() or name[0] not in "+-" or bool(separator) is not (name[0] == "+"):
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attribute {part[:80]!r} is no +name=value or -name")
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attribute {part[:80]!r} is not +name=value or -name")
         changes[name.strip()] = value.strip()
     return changes
 

@@ -114,7 +114,9 @@ class UserAdministration(Service):
                 return call.response()
             raise _invalid(f"the user {name} exists already")
         if not self._users.has_room(name):
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there are {USERS_MAX} users, no more are allowed")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"there are {USERS_MAX} users already, which is the maximum"
+            )
         command = CreateUserCommand(
             name=name,
             sealed=self._sealed(name, wanted.password),
@@ -125,7 +127,7 @@ class UserAdministration(Service):
         def check() -> None:
             user = self._users.table.get(name)
             if user is None or user.sealed != command.sealed:
-                raise _invalid(f"the user {name} was created by somebody else, or there is no room for it any more")
+                raise _invalid(f"the user {name} exists already, or the maximum number of users is reached")
 
         self._change(call, command, name, "created", check)
         return None
@@ -269,13 +271,13 @@ class UserAdministration(Service):
         if self._access is None:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                "this broker does not ask who sends a request (see acl_file), so users would have no effect",
+                "this broker does not authenticate clients (see acl_file), so users would have no effect",
             )
         if self._level.level < LEVEL_OF_USERS:
             raise RequestRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"the group is at format level {self._level.level}, users need {LEVEL_OF_USERS}: not all members run a "
-                "release that knows users, or are connected",
+                f"the group is at format level {self._level.level}, users need {LEVEL_OF_USERS}: not all members are "
+                "connected and run a release that supports users",
             )
         if self._access.is_in_file(name):
             raise RequestRefused(

@@ -116,12 +116,12 @@ class BulkReads:
         ranges = decoded(decode_ranges, call.body)
         if not 1 <= ext.bytes_max <= BULK_BYTES_MAX or not 0 <= ext.wait_ms <= WAIT_MS_MAX:
             remark = (
-                f"bytesMax is {ext.bytes_max} and waitMs {ext.wait_ms}, allowed are 1 to {BULK_BYTES_MAX} and 0 to "
+                f"bytesMax is {ext.bytes_max} and waitMs {ext.wait_ms}; allowed: 1 to {BULK_BYTES_MAX} and 0 to "
                 f"{WAIT_MS_MAX}"
             )
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         if len(ext.client_id) > CLIENT_ID_LENGTH_MAX:
-            remark = f"the client id has {len(ext.client_id)} characters, allowed are {CLIENT_ID_LENGTH_MAX}"
+            remark = f"the client id has {len(ext.client_id)} characters; maximum: {CLIENT_ID_LENGTH_MAX}"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         try:
             codes = parse_tags(ext.topic, ext.tags).codes

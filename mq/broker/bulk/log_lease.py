@@ -55,7 +55,7 @@ class LogLeases:
         """Request code 9008. Raises RequestRefused."""
         ext = call.request.ext
         if not 1 <= len(ext.lease_id) <= LEASE_ID_LENGTH_MAX:
-            remark = f"the lease id has {len(ext.lease_id)} characters, allowed are 1 to {LEASE_ID_LENGTH_MAX}"
+            remark = f"the lease id has {len(ext.lease_id)} characters; allowed: 1 to {LEASE_ID_LENGTH_MAX}"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         if ext.position < 0 or ext.seconds < 0:
             remark = f"a lease of position {ext.position} for {ext.seconds} s"
@@ -66,7 +66,9 @@ class LogLeases:
         if not ext.seconds:
             self._leases.pop(ext.lease_id, None)
         elif ext.lease_id not in self._leases and len(self._leases) >= self._settings.log_leases_max:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{len(self._leases)} readers hold the log already")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, f"{len(self._leases)} log leases exist already, which is the maximum"
+            )
         else:
             self._leases[ext.lease_id] = max(ext.position, base_pos), self._clock() + seconds
         return call.response(ext=LogLeaseReply(seconds=int(seconds), base_position=base_pos).fields())

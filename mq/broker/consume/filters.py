@@ -84,19 +84,21 @@ class Subscriptions(Service):
             return self._parsed(ext.topic, ext.subscription or _ALL, ext.expression_type)
         members = self._clients.consumer_group(group)
         if members is None:
-            raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"nobody of group {group} is connected")
+            raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no consumer of group {group} is connected")
         if config is not None and not config.consume_broadcast_enable and members.message_model == BROADCASTING:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {group} may not consume by broadcast")
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"consumer group {group} may not consume in broadcast mode"
+            )
         known = members.subscriptions.get(ext.topic)
         if known is None:
             raise RequestRefused(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {group} does not subscribe topic {ext.topic}"
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {group} does not subscribe to topic {ext.topic}"
             )
         if known.version < ext.sub_version:
             self._refresh(connection, group)
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"the subscription of group {group} is of version {known.version}, the pull knows {ext.sub_version}",
+                f"the subscription of group {group} has version {known.version}, the pull has {ext.sub_version}",
             )
         if known.expression_type == SQL92:
             self._check_sql()
@@ -136,4 +138,4 @@ class Subscriptions(Service):
 
     def _check_sql(self) -> None:
         if not self._settings.sql_filter:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "this broker does not filter by SQL92: `sql_filter` is off")
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "SQL92 filters are disabled on this broker (sql_filter)")

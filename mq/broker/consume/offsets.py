@@ -247,16 +247,16 @@ class Offsets(Service):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"commitOffset is {ext.commit_offset}")
         if self._locks.fences(call.connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
             raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} holds the queue {ext.queue_id}"
+                ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} has locked queue {ext.queue_id}"
             )
         self._appender.check_room()
         key = (ext.consumer_group, ext.topic, ext.queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
             # The change may be a reset, or a commit of the reader that has gone back.
             what = (
-                "is being changed right now: commit again"
+                "is being reset right now: commit again"
                 if key in self._resetting
-                else "was reset, and no consumer has gone on from there yet"
+                else "was reset, and no consumer has continued from there yet"
             )
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
@@ -365,7 +365,7 @@ class Offsets(Service):
                 queue = self._store.get(call.request.ext.topic, call.request.ext.queue_id)
                 reply = _offset_reply(call, 0 if queue is None else end_of(queue))
             else:
-                code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell"
+                code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read"
                 reply = call.response(code, remark=remark)
             call.connection.send(reply)
 

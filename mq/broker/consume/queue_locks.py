@@ -264,11 +264,11 @@ class QueueLockService(Service):
         if not 1 <= len(locks.client_id) <= CLIENT_ID_LENGTH_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"client id of {len(locks.client_id)} characters, allowed are 1 to {CLIENT_ID_LENGTH_MAX}",
+                f"client id of {len(locks.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
             )
         if len(locks.queues) > QUEUES_MAX:
             raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"locks of {len(locks.queues)} queues, allowed are {QUEUES_MAX}"
+                ResponseCode.INVALID_PARAMETER, f"locks of {len(locks.queues)} queues; maximum: {QUEUES_MAX}"
             )
         return locks
 
@@ -342,7 +342,7 @@ class QueueLockService(Service):
         if not self._appender.is_open:
             call.dispatch()
             return
-        remark = "the group cannot confirm who leads it"
+        remark = "the group has no leader to confirm this"
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         call.answer(call.response(code, remark=remark))
 

@@ -70,7 +70,7 @@ class Rebalance(Service):
             if len(text) > CLIENT_ID_LENGTH_MAX:  # it is kept until name servers have answered
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER,
-                    f"{what} of {len(text)} characters, allowed are {CLIENT_ID_LENGTH_MAX}",
+                    f"{what} of {len(text)} characters; maximum: {CLIENT_ID_LENGTH_MAX}",
                 )
 
         def found(queues: Queues | None) -> None:

@@ -43,7 +43,7 @@ class SubscriptionRefresh:
         self._clock = clock
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """Ask the client behind ``connection``, unless it is no member of the group or was asked just now."""
+        """Ask the client behind ``connection``, unless it is not a member of the group or was asked just now."""
         member = self._clients.member(connection, group)
         now = self._clock()
         if member is None or (member.asked_at is not None and now < member.asked_at + PAUSE_SECONDS):

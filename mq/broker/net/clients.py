@@ -245,14 +245,14 @@ class ClientRegistry(Generic[ConnectionT]):
     def check_bytes(self, nbytes: int) -> None:
         """Raises HeartbeatRefused for a body that is longer than any client needs."""
         if nbytes > self._limits.heartbeat_bytes_max:
-            raise HeartbeatRefused(f"{nbytes} bytes, allowed are {self._limits.heartbeat_bytes_max}")
+            raise HeartbeatRefused(f"{nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
 
     def check_limits(self, connection: ConnectionT, heartbeat: HeartbeatData) -> None:
         """Raises HeartbeatRefused if a heartbeat names more groups, topics or expressions than it may."""
         limits = self._limits
         if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
             raise HeartbeatRefused(
-                f"client id of {len(heartbeat.client_id)} characters, allowed are 1 to {limits.client_id_length_max}"
+                f"client id of {len(heartbeat.client_id)} characters; allowed: 1 to {limits.client_id_length_max}"
             )
         listed = self._listed.get(connection) or _Listed()
         for kind, groups, known in (
@@ -261,7 +261,7 @@ class ClientRegistry(Generic[ConnectionT]):
         ):
             count = max(len(groups), len(known.union(groups)))
             if count > limits.groups_max:
-                raise HeartbeatRefused(f"{count} {kind} groups on one connection, allowed are {limits.groups_max}")
+                raise HeartbeatRefused(f"{count} {kind} groups on one connection; maximum: {limits.groups_max}")
             for group in groups:
                 _check_name(check_group, group)
         self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
@@ -398,7 +398,7 @@ class ClientRegistry(Generic[ConnectionT]):
             ("SQL92 ", lengths[1], limits.sql_length_max),
         ):
             if length > length_max:
-                raise HeartbeatRefused(f"{kind}expressions of {length} characters, allowed are {length_max} in all")
+                raise HeartbeatRefused(f"{kind}expressions of {length} characters; maximum: {length_max} in all")
 
     def _check_lengths(self, after: Mapping[str, Lengths], before: Mapping[str, Lengths]) -> None:
         """Raises HeartbeatRefused if expressions would be too long, of one connection or of everybody.
@@ -414,8 +414,7 @@ class ClientRegistry(Generic[ConnectionT]):
             grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
             if grown > 0 and self._lengths[at] + grown > length_max:
                 raise HeartbeatRefused(
-                    f"{kind}expressions of {self._lengths[at]} characters of all clients already, allowed are "
-                    f"{length_max}"
+                    f"{kind}expressions of {self._lengths[at]} characters of all clients already; maximum: {length_max}"
                 )
 
     def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
@@ -429,12 +428,12 @@ class ClientRegistry(Generic[ConnectionT]):
         count = max(sum((before | after).values()), sum(len(each.subscriptions) for each in heartbeat.consumers))
         if count > limits.subscriptions_per_client_max:
             raise HeartbeatRefused(
-                f"{count} subscriptions on one connection, allowed are {limits.subscriptions_per_client_max}"
+                f"{count} subscriptions on one connection; maximum: {limits.subscriptions_per_client_max}"
             )
         grown = sum(after.values()) - sum(before.get(name, 0) for name in after)
         if grown > 0 and self._subscriptions + grown > limits.subscriptions_in_all_max:
             raise HeartbeatRefused(
-                f"{self._subscriptions} subscriptions of all clients already, allowed are "
+                f"{self._subscriptions} subscriptions of all clients already; maximum: "
                 f"{limits.subscriptions_in_all_max}"
             )
         told = {consumer.group: _lengths(consumer.subscriptions) for consumer in heartbeat.consumers}
@@ -453,7 +452,7 @@ class ClientRegistry(Generic[ConnectionT]):
         count = len(consumer.subscriptions)
         if count > limits.subscriptions_max:
             raise HeartbeatRefused(
-                f"group {consumer.group} subscribes {count} topics, allowed are {limits.subscriptions_max}"
+                f"group {consumer.group} subscribes {count} topics; maximum: {limits.subscriptions_max}"
             )
         wanted: dict[str, GroupSubscription] = {}
         group = self._consumers.get(consumer.group)
@@ -569,7 +568,7 @@ def _parsed(data: SubscriptionData) -> GroupSubscription:
 
 def _check_word(word: str, limits: ClientLimits) -> None:
     if len(word) > limits.word_length_max:
-        raise HeartbeatRefused(f"{word[:16]!r}... has {len(word)} characters, allowed are {limits.word_length_max}")
+        raise HeartbeatRefused(f"{word[:16]!r}... has {len(word)} characters; maximum: {limits.word_length_max}")
 
 
 def _check_name(check: Callable[[str], None], name: str) -> None:

@@ -321,7 +321,7 @@ def answer_failure(error: Exception, request: Any, serialization: int, client: s
         raise error
     if isinstance(error, QueueFileDamaged):
         # It is on record, and restored from the log in a moment.
-        remark = f"ask again, or another replica: {error}"
+        remark = f"retry, or ask another replica: {error}"
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         return encode_response(request.opaque, code, remark=remark, serialization=serialization)
     # Whatever a client sends may fail its own request, never the process.

@@ -87,7 +87,7 @@ def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes]) -> No
             return
         try:
             if not is_known:
-                raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
+                raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
             reply = answer()
         except Exception as error:
             call.refuse(error)

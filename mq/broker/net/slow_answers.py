@@ -67,7 +67,8 @@ class SlowAnswers:
             same = sum(each.call.connection is call.connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
                 refusal = RequestRefused(
-                    ResponseCode.SYSTEM_BUSY, f"{len(self._jobs)} long answers are being made, {same} of them for you"
+                    ResponseCode.SYSTEM_BUSY,
+                    f"{len(self._jobs)} long answers are being built, {same} of them for this connection",
                 )
                 call.refuse(refusal)
                 return
@@ -85,7 +86,9 @@ class SlowAnswers:
             if is_known:
                 self.work(call, answer())
             else:
-                refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
+                refusal = RequestRefused(
+                    ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read"
+                )
                 call.refuse(refusal)
 
         read(known)
@@ -135,5 +138,5 @@ def check_length(nbytes: int) -> None:
     """Raises RequestRefused if an answer of so many bytes is too long."""
     if nbytes > ANSWER_BYTES_MAX:
         raise RequestRefused(
-            ResponseCode.SYSTEM_ERROR, f"the answer is longer than {ANSWER_BYTES_MAX} bytes; ask for less"
+            ResponseCode.SYSTEM_ERROR, f"the answer is longer than {ANSWER_BYTES_MAX} bytes; request less"
         )

@@ -144,7 +144,7 @@ class PopAcks:
         try:
             acks = BatchAck.decode(call.body).acks
             if len(acks) > BATCH_ROWS_MAX:
-                raise ReceiptError(f"{len(acks)} acknowledgements in one batch, allowed are {BATCH_ROWS_MAX}")
+                raise ReceiptError(f"{len(acks)} acknowledgements in one batch; maximum: {BATCH_ROWS_MAX}")
             wanted = [(ack, ack.bits) for ack in acks]
         except (BodyError, ReceiptError) as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
@@ -160,9 +160,11 @@ class PopAcks:
                 self._rows.append((place, effective))
                 self.leaving.begin(place, effective)
         if not found:
-            raise RequestRefused(ResponseCode.NO_MESSAGE, f"none of these {missing} messages waits for it")
+            raise RequestRefused(
+                ResponseCode.NO_MESSAGE, f"none of these {missing} messages is hidden for this receipt any more"
+            )
         if missing:
-            remark = f"{missing} of {found + missing} messages do not wait for it any more"
+            remark = f"{missing} of {found + missing} messages are not hidden for this receipt any more"
             answer = call.response(ResponseCode.NO_MESSAGE, remark=remark)
         else:
             answer = call.success()

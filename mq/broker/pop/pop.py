@@ -242,11 +242,11 @@ class Pops(Service):
         ext = call.request.ext
         wait_ms = self._wait_ms(ext)
         if wait_ms < -_TOO_LATE_MS:
-            raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client waits no more since {-wait_ms} ms")
+            raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client stopped waiting {-wait_ms} ms ago")
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
         if not 1 <= ext.max_messages <= MESSAGES_MAX:
             raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}, allowed are 1 to {MESSAGES_MAX}"
+                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
             )
         if ext.invisible_ms < 1:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
@@ -274,7 +274,7 @@ class Pops(Service):
         self._check(ext.consumer_group, ext.topic, ext.queue_id)
         if not 1 <= ext.max_messages <= MESSAGES_MAX:
             raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}, allowed are 1 to {MESSAGES_MAX}"
+                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
             )
         wish = PopRequest(
             group=ext.consumer_group,
@@ -333,7 +333,9 @@ class Pops(Service):
             )
         retry_topic = pop_retry_topic(group, topic)
         if not self._metadata.has_room_for_topic(retry_topic):
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for the topic {retry_topic}")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {retry_topic} cannot be created: too many topics"
+            )
         for name in (topic, retry_topic):
             if not self._metadata.has_room_for_offsets(group, name):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for offsets of {group} in {name}")

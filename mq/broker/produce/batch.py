@@ -166,7 +166,7 @@ def _check_properties(properties: bytes, number: int) -> None:
     if len(properties) > props.PROPERTIES_BYTES_MAX:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"message {number} has properties of {len(properties)} bytes, allowed are {props.PROPERTIES_BYTES_MAX}",
+            f"message {number} has properties of {len(properties)} bytes; maximum: {props.PROPERTIES_BYTES_MAX}",
         )
 
 
@@ -185,8 +185,8 @@ def _refuse(text: str, part: str) -> None:
     if SEQUENCE_MARK.decode() in text:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"{part} of a batch has a {props.SEQUENCE} of its own: the properties of the batch name that of its first "
-            "message, and the others have the next ones",
+            f"{part} of a batch has a {props.SEQUENCE} of its own: set it in the properties of the batch, as the "
+            "number of its first message; the others have the following numbers",
         )
     known = props.decode(text)
     delay = known.get("DELAY", "0").strip()

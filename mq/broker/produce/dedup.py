@@ -212,7 +212,7 @@ class Dedup(Service):
         if len(flight.waiting) >= _WAITING_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[REJECTREQUEST]system busy, {_WAITING_MAX} repeats of {flight.numbers} wait for the outcome",
+                f"[REJECTREQUEST]system busy, {_WAITING_MAX} resends of {flight.numbers} wait for the outcome",
             )
         flight.waiting.append(call)
         self._appender.pending_bytes += _waiting_bytes(call)
@@ -234,7 +234,7 @@ class Dedup(Service):
             )
         except (SegmentError, RecordError) as error:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"the message of which this one is a repeat cannot be read: {error}"
+                ResponseCode.SYSTEM_ERROR, f"the message sent first with this number cannot be read: {error}"
             ) from error
         topic, queue_id = first.topic, first.queue_id
         if topic in SEND_FORBIDDEN_TOPICS:  # where it waits, until its time comes or its transaction ends
@@ -323,8 +323,8 @@ def numbers_of(properties: Mapping[str, str], count: int = 1) -> SequenceRange:
 def _forgotten(numbers: SequenceRange) -> RequestRefused:
     return RequestRefused(
         ResponseCode.MESSAGE_ILLEGAL,
-        f"SEQUENCE_FORGOTTEN: nobody knows any more whether {numbers} was stored, or where; the last {WINDOW} sends of "
-        "a producer are known at most",
+        f"SEQUENCE_FORGOTTEN: the broker does not know any more whether {numbers} was stored, or where; it remembers "
+        f"the last {WINDOW} sends of a producer",
     )
 
 

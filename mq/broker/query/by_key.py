@@ -79,10 +79,12 @@ class KeyQueries(Service):
     def handle(self, call: Call[QueryMessage]) -> None:
         """Request code 12. Raises RequestRefused."""
         if self._of_connections.get(call.connection, 0) >= QUERIES_PER_CONNECTION_MAX:
-            remark = f"{QUERIES_PER_CONNECTION_MAX} of your queries wait already, try again later"
+            remark = f"{QUERIES_PER_CONNECTION_MAX} queries of this connection are waiting already, try again later"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
         if self._unanswered >= QUERIES_MAX:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{QUERIES_MAX} queries wait already, try again later")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, f"{QUERIES_MAX} queries are waiting already, try again later"
+            )
         ext = call.request.ext
         query = KeyQuery(
             topic=ext.topic.encode(),
@@ -99,7 +101,7 @@ class KeyQueries(Service):
                 self._send.send_nowait(_Waiting(call, query))
                 return
             self._count(call.connection, -1)
-            refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader that could tell")
+            refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
             call.refuse(refusal)
 
         self._read(known)
@@ -142,7 +144,10 @@ class KeyQueries(Service):
         if not result.records:
             code, remark = ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND
             if not result.is_complete:
-                code, remark = ResponseCode.SYSTEM_BUSY, "not found in what could be searched, try again later"
+                code, remark = (
+                    ResponseCode.SYSTEM_BUSY,
+                    "not found in the part of the log that was searched; try again later",
+                )
         searched = FoundByKeyReply(updated_ms=now_ms, end_position=end_pos)
         reply = call.response(code, remark=remark, ext=searched.fields(), body=b"".join(result.records))
         call.answer(reply)
@@ -195,7 +200,7 @@ class KeyQueries(Service):
         if answer.endswith(b"\n"):
             result = msgspec.json.decode(answer, type=IndexResult)
         else:
-            result = IndexResult(job.target, "the process that makes the files has ended")
+            result = IndexResult(job.target, "the index builder process has ended")
         if result.failure is None:
             self._index.made(job.target)
             return

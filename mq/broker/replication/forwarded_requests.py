@@ -82,7 +82,7 @@ class ForwardedRequests(Service):
             host = bytes.fromhex(ext.born_host)
             incoming, consumed = decode_chunk(body)
         except (ValueError, FrameError) as error:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no request that was handed on: {error}") from error
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"invalid forwarded request: {error}") from error
         if len(host) != _HOST_BYTES or len(incoming) != 1 or consumed != len(body):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
@@ -94,7 +94,7 @@ class ForwardedRequests(Service):
         handler = self._leader_handlers.get(type(inner))
         if handler is None:
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} is not to be handed on"
+                ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} cannot be forwarded"
             )
         self.taken += 1
         sender = ForwardedSender(self, call.connection, call.request.opaque, host, ext.client_id or None)
@@ -193,7 +193,7 @@ class ForwardedSender:
         """Serve the request once more; where this replica does not lead any more, the other one is told so."""
         if not self._requests.again(self, request, body, serialization):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
-            self._connection.send(encode_response(self._opaque, code, remark="leadership went to another replica"))
+            self._connection.send(encode_response(self._opaque, code, remark="leadership moved to another replica"))
 
     def serve(self, handler: Handler, request: Any, body: bytes, serialization: int) -> None:
         """Let a handler serve the request."""

@@ -314,7 +314,7 @@ class Forwarder(Service):
         upstream, self._upstream = self._upstream, None
         assert upstream is not None, f"a connection that was given up closed: {reason}"
         self._shut()
-        self._why = f"the leader at {upstream.address} cannot be asked: {reason}"
+        self._why = f"the leader at {upstream.address} is unreachable: {reason}"
         self._not_before = self._clock() + RETRY_SECONDS
         sent, self._sent = self._sent, {}
         if sent:
@@ -333,7 +333,7 @@ class Forwarder(Service):
         self._unknown += 1
         self._bytes -= len(forwarded.frame)
         if not forwarded.oneway:
-            forwarded.connection.close(f"the leader was lost with a request under way: {reason}")
+            forwarded.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
 
     def _hold_again(self, forwarded: _Forwarded) -> None:
         self._retried += 1

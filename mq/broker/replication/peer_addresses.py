@@ -70,7 +70,7 @@ class PeerAddresses(Service):
         if not self._appender.is_open:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
         if ext.node_id not in self._members():
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is no member of this group")
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is not a member of this group")
         if self._metadata.replicas.get(ext.node_id) != ext.address:
             try:
                 parse_address(ext.address)

@@ -111,7 +111,9 @@ class PeerAuthentication(Service):
                 f"this is the log {self._identity} at {self._address}, not {ext.identity} at {ext.address}",
             )
         if ext.node_id not in self._members() or ext.node_id == self._node_id:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is no other member of this group")
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is not another member of this group"
+            )
         call.connection.authentication = _Proved(ext.node_id, before.keys.secret_id)
         call.connection.trusted = True
         return call.response()
@@ -122,7 +124,7 @@ class PeerAuthentication(Service):
         if not connection.trusted or not isinstance(proved, _Proved) or not self._is_valid(proved.secret_id):
             connection.trusted = False
             raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"the connection from {connection.peer} is not authenticated as a replica's"
+                ResponseCode.NO_PERMISSION, f"the connection from {connection.peer} is not authenticated as a replica"
             )
         if identity != self._identity:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")

@@ -76,7 +76,7 @@ def _level(properties: dict[str, str]) -> int:
         return delay_level(properties.get(props.DELAY, "0"))
     except ValueError:
         text = properties[props.DELAY][:40]
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"DELAY {text!r} is no number") from None
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"DELAY {text!r} is not a number") from None
 
 
 def _due_ms(properties: dict[str, str], now_ms: int) -> int | None:
@@ -86,7 +86,7 @@ def _due_ms(properties: dict[str, str], now_ms: int) -> int | None:
         return None
     text = properties[name]
     if _NUMBER.fullmatch(text) is None or abs(int(text)) > _INT64_MAX:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"{name} {text[:40]!r} is no number of 64 bits")
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"{name} {text[:40]!r} is not a 64-bit number")
     number = int(text)
     if name == props.TIMER_DELIVER_MS:
         return number

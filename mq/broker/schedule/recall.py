@@ -101,7 +101,7 @@ class Recalls(Service):
         search = _Search(call, handle, self._candidates(handle))
         if not self._look_on(search):
             if len(self._searches) >= SEARCHES_MAX:
-                remark = f"recall failed, {SEARCHES_MAX} messages are being looked for: try it again"
+                remark = f"recall failed, {SEARCHES_MAX} recalls are searching already: try again"
                 raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
             self._searches.append(search)
 
@@ -130,7 +130,7 @@ class Recalls(Service):
             ) from error
         raise RequestRefused(
             ResponseCode.ILLEGAL_OPERATION,
-            "recall failed, no such message waits: it is being delivered, was recalled before, or never was",
+            "recall failed, no such pending message: it is being delivered, was recalled before, or never existed",
         )
 
     def _recall(self, search: _Search, timer: Timer) -> None:
@@ -155,10 +155,12 @@ class Recalls(Service):
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
         left_ms = handle.due_ms - self._wall_clock_ms()
         if left_ms < 0:
-            remark = f"recall failed, too late: the message was due {-left_ms} ms ago, and is delivered unless recalled"
+            remark = (
+                f"recall failed, too late: the message was due {-left_ms} ms ago, and is delivered or recalled already"
+            )
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
         if left_ms > self._delay_max_ms:
-            remark = f"recall failed, timestamp invalid: due in {left_ms} ms, allowed are {self._delay_max_ms}"
+            remark = f"recall failed, timestamp invalid: due in {left_ms} ms; maximum: {self._delay_max_ms}"
             raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, remark)
         return handle
 

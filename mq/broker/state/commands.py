@@ -331,7 +331,7 @@ def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
 def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, int]]:
     """Queue ids and offsets. Raises CommandRefused if a queue id stands alone."""
     if len(row) % 2:
-        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are no pairs")
+        raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are not pairs")
     return zip(row[::2], row[1::2], strict=True)
 
 
@@ -381,7 +381,7 @@ def _check_topic_config(topic: TopicConfig) -> None:
     check_range("perm", topic.perm, 0, 15)
     check_range("sys_flag", topic.sys_flag, 0, INT32_MAX)
     if topic.filter_type not in FILTER_TYPES:
-        raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}, allowed are {' and '.join(FILTER_TYPES)}")
+        raise CommandRefused(f"filter_type is {topic.filter_type[:40]!r}; allowed: {' and '.join(FILTER_TYPES)}")
     attributes = sum(len(name.encode()) + len(value.encode()) for name, value in topic.attributes.items())
     check_range("size of attributes", attributes, 0, ATTRIBUTES_BYTES_MAX)
 

@@ -37,7 +37,7 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
         check_group(self.group)
         check_topic(self.topic)
         if self.mode not in (PULL, POP):
-            raise CommandRefused(f"mode is {self.mode[:40]!r}, allowed are {PULL} and {POP}")
+            raise CommandRefused(f"mode is {self.mode[:40]!r}; allowed: {PULL} and {POP}")
         check_range("shared", self.shared, INT32_MIN, INT32_MAX)
 
 

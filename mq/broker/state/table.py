@@ -72,4 +72,4 @@ class StateTable(Protocol):
 def check_range(name: str, value: int, low: int, high: int) -> None:
     """Raises CommandRefused unless ``low <= value <= high``."""
     if not low <= value <= high:
-        raise CommandRefused(f"{name} is {value}, allowed are {low} to {high}")
+        raise CommandRefused(f"{name} is {value}; allowed: {low} to {high}")

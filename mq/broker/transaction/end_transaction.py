@@ -161,7 +161,9 @@ class Transactions(Service):
         call.drop_body()
         if (under_way := self._ending.get(offset)) is not None:
             if len(under_way.again) >= _WAITING_MAX:
-                raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many already")
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY, f"half message {offset} is being ended by many requests already"
+                )
             under_way.again.append(call)
             return None
         if not ext.from_transaction_check:
@@ -195,11 +197,11 @@ class Transactions(Service):
         if offset < self._metadata.checks.offsets.get(self._checks_max, 0):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"half message {offset} was ended before, or put aside after {self._checks_max} checks",
+                f"half message {offset} was ended before, or given up after {self._checks_max} checks",
             )
         discarded = self._halves.is_discarded(offset)
         if discarded is not None and discarded == (outcome == COMMITTED):
-            how = "rolled back or put aside" if discarded else "committed"
+            how = "rolled back or given up" if discarded else "committed"
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {offset} was {how} before")
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:
@@ -212,7 +214,8 @@ class Transactions(Service):
         if age_ms > allowed_ms:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"the message is {age_ms} ms old, its transaction had {allowed_ms}: its producers will be asked",
+                f"the message is {age_ms} ms old, its transaction was allowed {allowed_ms}: the broker will check back "
+                "with its producers",
             )
 
     def _visible(self, position: int, raw: RawRecord, text: str) -> InternalRecord:
@@ -220,7 +223,9 @@ class Transactions(Service):
         topic = props.find(text, props.REAL_TOPIC) or ""
         config = self._metadata.topics.get(topic)
         if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message is gone")
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message does not exist any more"
+            )
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
         if not 0 <= queue_id < max(config.read_queues, config.write_queues):
             queue_id %= config.write_queues  # the topic has become smaller meanwhile

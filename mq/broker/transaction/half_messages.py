@@ -30,7 +30,7 @@ from raftlog.segment import EntryGone
 
 HALF_QUEUE_ID = 0
 DISCARDED_QUEUE_ID = 1
-"""No queue of the topic: under this number marks say which half messages were rolled back or put aside."""
+"""No queue of the topic: under this number marks say which half messages were rolled back or given up."""
 DISCARDED_KNOWN = 500_000
 """Of so many half messages before the first open one that is known, at least; that takes 250 KB of marks at most."""
 _OTHER_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
@@ -113,7 +113,7 @@ def _discarded_at(offset: int) -> int:
 def immunity_ms(text: str | None, timeout_ms: int) -> int:
     """How long after its birth nobody is to be asked about a message; ``text`` is its property, in seconds.
 
-    What is no number, or -1, stands for ``timeout_ms``; without the property it is 0.
+    What is not a number, or -1, stands for ``timeout_ms``; without the property it is 0.
     """
     if text is None:
         return 0

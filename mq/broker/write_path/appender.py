@@ -165,7 +165,8 @@ class Appender:
         """
         if not self.has_room:
             raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes wait to be stored"
+                ResponseCode.SYSTEM_BUSY,
+                f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes of messages are pending",
             )
 
     def _refuse(self, pending: list[Pending], remark: str) -> None:

@@ -22,7 +22,7 @@ def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
     if len(encoded) > props.PROPERTIES_BYTES_MAX:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"properties of {len(encoded)} bytes, allowed are {props.PROPERTIES_BYTES_MAX}",
+            f"properties of {len(encoded)} bytes; maximum: {props.PROPERTIES_BYTES_MAX}",
         )
     return encoded
 
@@ -62,7 +62,7 @@ class InternalMessages:
         """
         if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(call.body)} bytes, allowed are {self._body_bytes_max}"
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(call.body)} bytes; maximum: {self._body_bytes_max}"
             )
         unique_key = properties.get(props.UNIQUE_KEY)
         if not unique_key:

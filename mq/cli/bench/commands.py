@@ -20,17 +20,17 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
 
-app = typer.Typer(help="Measure how fast messages are taken and given.", no_args_is_help=True)
+app = typer.Typer(help="Measure throughput and latency of sends and consumption.", no_args_is_help=True)
 
 Topic = Annotated[
-    str, typer.Option(help="Topic; created with --queues if it does not exist, and kept.", metavar="TOPIC")
+    str, typer.Option(help="Topic; created with --queues if it does not exist, and not deleted.", metavar="TOPIC")
 ]
 Queues = Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group of a topic that is created.")]
 Size = Annotated[int, typer.Option(min=BODY_BYTES_MIN, max=4 << 20, help="Bytes in the body of a message.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that count.")]
-WarmUp = Annotated[float, typer.Option(min=0, help="Seconds before that, which do not count.")]
-InFlight = Annotated[int, typer.Option(min=1, max=65536, help="Requests that wait for an answer at once.")]
-Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages in a request.")]
+WarmUp = Annotated[float, typer.Option(min=0, help="Warm-up in seconds, not measured.")]
+InFlight = Annotated[int, typer.Option(min=1, max=65536, help="Requests in flight.")]
+Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages per request.")]
 Percentiles = Annotated[
     Path | None,
     typer.Option(help="Also write all percentiles, in ms, in the format of HdrHistogram's plotter.", metavar="FILE"),
@@ -49,7 +49,7 @@ def produce(
     in_flight: InFlight = 256,
     batch: Batch = 1,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Messages due a second; default: as fast as they are acknowledged.")
+        float | None, typer.Option(min=0.1, help="Messages per second; default: as fast as they are acknowledged.")
     ] = None,
     percentiles: Percentiles = None,
     as_json: Json = False,
@@ -88,7 +88,7 @@ def both(
     in_flight: InFlight = 256,
     batch: Batch = 1,
     rate: Annotated[
-        float, typer.Option(min=0, help="Messages due a second; 0: as fast as they are acknowledged.")
+        float, typer.Option(min=0, help="Messages per second; 0: as fast as they are acknowledged.")
     ] = 1000.0,
     percentiles: Percentiles = None,
     as_json: Json = False,

@@ -98,7 +98,7 @@ class _Sender:
                 await self._send(batches, start + schedule.take())
         if schedule is not None and (unsent := schedule.due_before(seconds)):
             self.failed[_UNSENT] += unsent * plan.batch
-            self.examples.append(f"{unsent * plan.batch} messages were due and not sent: the rate is too high")
+            self.examples.append(f"{unsent * plan.batch} messages were not sent in time: the rate is too high")
         await self._producer.flush()
 
     async def _send(self, batches: trio.Nursery, due_at: float | None) -> None:
@@ -172,7 +172,7 @@ async def consume(plan: Plan, namesrv: str) -> Result:
         ends = await admin.topic_stats(plan.topic)
     left = sum(queue.max_offset - queue.min_offset for queue in ends.values())
     if not left:
-        raise CommandFailed(f"topic {plan.topic} is empty; raftmq bench produce fills it", EXIT_FAILED)
+        raise CommandFailed(f"topic {plan.topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)
     result = Result(consumed=Counted())
     assert result.consumed is not None
     async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measured(result, namesrv):

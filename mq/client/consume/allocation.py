@@ -87,6 +87,6 @@ def _by_room(members: Iterable[Q], room_of: Callable[[Q], str]) -> dict[str, lis
     for each in members:
         room = room_of(each)
         if not room:
-            raise ValueError(f"{each} is in no room")
+            raise ValueError(f"{each} belongs to no machine room")
         rooms.setdefault(room, []).append(each)
     return rooms

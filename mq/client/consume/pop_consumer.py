@@ -123,7 +123,7 @@ class PopConsumer(Consumer):
         super().__init__(namesrv, group, otel=otel, remoting=remoting, rng=rng)
         check_topic(topic)
         if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
-            raise ValueError(f"invisible is {invisible}, allowed are 0.001 to {INVISIBLE_SECONDS_MAX}")
+            raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
         if consume_from not in ("first", "last"):
             raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
         if ahead < 1 or hold_seconds <= 0 or timeout <= 0:
@@ -166,7 +166,7 @@ class PopConsumer(Consumer):
             # Otherwise their queues would rest until their time is over. Pops that are still held at the brokers end
             # with their connections, or they would get the messages again.
             for connection in self._held.values():
-                connection.close("left while a pop was held")
+                connection.close("the consumer left while a pop was waiting")
             await self._give_back(self._unfinished, 0.0)
         await remoting.unregister(self.client_id)
 
@@ -220,7 +220,7 @@ class PopConsumer(Consumer):
         Afterwards it cannot be acknowledged any more. In order, those behind it come after it.
         """
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
-            raise ValueError(f"a delay of {delay} seconds, allowed are 0 to {INVISIBLE_SECONDS_MAX}")
+            raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
         self._opened()
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
             errors = await self._give_back(self._inbox.drop(message), delay)

@@ -184,5 +184,5 @@ def read_popped(
                 message.record = msgspec.structs.replace(record, topic=topic, reconsume_times=times)
             messages.append(PoppedMessage(message, receipt, hidden_until))
     except (KeyError, ValueError, ReceiptError) as error:
-        raise UnreadableAnswer(f"popped, but the answer says not what: {error!r}") from error
+        raise UnreadableAnswer(f"popped, but the answer is unreadable: {error!r}") from error
     return messages

@@ -1,6 +1,6 @@
 """The pull consumer: reads the queues it is told to, from where it is told to, when it is asked to.
 
-It is no member of its group: nobody shares out queues with it, and it takes none away from others. The group is the
+It is not a member of its group: nobody shares out queues with it, and it takes none away from others. The group is the
 name under which it stores offsets. `Puller`s read ahead as for a push consumer; what `poll` has returned is done.
 """
 
@@ -58,7 +58,7 @@ class PullConsumer(Consumer):
                 ...
                 await consumer.commit()
 
-    `group` is the name under which `commit` stores offsets. The consumer is no member of that group: it may read the
+    `group` is the name under which `commit` stores offsets. The consumer is not a member of that group: it may read the
     queues of a group whose members are at work. `consume_from` says where a queue begins for which nothing is stored:
     "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` and `otel` are
     as those of a `Producer`; for `trace`, what `poll` returns counts as handled.

@@ -155,9 +155,9 @@ class PushConsumer(Consumer):
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
         if exclusive and (broadcast is not None or not ordered):
-            raise ValueError("exclusive goes with ordered and without broadcast")
+            raise ValueError("exclusive=True needs ordered=True and no broadcast")
         if max_reconsume_times is not None and ordered:
-            raise ValueError("max_reconsume_times goes with ordered=False: in order, no message is given up")
+            raise ValueError("max_reconsume_times needs ordered=False: ordered consumption never gives up a message")
         check_position(consume_from)
         self._consume_from = consume_from
         self._ordered = ordered
@@ -308,7 +308,7 @@ class PushConsumer(Consumer):
         if batch is not None and batch < 1:
             raise ValueError(f"batch {batch} must be at least 1")
         if callable(topic):
-            raise TypeError('it is written with the topic: @consumer.on("Orders")')
+            raise TypeError('pass the topic: @consumer.on("Orders")')
 
         def register(handler: HandlerT) -> HandlerT:
             check_handler(handler)

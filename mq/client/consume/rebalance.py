@@ -194,7 +194,7 @@ class Assignment:
 
         All members ask in the same order, so that they share one view as long as they reach the same broker.
         """
-        last_error: ClientError = NoRoute(route.topic, "no broker to ask for the members of the group")
+        last_error: ClientError = NoRoute(route.topic, "found no broker to ask for the members of the group")
         by_rank = sorted((rank, name, a) for name, group in route.brokers.items() for rank, a in group.items())
         for _, _, address in by_rank:
             try:

@@ -305,7 +305,7 @@ class ClientCore:
                 response, body = await connection.request(code, ext, timeout=seconds)
                 if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
                     return response, body
-                reasons[address] = f"no name server, as it does not know request {code}"
+                reasons[address] = f"not a name server: it does not support request {code}"
             except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
                 reasons[address] = str(error)
             self._name_server = (self._name_server + 1) % len(self._name_servers)

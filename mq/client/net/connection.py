@@ -107,7 +107,9 @@ async def open_connection(
     except TimeoutError:
         raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
     except (anyio.BrokenResourceError, anyio.EndOfStream) as error:
-        raise ConnectFailed(address, "the other side hung up during the TLS handshake: does it speak TLS?") from error
+        raise ConnectFailed(
+            address, "the server closed the connection during the TLS handshake; does it use TLS?"
+        ) from error
     except (OSError, ValueError) as error:
         raise ConnectFailed(address, str(error) or type(error).__name__) from error
     return Connection(
@@ -237,7 +239,7 @@ class Connection:
         """
         silent_seconds = min(anyio.current_time() - self.heard_at, waited_seconds)
         if silent_seconds >= self._silence_seconds:
-            self.close(f"not a byte for {silent_seconds:.1f} s")
+            self.close(f"no data for {silent_seconds:.1f} s")
 
     # Waiting for one answer.
 

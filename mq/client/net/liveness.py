@@ -82,4 +82,4 @@ class SilenceWatch:
         # It may have answered meanwhile.
         silent_seconds = self._silent_seconds(connection, self._clock())
         if silent_seconds >= self._silence_seconds and connection.owes_answer:
-            connection.close(f"not a byte for {silent_seconds:.1f} s, and {leader} leads now")
+            connection.close(f"no data for {silent_seconds:.1f} s, and {leader} leads now")

@@ -183,7 +183,7 @@ def _encode_properties(message: Message, unique_key: str) -> str:
             if not isinstance(message.tags, str):
                 raise MessageRefused(f"a message has one tag, a text, not {message.tags!r}")
             if "||" in message.tags:
-                raise MessageRefused(f"a message has one tag; {message.tags!r} is what consumers ask for several with")
+                raise MessageRefused(f"a message has one tag; {message.tags!r} is a filter for several tags")
             own[props.TAGS] = message.tags
         if message.keys:
             if isinstance(message.keys, str) or any(not key or str(key).split() != [key] for key in message.keys):

@@ -118,7 +118,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         if timeout <= 0 or in_flight_max < 1:
             raise ValueError(f"timeout {timeout} must be positive and in_flight_max {in_flight_max} at least 1")
         if compress is not None and compress not in CODECS:
-            raise ValueError(f"compress {compress!r} is none of {', '.join(CODECS)}, nor None")
+            raise ValueError(f"compress {compress!r} is not one of {', '.join(CODECS)}, nor None")
         self.group = group
         self.client_id = new_client_id()
         self.timeout = timeout

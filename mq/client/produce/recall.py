@@ -27,7 +27,7 @@ def delay_properties(message: Message) -> dict[str, str]:
     """What tells the broker when to deliver `message`; nothing if that is at once. Raises MessageRefused."""
     given = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]
     if len(given) > 1:
-        raise MessageRefused(f"a message is delivered at one time, not by {' and '.join(given)}")
+        raise MessageRefused(f"set only one of {' and '.join(given)}")
     if message.delay_level is not None:
         if not 1 <= message.delay_level <= LEVELS_MAX:
             raise MessageRefused(f"delay level {message.delay_level} is not in 1 to {LEVELS_MAX}")
@@ -43,12 +43,12 @@ def delay_properties(message: Message) -> dict[str, str]:
         return {}
     if isinstance(at, dt.datetime):
         if at.tzinfo is None:
-            raise MessageRefused(f"deliver_at is {at}, which does not say of which time zone")
+            raise MessageRefused(f"deliver_at is {at}, which has no time zone")
         return {props.TIMER_DELIVER_MS: str(math.ceil(at.timestamp() * 1000))}
     if not isinstance(at, int):
         raise MessageRefused(f"deliver_at is a datetime or a whole number of milliseconds, not {at!r}")
     if 0 < at < _SECONDS_MAX:
-        raise MessageRefused(f"deliver_at is {at}, which are seconds since the epoch; milliseconds are asked for")
+        raise MessageRefused(f"deliver_at is {at}, which looks like seconds since the epoch; pass milliseconds")
     return {props.TIMER_DELIVER_MS: str(at)}
 
 

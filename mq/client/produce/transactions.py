@@ -111,7 +111,7 @@ class TransactionProducer(Producer):
         **options: Unpack[ProducerOptions],
     ) -> None:
         if not callable(check):
-            raise TypeError(f"check is asked how transactions ended, and {check!r} cannot be called")
+            raise TypeError(f"check must be callable, not {check!r}")
         super().__init__(namesrv, group, **options)
         self._check = check
         self._checks = 0
@@ -136,7 +136,7 @@ class TransactionProducer(Producer):
             transaction.rollback()
             await self._end(transaction, seconds)
             raise SendOutcomeUnknown(
-                f"half a transaction was stored as {result.status}", result.queue, 1, result.message_id
+                f"the half message was stored with status {result.status}", result.queue, 1, result.message_id
             )
         try:
             yield transaction

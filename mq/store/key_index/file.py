@@ -73,7 +73,7 @@ class KeyFile:
         try:
             start = os.pread(self._fd, _START.size, 0)
             if len(start) < _START.size:
-                raise KeyFileDamaged(path, f"{len(start)} bytes are less than a head")
+                raise KeyFileDamaged(path, f"{len(start)} bytes are less than a header")
             magic, crc, blocks = _START.unpack(start)
             if magic != _MAGIC:
                 raise KeyFileDamaged(path, f"begins with {magic!r} instead of {_MAGIC!r}")

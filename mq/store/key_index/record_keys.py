@@ -94,7 +94,7 @@ def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:
     unpack = HEADER.unpack_from
     while at < end:
         if at + HEADER_BYTES > end:
-            raise Damaged(at, f"{end - at} bytes are no entry")
+            raise Damaged(at, f"{end - at} bytes are not an entry")
         kind, size, _, _, _, _, _, _, body_len = unpack(data, at)
         if size != HEADER_BYTES + body_len or at + size > end:
             raise Damaged(at, f"an entry of {size} bytes, {end - at} are left")
@@ -108,7 +108,7 @@ def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
     unpack, new = _HEAD.unpack_from, tuple.__new__  # a NamedTuple's own constructor takes four times as long
     while at < end:
         if at + FIXED > end:
-            raise Damaged(at, f"{end - at} bytes are no record")
+            raise Damaged(at, f"{end - at} bytes are not a record")
         size, magic, sys_flag, store_ms, body_length = unpack(data, at)
         body_at = at + 88
         if sys_flag & _IPV6:

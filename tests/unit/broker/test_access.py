@@ -119,9 +119,9 @@ async def test_wrong_keys_and_changed_requests_are_refused_and_the_connection_go
     async with guarded(tmp_path) as broker:
         client = await broker.connect()
         for key, secret, fault in (
-            ("nobody1", SECRET, "no account with the access key nobody1"),
-            ("producer", "1234567891", "signature does not fit"),
-            (None, SECRET, "to be signed"),
+            ("nobody1", SECRET, "unknown access key nobody1"),
+            ("producer", "1234567891", "signature does not match"),
+            (None, SECRET, "must be signed"),
         ):
             answer = await ask(client, RequestCode.SEND_MESSAGE_V2, SEND, key=key, secret=secret)
             assert answer.code == NO_PERMISSION

@@ -157,7 +157,7 @@ async def test_texts_without_end_are_not_kept(tmp_path: Path, serialization: int
         client = await broker.connect()
         query = body({"clientId": "c1", "consumerGroup": "G", "topic": "T"} | {field: "x" * 256})
         answer = await client.request(RequestCode.QUERY_ASSIGNMENT, body=query, serialization=serialization)
-        remark = f"{field} of 256 characters, allowed are 255"
+        remark = f"{field} of 256 characters; maximum: 255"
         assert (answer.code, answer.ext, answer.remark) == (ResponseCode.INVALID_PARAMETER, {}, remark)
 
 

@@ -278,13 +278,13 @@ def test_groups_of_one_connection_are_bounded_over_its_life() -> None:
 def test_topics_of_one_connection_and_of_all_are_bounded() -> None:
     registry: ClientRegistry[str] = ClientRegistry(TIGHT)
     beat(registry, "c1", "one", consumer("g", "T", "U"))
-    with pytest.raises(HeartbeatRefused, match="4 subscriptions on one connection, allowed are 3"):
+    with pytest.raises(HeartbeatRefused, match="4 subscriptions on one connection; maximum: 3"):
         beat(registry, "c1", "one", consumer("h", "T", "U"))
     beat(registry, "c1", "one", consumer("h", "T"))
-    with pytest.raises(HeartbeatRefused, match="4 subscriptions on one connection, allowed are 3"):
+    with pytest.raises(HeartbeatRefused, match="4 subscriptions on one connection; maximum: 3"):
         beat(registry, "c1", "one", consumer("h", "T", "U"))
     beat(registry, "c2", "two", consumer("g", "T", "U"), consumer("i", "T"))  # of g there are no more than before
-    with pytest.raises(HeartbeatRefused, match="4 subscriptions of all clients already, allowed are 5"):
+    with pytest.raises(HeartbeatRefused, match="4 subscriptions of all clients already; maximum: 5"):
         beat(registry, "c3", "three", consumer("j", "T", "U"))
     beat(registry, "c3", "three", consumer("j", "T"))
     registry.connection_closed("c2")
@@ -311,13 +311,13 @@ def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type
 
     beat(registry, "c1", "one", wants("g", 10))
     beat(registry, "c1", "one", wants("h", 10))
-    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters, allowed are 20 in all"):
+    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters; maximum: 20 in all"):
         beat(registry, "c1", "one", wants("i", 10))
     with pytest.raises(HeartbeatRefused, match="expressions of 21 characters"):
         beat(registry, "c1", "one", wants("h", 11, 2))
     beat(registry, "c1", "one", wants("g", 10), wants("h", 5, 2))
     beat(registry, "c2", "two", wants("i", 15))
-    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters of all clients already, allowed are 30"):
+    with pytest.raises(HeartbeatRefused, match="expressions of 30 characters of all clients already; maximum: 30"):
         beat(registry, "c3", "three", wants("j", 5))
     registry.update_subscriptions("c1", "h", [subscription("T", "a=1", 3, expression_type)])
     with pytest.raises(HeartbeatRefused, match="of all clients"):

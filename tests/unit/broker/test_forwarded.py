@@ -124,7 +124,7 @@ async def test_what_only_the_replica_itself_serves_is_not_handed_on(tmp_path: Pa
             answer = await forward(broker, client, frame)
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert answer.remark is not None
-            assert "is not to be handed on" in answer.remark
+            assert "cannot be forwarded" in answer.remark
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_a_client_on_the_host_of_a_replica_is_not_believed(tmp_path: Path)
             await client.request(RequestCode.ANNOUNCE_REPLICA, announced),
         ):
             assert answer.code == ResponseCode.NO_PERMISSION
-            assert "is not authenticated as a replica's" in str(answer.remark)
+            assert "is not authenticated as a replica" in str(answer.remark)
         assert int((await client.info())["raftmq.forwardedTaken"]) == 0
         assert (await replica.request(RequestCode.ANNOUNCE_REPLICA, announced)).code == ResponseCode.SUCCESS
 
@@ -189,7 +189,7 @@ async def test_a_replica_must_prove_which_member_it_is_and_where_it_dialled(tmp_
         client = await broker.connect()
         frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
         assert (await authenticate(broker, client, secrets=[bytes(32)])).remark == "authentication failed"
-        assert "'n9' is no other member" in str((await authenticate(broker, client)).remark)
+        assert "'n9' is not another member" in str((await authenticate(broker, client)).remark)
         await add_learner(client)
         wrong: list[dict[str, Any]] = [
             {"address": "127.0.0.1:1"},

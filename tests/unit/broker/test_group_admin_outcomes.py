@@ -29,7 +29,7 @@ def admin_with(answers: list[tuple[bool, str, str]]) -> RaftMembers:
         )
     )
     admin._waiting.append(
-        _Waiting(5, 0.0, "n1 is no member any more", lambda done, code, text: answers.append((done, code, text)))
+        _Waiting(5, 0.0, "n1 is not a member any more", lambda done, code, text: answers.append((done, code, text)))
     )
     return admin
 
@@ -45,7 +45,7 @@ def test_leader_that_removed_itself_says_that_it_is_done() -> None:
     admin.role_changed(resigned(CauseKind.NOT_A_VOTER))
     assert answers == []
     admin.configured(6, LEFT)
-    assert answers == [(True, "", "n1 is no member any more")]
+    assert answers == [(True, "", "n1 is not a member any more")]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not CauseKind.NOT_A_VOTER])

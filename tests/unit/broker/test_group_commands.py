@@ -52,7 +52,7 @@ async def test_a_learner_comes_and_goes_while_messages_are_taken(tmp_path: Path)
         assert re.search(r"^n7 .*lacks \d+ of \d+ entries$", early.text)
         assert (await command(client, "transfer", "n7")).code == "UNKNOWN_NODE"
         removed = await command(client, "remove", "n7")
-        assert (removed.done, removed.text) == (True, "n7 is no member any more")
+        assert (removed.done, removed.text) == (True, "n7 is not a member any more")
         assert [member.node_id for member in removed.view.members] == ["n0"]
 
 
@@ -60,17 +60,17 @@ async def test_a_learner_comes_and_goes_while_messages_are_taken(tmp_path: Path)
     ("given", "words"),
     [
         (("add", "n0", "h:1"), "n0 is a member already"),
-        (("add", "seven", "h:1"), "'seven' is no node id"),
-        (("add", "n" + 9 * "1", "h:1"), "'n111111111' is no node id"),
-        (("add", "n1", "h"), "'h' is no HOST:PORT"),
+        (("add", "seven", "h:1"), "'seven' is not a node id"),
+        (("add", "n" + 9 * "1", "h:1"), "'n111111111' is not a node id"),
+        (("add", "n1", "h"), "'h' is not HOST:PORT"),
         (("add", "n1", "10.0.0..5:1"), "no host can have this name"),
         (("add", "n1", "h\0:1"), "no host can have this name"),
         (("add", "n1", "x" * 64 + ":1"), "no host can have this name"),
         (("add", "n1", ".".join(40 * ["name-of-a-part-of-a-host-name"]) + ":1"), "would be too large"),
-        (("promote", "n0"), "n0 is no learner"),
-        (("remove", "n5"), "n5 is no member"),
+        (("promote", "n0"), "n0 is not a learner"),
+        (("remove", "n5"), "n5 is not a member"),
         (("remove", "n0"), "n0 is the only voter"),
-        (("replace", "n1", "", "n0"), "n1 is no learner"),
+        (("replace", "n1", "", "n0"), "n1 is not a learner"),
     ],
 )
 async def test_a_change_that_makes_no_sense_is_refused_in_words(

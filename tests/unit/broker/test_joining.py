@@ -105,7 +105,7 @@ async def test_messages_that_do_not_fit_the_files_of_the_group(tmp_path: Path) -
     limit = 128 * KIB - 65536 - 56
     (refusal,) = refusals
     assert refusal == (
-        f"the log files of this group have {128 * KIB} bytes (segment_bytes), which is too small for a message of "
+        f"the segment files of this group have {128 * KIB} bytes (segment_bytes), too small for a message of "
         f"{100 * KIB} bytes: set message_bytes_max to {limit} or less"
     )
     assert names_in(tmp_path) == [FILE_NAME]

@@ -159,14 +159,14 @@ def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
     stage.rounds.commit(1)
     stage.offsets.note_pull(reader, "G", "T", 0, 10)
     stage.offsets.commit(reader, "G", "T", 0, 11)
-    with pytest.raises(RequestRefused, match=r"is being changed right now: commit again$"):
+    with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
         stage.offsets.handle_update(Call(other, request, b"", 0))
     stage.rounds.commit(2)
     stage.reset(20)
-    with pytest.raises(RequestRefused, match=r"is being changed right now: commit again$"):
+    with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
         stage.offsets.handle_update(Call(other, request, b"", 0))
     stage.rounds.commit(2)
-    with pytest.raises(RequestRefused, match=r"was reset, and no consumer has gone on from there yet$"):
+    with pytest.raises(RequestRefused, match=r"was reset, and no consumer has continued from there yet$"):
         stage.offsets.handle_update(Call(other, request, b"", 0))
 
 

@@ -166,7 +166,7 @@ async def test_settings_are_shown_and_some_changed(tmp_path: Path, serialization
         ("fileReservedTime=nan", ResponseCode.SYSTEM_ERROR, "retention_hours"),
         ("deleteWhen=24", ResponseCode.SYSTEM_ERROR, "delete_when"),
         ("autoCreateTopicEnable=false\nfileReservedTime=x", ResponseCode.SYSTEM_ERROR, "retention_hours"),
-        ("autoCreateTopicEnable", ResponseCode.SYSTEM_ERROR, "line 1 is no name=value"),
+        ("autoCreateTopicEnable", ResponseCode.SYSTEM_ERROR, "line 1 is not name=value"),
         ("x=1\n" * 5000, ResponseCode.SYSTEM_ERROR, "5000 lines"),
     ],
 )

@@ -61,7 +61,7 @@ def test_searches_are_bounded_and_begin_anew_with_the_next_leader(machine: Timer
     assert {client.outcome for client in clients} == {"open"}
     client: Any = Client()
     request = recall_request("m4", START_MS + DAY, None)
-    with pytest.raises(RequestRefused, match="64 messages are being looked for") as refused:
+    with pytest.raises(RequestRefused, match="64 recalls are searching") as refused:
         machine.recalls.handle(Call(client, request, b"", 0))
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
     machine.change_leader(0, 0)

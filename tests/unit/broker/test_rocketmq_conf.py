@@ -85,7 +85,7 @@ def test_what_is_wrong_is_refused_with_its_line(text: str, fault: str) -> None:
 
 def test_a_key_that_nobody_knows_is_named() -> None:
     assert convert("brandNewInSix=1", Path()).warnings == [
-        "line 1: brandNewInSix does not apply: this version of raftmq does not know it"
+        "line 1: brandNewInSix does not apply: unknown to this version of raftmq"
     ]
 
 

@@ -176,7 +176,7 @@ async def test_records_of_stock_clients_are_read(tmp_path: Path) -> None:
         assert texts == [
             "JP at 127.0.0.1 sent a delayed message of 5 bytes to T at 10.0.0.1:10911 in 12 ms",
             "JG at 127.0.0.1 failed to handle it in 7 ms: timeout (delivery 3)",
-            "JP ended the transaction: COMMIT_MESSAGE, asked by the broker",
+            "JP ended the transaction: COMMIT_MESSAGE, after a check-back of the broker",
             "JP failed to recall it",
         ]
 

@@ -236,7 +236,7 @@ REFUSED: list[tuple[str, dict[str, Any], bytes, ResponseCode]] = [
     ("topic of 200 characters", {"b": "t" * 200}, b"", ResponseCode.INVALID_PARAMETER),
     ("topic of 128 characters", {"b": "t" * 128}, b"", ResponseCode.INVALID_PARAMETER),
     ("batch", {"m": True}, b"", ResponseCode.MESSAGE_ILLEGAL),
-    ("delay that is no number", {"i": properties(DELAY="x")}, b"", ResponseCode.MESSAGE_ILLEGAL),
+    ("delay that is not a number", {"i": properties(DELAY="x")}, b"", ResponseCode.MESSAGE_ILLEGAL),
     ("delay in seconds", {"i": properties(TIMER_DELAY_SEC="3s")}, b"", ResponseCode.MESSAGE_ILLEGAL),
     ("delay in milliseconds", {"i": properties(TIMER_DELAY_MS="3s")}, b"", ResponseCode.MESSAGE_ILLEGAL),
     ("delivery time", {"i": properties(TIMER_DELIVER_MS="3s")}, b"", ResponseCode.MESSAGE_ILLEGAL),

@@ -165,22 +165,22 @@ MIB = 1024 * 1024
         ({"peers": ",".join(f"n{n}@h:{n + 1}" for n in range(10))}, "at most 9 replicas, 10 are given"),
         ({"join": True, "peers": "n0@h:1", "replication_listen": "h:1"}, "'n0' is among its peers"),
         ({"join": True, "node_id": "n7"}, "needs `replication_listen`"),
-        ({"replication_listen": "h"}, "'h' is no HOST:PORT"),
+        ({"replication_listen": "h"}, "'h' is not HOST:PORT"),
         ({"admin_from": "10.0.0.0/8,here"}, "'here' does not appear to be"),
         ({"delete_when": 24}, "delete_when"),
         ({"retention_hours": 0}, "retention_hours"),
-        ({"disk_expire_ratio": 0.95}, "disk ratios must rise"),
+        ({"disk_expire_ratio": 0.95}, "disk ratios must ascend"),
         ({"peers": "n0@h:1,n0@h:2,n1@h:3"}, "'n0' is given twice"),
-        ({"peers": ""}, "no ID@HOST:PORT"),
-        ({"peers": "n0"}, "'n0' in peers is no ID@HOST:PORT"),
-        ({"peers": "n0@h"}, "'h' is no HOST:PORT"),
-        ({"peers": "n0@h:70000"}, "no HOST:PORT"),
-        ({"listen": "h"}, "'h' is no HOST:PORT"),
-        ({"listen": ":1"}, "no HOST:PORT"),
-        ({"listen": "h:-1"}, "no HOST:PORT"),
-        ({"listen": "h:x"}, "no HOST:PORT"),
-        ({"advertise": "h:65536"}, "no HOST:PORT"),
-        ({"namesrv": "h:1;x"}, "'x' is no HOST:PORT"),
+        ({"peers": ""}, "not ID@HOST:PORT"),
+        ({"peers": "n0"}, "'n0' in peers is not ID@HOST:PORT"),
+        ({"peers": "n0@h"}, "'h' is not HOST:PORT"),
+        ({"peers": "n0@h:70000"}, "not HOST:PORT"),
+        ({"listen": "h"}, "'h' is not HOST:PORT"),
+        ({"listen": ":1"}, "not HOST:PORT"),
+        ({"listen": "h:-1"}, "not HOST:PORT"),
+        ({"listen": "h:x"}, "not HOST:PORT"),
+        ({"advertise": "h:65536"}, "not HOST:PORT"),
+        ({"namesrv": "h:1;x"}, "'x' is not HOST:PORT"),
         ({"segment_bytes": 1000}, "segment_bytes"),
         ({"segment_bytes": 4 * MIB}, "does not fit a segment"),
         ({"message_bytes_max": 32 * MIB}, "message_bytes_max"),
@@ -298,5 +298,5 @@ async def test_a_file_of_a_newer_version(tmp_path: Path, name: str, change: Call
 async def test_a_directory_whose_restore_did_not_finish(tmp_path: Path) -> None:
     (tmp_path / "commitlog.restoring").mkdir()
     text = await refusal(broker_settings(tmp_path))
-    assert "`raftmq restore` has not finished this directory" in text
+    assert "`raftmq restore` did not finish in this directory" in text
     assert not (tmp_path / "commitlog").exists()

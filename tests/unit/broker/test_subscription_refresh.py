@@ -81,7 +81,7 @@ async def test_a_client_is_asked_once_until_its_next_heartbeat(tmp_path: Path) -
             assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert await pull_code(stranger) == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert len(client.questions) == 1
-        assert stranger.questions == []  # it is no member: what it says would not count
+        assert stranger.questions == []  # it is not a member: what it says would not count
         await heartbeat(client, OLD)
         assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
         assert len(client.questions) == 2

@@ -74,7 +74,7 @@ def test_second_run_says_how_little_it_copied(tmp_path: Path) -> None:
 
 def test_name_servers_that_do_not_answer_are_no_reason_not_to_copy(data_dir: Path, tmp_path: Path) -> None:
     result = taken(tmp_path / "backup", data_dir)
-    assert "does not say whether n1 leads" in result.stderr
+    assert "does not say whether n1 is the leader" in result.stderr
 
 
 def test_leader_copies_nothing_unless_told(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ def test_too_little_room_is_told_before_anything_is_copied(tmp_path: Path, monke
     grow(tmp_path / "n1", 200)
     monkeypatch.setattr(BackupTarget, "free_bytes", lambda self: 1000)
     failed = refusal(taken(tmp_path / "backup", tmp_path / "n1"))
-    assert "there is room for 1000" in str(failed)
-    assert "is what it was: entries 1 to 100" in str(failed)
+    assert "only 1000" in str(failed)
+    assert "is unchanged: entries 1 to 100" in str(failed)
     assert run("verify", tmp_path / "backup").exit_code == 0
 
 
@@ -131,5 +131,5 @@ def test_full_target_leaves_the_earlier_backup_and_says_so(tmp_path: Path, monke
     assert failed.exit_code == EXIT_FAILED
     assert isinstance(failed.__cause__, StorageFailed)
     assert "No space left on device" in str(failed)
-    assert "is what it was: entries 1 to 100" in str(failed)
+    assert "is unchanged: entries 1 to 100" in str(failed)
     assert "entries 1 to 100" in run("verify", tmp_path / "backup").output

@@ -139,7 +139,7 @@ def test_requests_that_a_follower_hands_on_are_shown() -> None:
         [answer(1, figures("n0", "leader", **quiet)), answer(2, figures("n1", "follower", **sums))]
     )
     assert [(r.forwarded, r.forwarding) for r in group.replicas] == [(0, 0), (1234, 2)]
-    assert "n1 handed 1,234 requests to the leader, 2 wait" in shown(group)
+    assert "n1 forwarded 1,234 requests to the leader, 2 wait" in shown(group)
     assert "n0 handed" not in shown(group)
 
 

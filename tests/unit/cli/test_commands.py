@@ -41,7 +41,7 @@ def test_last_line_with_line_feed_comes_once() -> None:
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":9876", "host:port", "host:65536", "host:-1"])
 def test_malformed_address_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(CommandFailed, match="is no HOST:PORT") as caught:
+    with pytest.raises(CommandFailed, match="is not HOST:PORT") as caught:
         split_address(text)
     assert caught.value.exit_code == EXIT_REFUSED
 
@@ -222,7 +222,7 @@ def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("nosuch=1", "there is no setting nosuch"), ("disk_full_ratio=0.1", "disk ratios must rise")],
+    [("nosuch=1", "there is no setting nosuch"), ("disk_full_ratio=0.1", "disk ratios must ascend")],
 )
 def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Path, setting: str, words: str) -> None:
     with pytest.raises(CommandFailed, match=f"^{words}"):
@@ -233,10 +233,10 @@ def test_dev_finds_mistakes_in_settings_before_it_touches_anything(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "which replicas does the group have"),
+        ({}, "--peers is missing"),
         ({"node_id": "n0"}, "A group of one replica: --peers n0@"),
-        ({"peers": "n0@127.0.0.1:1,n1@127.0.0.1:2,n2@127.0.0.1:3"}, "which replica is this"),
-        ({"join": True, "replication_listen": "127.0.0.1:1"}, "which replica is this"),
+        ({"peers": "n0@127.0.0.1:1,n1@127.0.0.1:2,n2@127.0.0.1:3"}, "--node-id is missing"),
+        ({"join": True, "replication_listen": "127.0.0.1:1"}, "--node-id is missing"),
     ],
 )
 def test_a_broker_that_is_not_told_which_replica_it_is_makes_no_directory(

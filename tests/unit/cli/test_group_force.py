@@ -80,9 +80,9 @@ def test_dry_run_is_the_default_and_says_what_may_be_lost(tmp_path: Path) -> Non
             "n0 becomes the only voter, at a:1",
             "Removed from the group: n1, n2",
             "Entries 101 to 105 are kept and become committed",
-            "Every message and offset behind entry 105",
+            "All messages and offsets after entry 105",
             "never run again with their old directories: n1, n2",
-            "nothing was changed; --yes does it",
+            "nothing was changed; pass --yes to make this change",
         ):
             assert line in result.output
     assert content(tmp_path) == before
@@ -103,14 +103,14 @@ def test_yes_makes_it_the_only_voter_in_steps_that_a_new_replica_accepts(tmp_pat
     core.tick(100.0)
     assert core.take_effects().role is not None, "it is elected by itself"
     log.close()
-    assert "n0 is the only voter already" in str(refusal(run(tmp_path, "--yes")))
+    assert "n0 is already the only voter" in str(refusal(run(tmp_path, "--yes")))
 
 
 @pytest.mark.parametrize(
     ("conf", "said"),
     [
-        (ConfState((N0, N1, N3), (N0, N1, N2), (), THREE.addresses), "on their way out n0 n1 n2"),
-        (ConfState((N1, N2), (), (N0,), THREE.addresses), "n0 is a learner: it may be far behind"),
+        (ConfState((N0, N1, N3), (N0, N1, N2), (), THREE.addresses), "outgoing n0 n1 n2"),
+        (ConfState((N1, N2), (), (N0,), THREE.addresses), "n0 is a learner: it may lack many"),
         (ConfState((N0, N1, N2), (), (N3,), THREE.addresses), "Removed from the group: n1, n2, n3"),
     ],
 )
@@ -136,7 +136,7 @@ def test_replica_that_abstains_says_so_and_votes_again(tmp_path: Path) -> None:
 
 def test_members_that_only_the_settings_name(tmp_path: Path) -> None:
     filled(tmp_path, noted=None)
-    assert "does not say where other replicas reach n0: --address" in str(refusal(run(tmp_path)))
+    assert "does not contain the replication address of n0: pass --address" in str(refusal(run(tmp_path)))
     result = run(tmp_path, "--address", "d:7", "--yes")
     assert "its files do not say who belongs to the group" in result.output
     log = opened(tmp_path)

@@ -55,12 +55,12 @@ def test_a_secret_is_exchanged_in_two_steps(tmp_path: Path, n0: Path) -> None:
     for directory in (n0, n1):
         assert run("drop-old", "--data-dir", directory).exit_code == 0
         assert secrets_of(directory) == (new,)
-    assert "one secret only" in refusal(run("drop-old", "--data-dir", n0))
+    assert "only one secret" in refusal(run("drop-old", "--data-dir", n0))
 
 
 def test_a_replica_is_not_cut_off_by_mistake(tmp_path: Path, n0: Path) -> None:
     before = secrets_of(n0)
-    assert "cut off from its group" in refusal(run("set", "--data-dir", n0, stdin="ab" * 32))
+    assert "cut the replica off from its group" in refusal(run("set", "--data-dir", n0, stdin="ab" * 32))
     for garbage in ("", "hello", "ab" * 31, "\xff" * 64):
         assert "standard input" in refusal(run("set", "--data-dir", n0, stdin=garbage))
     assert secrets_of(n0) == before

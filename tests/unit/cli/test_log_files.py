@@ -80,7 +80,7 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     assert "in use by process" in str(refusal(run("trust", data_dir, "--accept-loss")))
     log.close()
     said = run("verify", data_dir).output
-    assert "abstains: it may lack entries" in said
+    assert "abstains: it may have lost" in said
     assert f"raftmq log trust {data_dir} --accept-loss" in said
     found = json.loads(run("verify", data_dir, "--json").output)
     assert (found["abstaining"], found["last_index"], found["last_term"]) == (True, 99, 1)
@@ -93,7 +93,7 @@ def test_trust_lets_an_abstaining_replica_vote_again(data_dir: Path) -> None:
     assert result.exit_code == 0
     assert result.output.endswith("it votes again\n")
     assert "abstains" not in run("verify", data_dir).output
-    assert run("trust", data_dir, "--accept-loss").output.endswith("nothing changed\n")
+    assert run("trust", data_dir, "--accept-loss").output.endswith("no change\n")
     told = json.loads(run("trust", data_dir, "--accept-loss", "--json").output)
     assert told == {"directory": str(data_dir / "commitlog"), "was_abstaining": False, "last_index": 99, "last_term": 1}
     log = opened(data_dir)
@@ -124,7 +124,7 @@ def test_cut_gives_up_what_lies_behind_the_damage_when_a_person_says_so(data_dir
     rows = json.loads(run("dump", data_dir, "--json").output)
     first = next(at for at, row in enumerate(rows) if row.get("note") == "damaged")
     said = str(refusal(run("cut", data_dir)))
-    assert f"would end with entry {rows[first - 1]['index']}, in front of the damage" in said
+    assert f"would end with entry {rows[first - 1]['index']}, before the damage" in said
     assert (
         f"Intact entries from index {rows[first + 1]['index']} on would be lost, too (the log is damaged in 2" in said
     )

@@ -91,7 +91,7 @@ def test_directory_with_data_is_refused_and_left_alone(backup: Path, tmp_path: P
     (tmp_path / "n1" / "commitlog").mkdir(parents=True)
     failed = refusal(run(backup, f"n0={tmp_path / 'n0'}", f"n1={tmp_path / 'n1'}"))
     assert failed.exit_code == EXIT_REFUSED
-    assert "n1 has data in it, nothing was restored: commitlog" in str(failed)
+    assert "n1 contains data, nothing was restored: commitlog" in str(failed)
     assert not (tmp_path / "n0").exists()
     assert not list((tmp_path / "n1" / "commitlog").iterdir())
 
@@ -108,11 +108,11 @@ def test_secret_may_be_there_and_an_unfinished_attempt_is_begun_anew(backup: Pat
 @pytest.mark.parametrize(
     ("targets", "peers", "reason"),
     [
-        (["/data"], PEERS, "is no NODE=DATA_DIR"),
+        (["/data"], PEERS, "is not NODE=DATA_DIR"),
         (["n3=/data"], PEERS, "n3 is not among the peers"),
         (["n0=/data", "n0=/other"], PEERS, "is given twice"),
         (["n0=/data", "n1=/data"], PEERS, "is given twice"),
-        (["n0=/data"], "n0", "is no ID@HOST:PORT"),
+        (["n0=/data"], "n0", "is not ID@HOST:PORT"),
     ],
 )
 def test_what_makes_no_sense_is_refused(backup: Path, targets: list[str], peers: str, reason: str) -> None:

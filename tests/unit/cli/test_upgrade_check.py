@@ -115,7 +115,7 @@ def test_a_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
     assert (report.safe, report.next) == (False, "n2")
     assert report.reason.startswith("n2 does not answer; start it")
     assert keep_reasons(report)["n2"] == ""
-    words = "n2 does not answer: without n0, 1 healthy voters are left, a majority is 2"
+    words = "n2 does not answer: without n0, only 1 healthy voters are left, and a majority is 2"
     assert keep_reasons(report)["n0"] == words
 
 
@@ -124,7 +124,7 @@ def test_a_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
     [
         (figures("n2", **NEW), {"n2": 400}, "n2 lacks 600 entries"),
         (figures("n2", applied=100, **NEW), {}, "n2 has not applied 900 entries"),
-        (figures("n2", abstaining="true", **NEW), {}, "n2 does not vote before it has caught up"),
+        (figures("n2", abstaining="true", **NEW), {}, "n2 does not vote until it has caught up"),
     ],
 )
 def test_a_member_that_has_just_come_back_is_waited_for(
@@ -154,7 +154,7 @@ def test_a_small_group_stands_still_meanwhile(voters: int) -> None:
     replicas = [figures(node, "leader" if node == "n0" else "follower", **NEW) for node in members]
     report = report_of(*replicas, members=members)
     assert not report.safe
-    assert report.reason == f"the group has {voters} voters: it stands still while one of them is stopped"
+    assert report.reason == f"the group has {voters} voters: it accepts no writes while one of them is stopped"
 
 
 def test_a_learner_can_always_be_stopped() -> None:

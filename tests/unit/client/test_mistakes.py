@@ -46,7 +46,7 @@ make_admin: Any = Admin
         (partial(make_any, NAMESRV, "G", consume_from="earliest"), "'earliest' is neither 'first' nor 'last' nor"),
         (partial(make_pull, NAMESRV, "G", consume_from=0), "0 is neither 'first' nor 'last' nor"),
         (partial(PullConsumer, NAMESRV, "G", consume_from=dt.datetime(2026, 1, 1)), "needs a time zone"),  # noqa: DTZ001
-        (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=3), "goes with ordered=False"),
+        (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=3), "needs ordered=False"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_it_is_written(make: Callable[[], object], said: str) -> None:
@@ -92,7 +92,7 @@ def test_tags_are_one_text() -> None:
     [
         ({"body": "text"}, "must be bytes, not str"),
         ({"tags": ["a"]}, "one tag"),
-        ({"tags": "a || b"}, "one tag; 'a || b' is what consumers"),
+        ({"tags": "a || b"}, "one tag; 'a || b' is a filter for several"),
         ({"keys": "order-1"}, "in a list: 'order-1'"),
         ({"sharding_key": 7}, "a sharding key is a text, not 7"),
         ({"delay": dt.timedelta(seconds=1)}, "a number of seconds, not datetime.timedelta"),

@@ -96,7 +96,7 @@ async def test_who_owes_an_answer_and_is_silent_is_asked_about_and_ended_when_an
     assert lost_early is None
     scene.leader = "new:1"
     await scene.until(7.25)
-    assert scene.end.lost == "not a byte for 2.2 s, and new:1 leads now"
+    assert scene.end.lost == "no data for 2.2 s, and new:1 leads now"
     await scene.until(9.0)
     assert scene.asked_at[-1] == 7.25
 

@@ -224,11 +224,11 @@ def test_frames_of_a_chunk_are_cut_and_the_rest_is_kept() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"bytesMax": "1e3"}, "the field bytesMax: '1e3' is no integer"),
-        ({"bytesMax": "true"}, "the field bytesMax: 'true' is no integer"),
+        ({"bytesMax": "1e3"}, "the field bytesMax: '1e3' is not an integer"),
+        ({"bytesMax": "true"}, "the field bytesMax: 'true' is not an integer"),
         ({"bodies": "maybe"}, "the field bodies: 'maybe' is neither true nor false"),
         ({"allowLeader": "1"}, "the field allowLeader: '1' is neither true nor false"),
-        ({"waitMs": "1.0"}, "the field waitMs: '1.0' is no integer"),
+        ({"waitMs": "1.0"}, "the field waitMs: '1.0' is not an integer"),
     ],
 )
 def test_bulk_requests_take_no_lax_values(given: dict[str, str], reason: str, serialization: int) -> None:

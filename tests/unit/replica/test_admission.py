@@ -117,7 +117,9 @@ def test_a_stale_table_does_not_spread() -> None:
 def test_an_unknown_caller_must_show_a_newer_configuration_with_both() -> None:
     behind = Side("n0", THREE, conf_index=7)
     assert behind.hears(Side("n3", FOUR, conf_index=9)) is None
-    assert "'n3' is no member of the group as of configuration 7" in str(behind.hears(Side("n3", FOUR, conf_index=7)))
+    assert "'n3' is not a member of the group as of configuration 7" in str(
+        behind.hears(Side("n3", FOUR, conf_index=7))
+    )
     assert "no member" in str(behind.hears(Side("n3", {"n1": "b:1", "n3": "d:1"}, conf_index=9)))
 
 

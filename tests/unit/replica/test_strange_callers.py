@@ -171,7 +171,7 @@ async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
         (Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'g'", "'h'")),
         (Hello(CLUSTER, "g", "n1", "n2", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'n0'", "'n2'")),
         (Hello(CLUSTER, "g", "n0", "n0", SEGMENT_BYTES, "bulk", addresses=ADDRESSES), ("'n0' is this node itself",)),
-        (Hello(CLUSTER, "g", "n9", "n0", SEGMENT_BYTES, "bulk"), ("'n9' is no member",)),
+        (Hello(CLUSTER, "g", "n9", "n0", SEGMENT_BYTES, "bulk"), ("'n9' is not a member",)),
         (Hello(CLUSTER, "g", "n1", "n0", 99, "bulk", addresses=ADDRESSES), (str(SEGMENT_BYTES), "99 at 'n1'")),
         (
             Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "bulk", addresses={"n0": "x:1", "n1": "x:2"}),

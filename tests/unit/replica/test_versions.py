@@ -48,13 +48,13 @@ def test_the_newest_version_that_both_speak(ours: list[int], theirs: list[int]) 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        (speaks(5, 6), "replication versions 3 to 4 are spoken here, 5 to 6 by 'n1'"),
-        (speaks(1, 2), "replication versions 3 to 4 are spoken here, 1 to 2 by 'n1'"),
+        (speaks(5, 6), "replication versions 3 to 4 are supported here, 5 to 6 by 'n1'"),
+        (speaks(1, 2), "replication versions 3 to 4 are supported here, 1 to 2 by 'n1'"),
         (speaks(4, 3), "replication versions 4 to 3 are none"),
         (speaks(0, 3), "replication versions 0 to 3 are none"),
         (speaks(3, 256), "replication versions 3 to 256 are none"),
-        (Software(level=2, level_newest=1), "the group is at format level 2, 'n1' understands none above 1"),
-        (Software(level=4, level_newest=4), "the group is at format level 4 as 'n1' knows, this replica understands "),
+        (Software(level=2, level_newest=1), "the group is at format level 2, 'n1' supports none above 1"),
+        (Software(level=4, level_newest=4), "the group is at format level 4 as 'n1' knows, this replica supports "),
         (Software(level=0, level_newest=2), "format levels 0 and 2 are none"),
         (Software("x" * 65, level_newest=2), "at most 64 characters"),
         (Software("1.0\n", level_newest=2), "at most 64 characters"),
@@ -84,9 +84,9 @@ def test_whoever_is_refused_is_refused_by_both_sides() -> None:
     new.level = 2
     assert (
         new.why_not(old.hello(NodeId("n1"), "bulk", "1"))
-        == "the group is at format level 2, 'n0' understands none above 1"
+        == "the group is at format level 2, 'n0' supports none above 1"
     )
-    assert "at format level 2 as 'n1' knows, this replica understands none above 1" in str(
+    assert "at format level 2 as 'n1' knows, this replica supports none above 1" in str(
         old.why_not(new.hello(NodeId("n0"), "bulk", "1"))
     )
     assert "at format level 2 as 'n1' knows" in str(old.why_not_welcome("n1", new.welcome("1", None, old.software)))
@@ -156,10 +156,10 @@ async def test_a_group_of_two_versions(tmp_path: Path) -> None:
 @pytest.mark.trio
 async def test_replicas_without_a_common_version(tmp_path: Path) -> None:
     async with group_of(tmp_path, (OLDEST_VERSION, NEWEST_VERSION), (NEWEST_VERSION + 1, NEWEST_VERSION + 2)) as nodes:
-        words = f"replication versions {NEWEST_VERSION + 1} to {NEWEST_VERSION + 2} are spoken here, "
+        words = f"replication versions {NEWEST_VERSION + 1} to {NEWEST_VERSION + 2} are supported here, "
         first, second = nodes
         await first.wait_until(lambda node: words in node.transport.failures.get(NodeId("n1"), ""))
-        await second.wait_until(lambda node: "are spoken here" in node.transport.failures.get(NodeId("n0"), ""))
+        await second.wait_until(lambda node: "are supported here" in node.transport.failures.get(NodeId("n0"), ""))
         assert first.transport.software(NodeId("n1")) is None
         assert not first.replica.core.ready
 

@@ -37,13 +37,13 @@ def test_dropped_prefix_is_gone_for_readers_and_on_disk() -> None:
     assert log.term_runs == [(5, 2), (6, 5)]
     assert log.read_entries(5, 10_000) == whole
     assert names(home) == [f"{start:020d}" for start in (2048, 3072, 4096)]
-    with pytest.raises(EntryGone, match="index 4 is gone, the log begins at index 5"):
+    with pytest.raises(EntryGone, match="index 4 is deleted, the log begins at index 5"):
         log.locate(4)
     with pytest.raises(EntryGone):
         log.read_entries(2, 1)
     with pytest.raises(EntryGone):
         log.chain_at(3)
-    with pytest.raises(EntryGone, match="position 2047 is gone, the log begins at position 2048"):
+    with pytest.raises(EntryGone, match="position 2047 is deleted, the log begins at position 2048"):
         log.pread(2047, 10)
     with pytest.raises(EntryGone):
         log.read_range(1024, 10)

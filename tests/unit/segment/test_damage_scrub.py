@@ -58,7 +58,7 @@ def test_missing_file_is_damage_as_is_a_lost_sector_and_a_failing_disk_is_not(ho
     with pytest.raises(StorageFailed):
         scrub.step()
     home.disk.fail("pread", errno.EIO)
-    with pytest.raises(StorageCorrupt, match="the disk does not give it"):
+    with pytest.raises(StorageCorrupt, match="the disk cannot read it"):
         scrub.step()
     home.disk.truncate(home.disk.open(home.segment(4096)), 1000)
     with pytest.raises(StorageCorrupt, match="segment is 1000 bytes long"):

@@ -61,7 +61,7 @@ def test_blank_that_nothing_follows_is_not_torn(home: LogHome) -> None:
     assert found.verdict == INTACT
     assert "intact: entries are good up to index 2" in said(found)
     log = home.open()
-    assert log.found.endswith("its file was closed behind it, and the next one has no entry")
+    assert log.found.endswith("its file was closed after it, and the next one has no entry")
     assert not any(home.disk.content(home.segment())[end:])
     home.put(log, b"small")
     assert log.locate(3).pos == end
@@ -83,12 +83,12 @@ def test_damaged_range_is_repairable(full: LogHome) -> None:
     full.disk.flip_bit(full.segment(), 360)
     found = report(full)
     assert found.verdict == DAMAGED_STATE
-    assert "bytes 300..400 are damaged; repairable from peers, entry 5 behind them is intact" in said(found)
+    assert "bytes 300..400 are damaged; repairable from peers, entry 5 after them is intact" in said(found)
 
 
 def test_damaged_end(full: LogHome) -> None:
     full.disk.flip_bit(full.segment(3 * 4096), 960)
-    assert "nothing vouches for their end" in said(report(full))
+    assert "unknown end" in said(report(full))
 
 
 def test_gap_between_segments(full: LogHome) -> None:

@@ -110,7 +110,7 @@ def test_real_directory_is_made_locked_and_reopened(tmp_path: Path) -> None:
 
 
 def test_foreign_and_unfinished_files(home: LogHome) -> None:
-    """A preparation that was cut off goes; what is none of ours stays."""
+    """A preparation that was cut off goes; what is not one of ours stays."""
     home.put(home.open(), b"body")
     home.close_all()
     home.disk.close(home.disk.open("/data/log/00000000000000004096.tmp", create=True))

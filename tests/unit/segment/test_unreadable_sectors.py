@@ -48,7 +48,7 @@ def test_a_running_log_takes_it_for_damage(home: LogHome) -> None:
         lambda: log.read_entries(hurt, 1000),
         lambda: log.files.pread_disk(2 * BLOCK_BYTES, 100),
     ):
-        with pytest.raises(StorageCorrupt, match="the disk does not give it"):
+        with pytest.raises(StorageCorrupt, match="the disk cannot read it"):
             read()
     assert told
     other = log.locate(140)

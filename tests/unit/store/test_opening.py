@@ -233,5 +233,5 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(
     monkeypatch.setattr("mq.store.checkpoint.open", read, raising=False)
     opened = open_store(str(tmp_path), TINY)
     assert opened.checkpoint == Checkpoint()
-    assert "the disk does not give it" in (opened.rebuild_reason or "")
+    assert "the disk cannot read it" in (opened.rebuild_reason or "")
     replay(opened, log)
