@@ -36,7 +36,7 @@ def test_of_many_that_are_due_together_and_were_stored_anew_each_is_found(machin
     machine.settle()
     assert {client.outcome for client in clients} == {"recalled"}
     client: Any = Client()
-    with pytest.raises(RequestRefused, match="no such message waits"):
+    with pytest.raises(RequestRefused, match="no such pending message"):
         machine.recalls.handle(Call(client, recall_request("nobody", START_MS + 3 * DAY, 0), b"", 0))
 
 
