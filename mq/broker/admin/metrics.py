@@ -167,7 +167,6 @@ class BrokerMetrics:
         room = self._settings.metrics_series_max
         limited = 0
         if self._context.appender.is_open:
-            self._stats.look()
             for gather in (self._topics, self._lag, self._connections):
                 more = yield from gather()
                 kept, dropped = _within(more, room)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from mq.broker.admin import stats
+from mq.broker.admin.stats import Stats
 from mq.broker.base import counters
 from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, TrafficCounters
+from tests.unit.broker.contexts import context_of
 
 
 class Running:
@@ -98,3 +104,67 @@ def test_a_series_takes_about_a_kilobyte() -> None:
         series.sample(number, number)
     rings = (series._minute, series._hour, series._day)
     assert sum(ring.itemsize * len(ring) for ring in rings) <= 1000
+
+
+class Queues:
+    """A store with so many queues, one to a topic; each time somebody looks, each has got one more message."""
+
+    def __init__(self, count: int) -> None:
+        self.clock = 0.0
+        self._queues = [
+            SimpleNamespace(topic=f"T{number}", queue_id=0, min_offset=0, max_offset=0) for number in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def queues(self) -> list[Any]:
+        return self._queues
+
+    def put(self) -> None:
+        for queue in self._queues:
+            queue.max_offset += 1
+
+    def stats(self, monkeypatch: pytest.MonkeyPatch) -> Stats:
+        monkeypatch.setattr(stats, "_sizes", lambda queue, start, end: 100 * (end - start))
+        return Stats(
+            context_of(
+                settings__cluster="c",
+                store=self,
+                clock=lambda: self.clock,
+                wall_clock_ms=lambda: 0,
+                traffic=TrafficCounters(0, 1),
+            )
+        )
+
+
+def test_many_queues_are_looked_at_in_turns_that_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Queues(600)
+    kept = store.stats(monkeypatch)
+    store.put()
+    store.clock = 1.0
+    seen = []
+    for _ in range(8):
+        before = kept.figures.puts.nums
+        kept.look_on()
+        seen.append(kept.figures.puts.nums - before)
+        store.clock += 0.1
+    assert seen == [250, 250, 100, 0, 0, 0, 0, 0], "the next round begins a second after this one"
+    store.put()
+    store.clock = 2.0
+    for _ in range(3):
+        kept.look_on()
+    assert kept.figures.puts.nums == 1200
+    kept.look()
+    assert kept.figures.puts.nums == 1200, "there are too many to look at all of them at once"
+
+
+def test_few_queues_are_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Queues(3)
+    kept = store.stats(monkeypatch)
+    store.put()
+    kept.look()
+    assert kept.figures.puts.nums == 0, "not that soon again"
+    store.clock = 1.0
+    kept.look()
+    assert kept.figures.puts.nums == 3
