@@ -27,7 +27,8 @@ STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench bench-peers
-.PHONY: bench-steady bench-store bench-special bench-once bench-fair bench-failover bench-spark fmt sim lock clean
+.PHONY: bench-steady bench-store bench-special bench-metrics bench-once bench-fair bench-failover bench-spark fmt sim lock
+.PHONY: clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -45,6 +46,7 @@ help:
 	@echo 'make bench-steady   a load that lasts, and the work that it leaves; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
+	@echo 'make bench-metrics   what a scrape of /metrics costs, with few and with many topics; writes docs/performance.md'
 	@echo 'make bench-fair   what clients notice of others that ask for much; writes docs/performance.md'
 	@echo 'make bench-once   each delayed and transactional message is visible once while leaders die; writes a report'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
@@ -154,6 +156,9 @@ bench-store: $(INSTALLED)
 
 bench-special: $(INSTALLED)
 	@$(PY) -m benchmarks.special $(ARGS)
+
+bench-metrics: $(INSTALLED)
+	@$(PY) -m benchmarks.scraping $(ARGS)
 
 bench-fair: $(INSTALLED)
 	@$(PY) -m benchmarks.fair $(ARGS)

@@ -1,0 +1,179 @@
+"""What metrics cost. ``python -m benchmarks.scraping`` (``make bench-metrics``).
+
+- ``cost``: one broker takes messages of 128 B, 4x256, as fast as it can; in every other window its ``/metrics`` is
+  scraped once a second, fifteen times as often as `deploy/prometheus/prometheus.yml` does. CPU time of the broker for
+  each message, with and without.
+- ``large``: a broker with 1,000 topics, and 1,000 consumer groups that have consumed one topic each. How long a scrape
+  takes that finds nothing ready, and how long a request of a client waits at most meanwhile: requests go to the broker
+  one after the other all the time, and those under way during a scrape are compared with the others.
+
+Nothing is added to the path of a message for metrics, so there is no broker without them to compare with: what can
+cost something is a scrape.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.frames import topic_name
+from benchmarks.store_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
+from benchmarks.suite import Suite
+from mq.cli.dev_cluster import DevCluster
+from mq.client import Message, Producer, PullConsumer
+from mq.client.net.client_core import ClientCore
+from mq.monitoring.cpu_time import cpu_seconds
+from mq.monitoring.http import KEPT_SECONDS
+from mq.protocol.codes import RequestCode
+from mq.settings import metrics_address_beside
+
+SCRAPE_SECONDS = 1.0
+CONFIGURED_SECONDS = 15.0
+"""How often deploy/prometheus/prometheus.yml scrapes."""
+NAMES = 1000
+SCRAPES = 40
+PAUSE_SECONDS = 0.0005
+
+
+async def scrape(cluster: DevCluster) -> tuple[float, int]:
+    """Ask the broker for its metrics; returns how many seconds that took, and how many samples came."""
+    address = metrics_address_beside(("127.0.0.1", cluster.port("n0")))
+    assert address is not None, "a broker without a port for metrics"
+    url = "http://{}:{}/metrics".format(*address)
+
+    def get() -> bytes:
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - the address above
+            body: bytes = answer.read()
+            return body
+
+    begin = time.perf_counter()
+    body = await trio.to_thread.run_sync(get)
+    return time.perf_counter() - begin, sum(not line.startswith(b"#") for line in body.splitlines())
+
+
+async def measure_cost(plan: Plan, directory: Path, note: Note) -> None:
+    """CPU time for each message, scraped and not, window by window in turn."""
+    pairs = plan.windows
+    windows = Plan(**vars(plan) | {"windows": 2 * pairs})
+    async with one_broker(directory) as cluster:
+        await create_topics(cluster, 1)
+        job = job_for(cluster, windows, in_flight=256)
+
+        async def scrape_in_odd_windows() -> None:
+            for window in range(1, 2 * pairs, 2):
+                begin = job.begin + window * job.window_seconds
+                for at in _steps(begin, begin + job.window_seconds - SCRAPE_SECONDS / 2, SCRAPE_SECONDS):
+                    await trio.sleep(at - time.clock_gettime(time.CLOCK_MONOTONIC))
+                    await scrape(cluster)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scrape_in_odd_windows)
+            report, cpu = await run_load(cluster, job)
+            nursery.cancel_scope.cancel()
+    us = [1e6 * seconds / messages for seconds, messages in zip(cpu, report.messages, strict=True)]
+    without, scraped = us[0::2], us[1::2]
+    growth = [100 * (on / off - 1) for off, on in zip(without, scraped, strict=True)]
+    share = CONFIGURED_SECONDS / SCRAPE_SECONDS
+    note(Figure("cost", "CPU of the broker, not scraped", statistics.median(without), "us/message"))
+    note(Figure("cost", "CPU of the broker, scraped once a second", statistics.median(scraped), "us/message"))
+    note(Figure("cost", "median growth of neighbouring windows", statistics.median(growth), "%"))
+    note(Figure("cost", f"of that, scraped every {share:g} s", statistics.median(growth) / share, "%", 1))
+
+
+def _steps(begin: float, end: float, step: float) -> Iterator[float]:
+    return itertools.takewhile(lambda at: at < end, itertools.count(begin, step))
+
+
+@dataclass
+class Probe:
+    """Requests to a broker, one after the other, and how long each took."""
+
+    quiet: list[float] = field(default_factory=list)
+    scraped: list[float] = field(default_factory=list)
+    is_scraped: bool = False
+
+    async def run(self, cluster: DevCluster) -> None:
+        """Ask for ever. What began or ended during a scrape counts as scraped."""
+        async with ClientCore.open([cluster.namesrv]) as remoting:
+            while True:
+                began_scraped, begin = self.is_scraped, time.perf_counter()
+                ext = {"topic": topic_name(0), "queueId": "0"}
+                await remoting.call(cluster.address("n0"), RequestCode.GET_MIN_OFFSET, ext)
+                taken = time.perf_counter() - begin
+                (self.scraped if began_scraped or self.is_scraped else self.quiet).append(taken)
+                await trio.sleep(PAUSE_SECONDS)
+
+    @contextmanager
+    def scraping(self) -> Iterator[None]:
+        """A scrape is under way."""
+        self.is_scraped = True
+        try:
+            yield
+        finally:
+            self.is_scraped = False
+
+
+async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
+    """Many topics and groups."""
+    names = NAMES // 100 if plan.quick else NAMES
+    async with one_broker(directory) as cluster:
+        await create_topics(cluster, names)
+        await _consume_everything(cluster, names)
+        probe, seconds, samples, cpu = Probe(), list[float](), 0, list[float]()
+        pid = cluster.pid("n0")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(probe.run, cluster)
+            await trio.sleep(plan.warmup)
+            for _ in range(SCRAPES // 10 if plan.quick else SCRAPES):
+                await trio.sleep(KEPT_SECONDS)  # until nothing is kept any more
+                before = cpu_seconds(pid)
+                with probe.scraping():
+                    taken, samples = await scrape(cluster)
+                seconds.append(taken)
+                cpu.append(cpu_seconds(pid) - before)
+            nursery.cancel_scope.cancel()
+    note(Figure("large", f"samples, {names:,} topics and groups", samples, ""))
+    note(Figure("large", "a scrape, median", 1e3 * statistics.median(seconds), "ms", 100))
+    note(Figure("large", "a scrape, longest", 1e3 * max(seconds), "ms"))
+    note(Figure("large", "CPU of the broker during a scrape", 1e3 * statistics.mean(cpu), "ms"))
+    for name, waits in (("no scrape", probe.quiet), ("a scrape", probe.scraped)):
+        p99 = statistics.quantiles(waits, n=100)[-1]
+        note(Figure("large", f"a client's request during {name}, median", 1e3 * statistics.median(waits), "ms"))
+        note(Figure("large", f"a client's request during {name}, p99", 1e3 * p99, "ms"))
+    worst = 1e3 * (max(probe.scraped) - statistics.median(probe.quiet))
+    note(Figure("large", "added to a request by a scrape, at most", worst, "ms", 5))
+
+
+async def _consume_everything(cluster: DevCluster, names: int) -> None:
+    """Each topic has a message, and a group of its own that has got it."""
+    async with Producer(cluster.namesrv) as producer:
+        await producer.send_many(Message(topic_name(number), b"x") for number in range(names))
+    limit = trio.CapacityLimiter(32)
+
+    async def consume(number: int) -> None:
+        topic = topic_name(number)
+        async with limit, PullConsumer(cluster.namesrv, f"group-{number}", consume_from="first") as consumer:
+            await consumer.assign(await consumer.queues(topic))
+            await consumer.poll(timeout=5)
+            await consumer.commit()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(names):
+            nursery.start_soon(consume, number)
+
+
+CASES: dict[str, Measure] = {"cost": measure_cost, "large": measure_large}
+
+METRICS = Suite("metrics", __doc__, CASES)
+
+if __name__ == "__main__":
+    METRICS.main()
