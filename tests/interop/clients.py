@@ -37,7 +37,7 @@ class Client(Protocol):
 
     @property
     def skips(self) -> Mapping[str, str]:
-        """Scenarios that this client cannot play, and why."""
+        """Scenarios that this client cannot play, and why; "NAME SECURITY" if with one kind of security only."""
 
     @property
     def unable(self) -> Mapping[str, str]:
@@ -177,6 +177,7 @@ class GoClient:
             "lite-pull": "this client has none",
             "lookup": "this client has none",
             **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
+            "admin acl": "this client signs a single request of its admin client",
             "requests-killed": "this client crashes when a request cannot be sent",
             **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
             **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
@@ -273,7 +274,10 @@ class RustClient:
 
     @property
     def skips(self) -> Mapping[str, str]:
-        return dict.fromkeys(("mqadmin", "users"), "a tool of the Java client")
+        return {
+            **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
+            "pull tls": "the pull consumer of this client switches TLS off",
+        }
 
     @property
     def _output(self) -> Path:

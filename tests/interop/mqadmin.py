@@ -166,7 +166,7 @@ def markdown(versions: Mapping[str, str], *, machine: str, date: str) -> str:
         "",
         *_INTRODUCTION,
         "",
-        f"| command | arguments | {' | '.join(versions.values())} | |",
+        f"| command | arguments | {' | '.join(map(_release, versions.values()))} | said |",
         f"|---|---|{'---|' * len(versions)}---|",
     ]
     for step in STEPS:
@@ -186,9 +186,14 @@ _INTRODUCTION = (
     "",
     f"- {WORKS}: it did what it says, and its output was checked for it.",
     f"- {ENDLESS}: it goes on until it is stopped; it was stopped after {ENDLESS_SECONDS:g} s, and had worked so far.",
-    f"- {REFUSED}: nothing was done, and the answer says why. It is in the last column.",
+    f"- {REFUSED}: nothing was done, and the answer says why; it is in the last column.",
     f"- {NO_REQUEST}: it sends no request to brokers or name servers, but reads files of a RocketMQ broker.",
 )
+
+
+def _release(version: str) -> str:
+    """4.9.8 of what Java's library calls V4_9_8."""
+    return version.partition(",")[0].lstrip("V").replace("_", ".")
 
 
 def _code(text: str) -> str:

@@ -123,7 +123,8 @@ class Performance:
 
     async def _play(self, servers: Servers, address: str, scenario: Scenario) -> None:
         servers.check()
-        if (why := self.client.skips.get(scenario.name)) is not None:
+        skips = self.client.skips
+        if why := skips.get(scenario.name) or skips.get(f"{scenario.name} {self.security.name}"):
             self._note(self._outcome(scenario, passed=None, note=why))
             return
         directory = self.directory / scenario.name

@@ -19,7 +19,7 @@ final class Scene {
     static final int QUEUES = 4;
     private static final long PATIENCE_MS = 60_000;
     /** Several programs and a cluster on a small machine: the first request of a young virtual machine takes its time. */
-    private static final int SLOW_MS = 10_000;
+    static final int SLOW_MS = 10_000;
 
     // Names of instances begin with it as well: replies go by them, and several programs may run on this machine.
     final String namesrv;

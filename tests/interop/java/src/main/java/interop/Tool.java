@@ -30,6 +30,7 @@ final class Tool {
     static void run(Scene scene) throws Exception {
         AtomicInteger count = new AtomicInteger();
         DefaultMQPushConsumer consumer = Tracing.consumer(scene, "a");
+        consumer.setMqClientApiTimeout(Scene.SLOW_MS);
         consumer.subscribe(scene.topic, "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             count.addAndGet(messages.size());
@@ -37,6 +38,7 @@ final class Tool {
         });
         consumer.start();
         DefaultMQProducer producer = Tracing.producer(scene);
+        producer.setSendMsgTimeout(Scene.SLOW_MS);
         Message message = scene.message("m");
         message.setKeys("the-key");
         SendResult sent = producer.send(message);
