@@ -321,9 +321,11 @@ class SyncDelivery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._facade._call_now(self._delivery.settle, error)
-        if self._delivery.work is not None:
-            self._delivery.work.__exit__(kind, error, traceback)
+        try:
+            self._facade._call_now(self._delivery.settle, error)
+        finally:
+            if self._delivery.work is not None:
+                self._delivery.work.__exit__(kind, error, traceback)
 
 
 class SyncPullConsumer(_Facade[PullConsumer], of=PullConsumer):

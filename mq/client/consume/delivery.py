@@ -164,9 +164,11 @@ class Delivery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.settle(error)
-        if self.work is not None:
-            self.work.__exit__(kind, error, traceback)
+        try:
+            self.settle(error)
+        finally:
+            if self.work is not None:
+                self.work.__exit__(kind, error, traceback)
 
     def settle(self, error: BaseException | None) -> None:
         """Unless that was done already: acknowledge, or with an error give back."""
