@@ -27,8 +27,8 @@ STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench bench-peers
-.PHONY: bench-steady bench-store bench-special bench-metrics bench-once bench-fair bench-failover bench-spark fmt sim lock
-.PHONY: clean
+.PHONY: bench-steady bench-gate bench-store bench-special bench-metrics bench-once bench-fair bench-failover bench-spark
+.PHONY: fmt sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -43,6 +43,7 @@ help:
 	@echo 'make docker-image   the container image raftmq:local; needs Docker'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'
 	@echo 'make bench-peers   raftmq beside RocketMQ, NATS, RabbitMQ and etcd, as far as they are here; writes docs/performance.md'
+	@echo 'make bench-gate   instructions per message against benchmarks/gate/baseline.json; needs valgrind'
 	@echo 'make bench-steady   a load that lasts, and the work that it leaves; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
@@ -147,6 +148,9 @@ bench: $(INSTALLED)
 
 bench-peers: $(INSTALLED)
 	@$(PY) -m benchmarks.peers $(ARGS)
+
+bench-gate: $(INSTALLED)
+	@$(PY) -m benchmarks.gate $(ARGS)
 
 bench-steady: $(INSTALLED)
 	@$(PY) -m benchmarks.steady $(ARGS)

@@ -1,0 +1,153 @@
+"""What is counted, in the process that is counted: ``python -m benchmarks.gate.cases FILE``.
+
+Each case warms up and then counts. ``FILE`` gets the names and the numbers of messages as JSON, in order.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from benchmarks.frames import QUEUES, TOPIC, send_frame
+from benchmarks.gate.counting import Counting
+from benchmarks.gate.replication import count_replication
+from benchmarks.gate.whole_broker import count_whole_broker
+from mq.broker.net.call import Call
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.records import encode_host
+from raftlog import Refusal
+
+BODY_BYTES = 1024
+IN_CHUNK = 32
+WARM_UP, ROUNDS = 5, 30
+ENTRY_HEAD_BYTES = 48
+HOST = encode_host("127.0.0.1", 10911)
+UNIQUE_KEY = b"7F000001000000000000000000000001"
+
+
+def _chunk() -> bytes:
+    return b"".join(send_frame(slot, BODY_BYTES, slot % QUEUES) for slot in range(1, IN_CHUNK + 1))
+
+
+def count_decode(counting: Counting) -> None:
+    """Frames of a received chunk become requests."""
+    chunk = _chunk()
+
+    def decode(rounds: int) -> None:
+        for _ in range(rounds):
+            assert len(decode_chunk(chunk)[0]) == IN_CHUNK, "frames are missing"
+
+    decode(WARM_UP)
+    with counting.of("decode a send", ROUNDS * IN_CHUNK):
+        decode(ROUNDS)
+
+
+class _Log:
+    """Takes every entry, and keeps none."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.pos = ENTRY_HEAD_BYTES
+
+    def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal:
+        """See `mq.broker.write_path.appender.Log`."""
+        body, _ = build(self.pos)
+        assert len(body) == nbytes, f"{len(body)} bytes, {nbytes} were announced"
+        self.pos += nbytes + ENTRY_HEAD_BYTES
+        self.index += 1
+        return self.index
+
+
+class _Client:
+    """A connection that nobody reads."""
+
+    host = HOST
+
+    def __init__(self) -> None:
+        self.replies = 0
+
+    def send(self, data: bytes) -> None:
+        """A reply, or several."""
+        self.replies += data.count(b'"opaque"')
+
+
+def count_append(counting: Counting) -> None:
+    """Requests that were checked become an entry of the log, and their replies are sent when it is committed."""
+    log, client = _Log(), _Client()
+    appender = Appender(
+        log=log,
+        store_host=HOST,
+        reply_template=SendReplyTemplate(HOST),
+        entry_bytes_max=1 << 20,
+        rounds_in_flight=1,
+        wall_clock_ms=lambda: 1_700_000_000_000,
+        disk_used=lambda: 0.0,
+        pending_bytes_max=1 << 30,
+    )
+    appender.open()
+    queues = [NextOffset(TopicName(TOPIC), queue_id, 0) for queue_id in range(QUEUES)]
+    properties = b"UNIQ_KEY\x01%b\x02WAIT\x01true\x02TAGS\x01TagA\x02" % UNIQUE_KEY
+    connection: Any = client
+    calls: list[Call[Any]] = [
+        Call(connection, request, body, serialization) for request, body, serialization in decode_chunk(_chunk())[0]
+    ]
+
+    def append(rounds: int) -> None:
+        for _ in range(rounds):
+            for call in calls:
+                queue = queues[call.request.ext.queue_id]
+                nbytes = queue.fixed_bytes + len(call.body) + len(properties)
+                appender.pending.append((nbytes, call, queue, properties, 1234, UNIQUE_KEY))
+                appender.pending_bytes += nbytes
+            assert appender.start_round(), "nothing was appended"
+            appender.committed(log.index)
+
+    append(WARM_UP)
+    with counting.of("build, append and answer a send", ROUNDS * IN_CHUNK):
+        append(ROUNDS)
+    assert client.replies == (WARM_UP + ROUNDS) * IN_CHUNK, f"{client.replies} replies"
+
+
+def count_reply(counting: Counting) -> None:
+    """The answer to a stored message."""
+    template = SendReplyTemplate(HOST)
+
+    def render(count: int) -> None:
+        for opaque in range(count):
+            template.render(opaque, 3, 1_000_000 + opaque, 5_000_000_000 + opaque, UNIQUE_KEY)
+
+    render(WARM_UP)
+    with counting.of("render the reply to a send", ROUNDS * IN_CHUNK):
+        render(ROUNDS * IN_CHUNK)
+
+
+def main() -> None:
+    """Count all, and write what was counted."""
+    counting = Counting()
+    with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:
+        directory = Path(name)
+        gc.disable()
+        count_decode(counting)
+        count_append(counting)
+        count_reply(counting)
+        count_replication(counting, directory)
+        gc.enable()
+        clock = MockClock(rate=1.0)
+        trio.run(partial(count_whole_broker, counting, directory / "broker", clock), clock=clock)
+    Path(sys.argv[1]).write_text(json.dumps(counting.counted) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Two replicas in one process: real cores, logs and files; frames are handed over, and each write is done at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.gate.counting import Counting
+from raftlog import CommittedEntry, ConfState, CoreConfig, NodeId, RealDisk, Refusal, Replica, RoleChange, SegmentLog
+from raftlog.bootstrap import core_for
+from raftlog.net.frames import split_frames
+from raftlog.net.transport import Lane
+from raftlog.segment.writer import InlineWriter
+
+LEADER, FOLLOWER = NodeId("n0"), NodeId("n1")
+MESSAGES_PER_ENTRY = 32
+MESSAGE_BYTES = 1200
+SEGMENT_BYTES = 64 * 1024 * 1024
+WARM_UP, ROUNDS = 5, 30
+_STEP_SECONDS = 0.05
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Member:
+    """A replica, its transport and its application."""
+
+    def __init__(self, node_id: NodeId, directory: Path, clock: Callable[[], float]) -> None:
+        self.node_id = node_id
+        self.sent: list[bytes] = []
+        self._tickets: list[int] = []
+        self._log = SegmentLog.open(
+            str(directory),
+            cluster_id="gate",
+            node_id=node_id,
+            segment_bytes=SEGMENT_BYTES,
+            disk=RealDisk(),
+            writer=InlineWriter(self._tickets.append),
+        )
+        core = core_for(
+            self._log,
+            [(0, ConfState((LEADER, FOLLOWER)))],
+            node_id=node_id,
+            config=CoreConfig(),
+            rng=random.Random(node_id),
+            now=clock(),
+        )
+        self.replica = Replica(
+            core=core,
+            log=self._log,
+            transport=self,
+            application=self,
+            applied_index=0,
+            clock=clock,
+            wake=lambda: None,
+        )
+
+    def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
+        """See `raftlog.replica.PeerSender`."""
+        self.sent.append(b"".join(buffers))
+        return True
+
+    def apply(self, entries: Sequence[CommittedEntry]) -> None:
+        """See `raftlog.replica.Application`."""
+
+    def role_changed(self, change: RoleChange) -> None:
+        """See `raftlog.replica.Application`."""
+
+    def outcome_unknown(self, first_index: int) -> None:
+        """See `raftlog.replica.Application`."""
+
+    def take(self, source: NodeId, frame: bytes) -> None:
+        """What a peer sent."""
+        ((kind, payload),), _ = split_frames(memoryview(frame))
+        self.replica.receive(source, kind, payload)
+        self.pump()
+
+    def pump(self) -> None:
+        """Do what there is to do, until all is on disk."""
+        self.replica.pump()
+        while self._tickets:
+            self.replica.storage_done(self._tickets.pop(0))
+            self.replica.pump()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _exchange(leader: _Member, follower: _Member, taken: list[bytes]) -> None:
+    """Hand frames over until nobody has any; ``taken`` are those that the follower got."""
+    while leader.sent or follower.sent:
+        frames, leader.sent = leader.sent, []
+        for frame in frames:
+            taken.append(frame)
+            follower.take(LEADER, frame)
+        frames, follower.sent = follower.sent, []
+        for frame in frames:
+            leader.take(FOLLOWER, frame)
+
+
+def count_replication(counting: Counting, directory: Path) -> None:
+    """Entries of 32 messages, from the leader's append to its commit; and what the follower does of it."""
+    clock = _Clock()
+    leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
+    taken: list[bytes] = []
+    while not leader.replica.core.ready:
+        clock.now += _STEP_SECONDS
+        leader.replica.begin_turn()
+        leader.replica.tick()
+        leader.pump()
+        _exchange(leader, follower, taken)
+    body = random.Random(1).randbytes(MESSAGES_PER_ENTRY * MESSAGE_BYTES)
+    annotation = bytes(MESSAGES_PER_ENTRY * 20)
+
+    def replicate(rounds: int) -> None:
+        for _ in range(rounds):
+            index = leader.replica.append(len(body), lambda pos: (body, annotation))
+            leader.pump()
+            _exchange(leader, follower, taken)
+            assert not isinstance(index, Refusal), index
+            assert leader.replica.commit_index >= index, f"{index} is not committed"
+
+    replicate(WARM_UP)
+    warm = len(taken)
+    with counting.of("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
+        replicate(ROUNDS)
+    again = _Member(FOLLOWER, directory / "n1-again", clock)
+    for frame in taken[:warm]:
+        again.take(LEADER, frame)
+    with counting.of("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):
+        for frame in taken[warm:]:
+            again.take(LEADER, frame)
+    assert again.replica.log.last_index == leader.replica.log.last_index, "the follower lacks entries"
+    for member in (leader, follower, again):
+        member.close()

@@ -1,0 +1,67 @@
+"""Instructions per message held against a baseline: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+RISE_MAX = 0.10
+_SUMMARY = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
+
+
+class DumpUnreadable(Exception):
+    """A file of callgrind does not say how many instructions it is about, or there are too few files."""
+
+
+def instructions_in(dump: str) -> int:
+    """How many instructions a dump of callgrind is about. Raises DumpUnreadable."""
+    found = _SUMMARY.search(dump)
+    if found is None:
+        raise DumpUnreadable("a dump of callgrind has no summary")
+    return int(found[1])
+
+
+def per_message(counted: Sequence[tuple[str, int]], instructions: Sequence[int]) -> dict[str, float]:
+    """Instructions per message, by name; the least where a name was counted several times.
+
+    ``instructions`` are those between one mark and the next, from the start on: before what was counted first, of it,
+    between it and the next, and so on. Raises DumpUnreadable.
+    """
+    if len(instructions) < 2 * len(counted):
+        raise DumpUnreadable(f"callgrind wrote {len(instructions)} dumps, {2 * len(counted)} were asked for")
+    least: dict[str, float] = {}
+    for number, (name, messages) in enumerate(counted):
+        figure = instructions[2 * number + 1] / messages
+        least[name] = min(figure, least.get(name, figure))
+    return least
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one figure. ``before`` is None for one that has no baseline yet."""
+
+    name: str
+    now: float
+    before: float | None
+
+    @property
+    def change(self) -> float:
+        """0.1 for ten percent more."""
+        return 0.0 if self.before is None else self.now / self.before - 1
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it has not risen beyond `RISE_MAX`."""
+        return self.before is None or self.now <= self.before * (1 + RISE_MAX)
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"{self.name:<34} {self.now:>10,.0f}   no baseline"
+        mark = "" if self.is_good else f"   MORE THAN +{100 * RISE_MAX:.0f} %"
+        return f"{self.name:<34} {self.now:>10,.0f}   {self.before:>10,.0f}   {100 * self.change:+6.1f} %{mark}"
+
+
+def judge(now: Mapping[str, float], baseline: Mapping[str, float]) -> list[Verdict]:
+    """A verdict for each figure, in their order."""
+    return [Verdict(name, value, baseline.get(name)) for name, value in now.items()]

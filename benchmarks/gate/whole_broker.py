@@ -1,0 +1,111 @@
+"""A broker with a single replica on a loopback socket, and a client of it, in one process and one event loop.
+
+The clock stands still while instructions are counted, so that no timer counts, and messages are acknowledged from
+memory, so that nothing waits for the disk. The thread that writes goes on all the same, so there are several attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import trio
+from trio.testing import MockClock
+
+from benchmarks.frames import CODE, QUEUES, TOPIC, complete_bytes, send_frame
+from benchmarks.gate.counting import Counting
+from benchmarks.pulling import pull_frame
+from benchmarks.store_load import DISK
+from mq.broker.server import serve
+from mq.broker.settings import BrokerSettings
+from mq.cli.dev_cluster import HOST, Ports
+from mq.protocol.codes import RequestCode
+from mq.protocol.headers import encode_request
+
+BODY_BYTES = 1024
+IN_FLIGHT = 32
+"""What the broker receives at once."""
+PULLED = 32
+WARM_UP, ROUNDS, ATTEMPTS = 10, 6, 8
+_RETRY_SECONDS = 0.2
+_READY_SECONDS_MAX = 120.0
+
+
+async def _ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
+    """Send all at once; the codes of the replies, when there are as many."""
+    await stream.send_all(b"".join(frames))
+    received, codes = b"", list[bytes]()
+    while len(codes) < len(frames):
+        received += await stream.receive_some(1 << 20)
+        count, end = complete_bytes(received)
+        if count:
+            codes += _codes(received[:end])
+            received = received[end:]
+    return codes
+
+
+def _codes(frames: bytes) -> list[bytes]:
+    """By the headers only: bodies hold anything."""
+    codes, at = list[bytes](), 0
+    while at < len(frames):
+        found = CODE.search(frames, at + 8)
+        assert found is not None, f"a reply without a code: {frames[at : at + 100]!r}"
+        codes.append(found[1])
+        at += 4 + int.from_bytes(frames[at : at + 4], "big")
+    return codes
+
+
+async def _create_topic(stream: trio.SocketStream) -> None:
+    """As soon as the broker leads."""
+    ext = {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES)}
+    ext |= {"perm": "6", "topicFilterType": "SINGLE_TAG"}
+    frame = encode_request(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, ext=ext)
+    with trio.fail_after(_READY_SECONDS_MAX):
+        while await _ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - the broker tells nobody
+            await trio.sleep(_RETRY_SECONDS)
+
+
+async def count_whole_broker(counting: Counting, directory: Path, clock: MockClock) -> None:
+    """Single sends, 32 in flight; then pulls of 32 messages of one queue, one after the other.
+
+    ``clock`` is that of the event loop.
+    """
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    ports = Ports.free(1)
+    settings = BrokerSettings(
+        listen=f"{HOST}:{ports.clients[0]}",
+        peers=f"n0@{HOST}:{ports.replication[0]}",
+        data_dir=directory,
+        durability="quorum-memory",
+        metrics_listen="off",
+        index_seconds=3600.0,
+        **{name: float(value) for name, value in DISK.items()},  # type: ignore[arg-type]
+    )
+    sends = [send_frame(slot, BODY_BYTES, slot % QUEUES) for slot in range(1, IN_FLIGHT + 1)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve, settings)
+        stream = await trio.open_tcp_stream(HOST, ports.clients[0])
+        await _create_topic(stream)
+        clock.rate = 0.0
+
+        async def send(rounds: int) -> None:
+            for _ in range(rounds):
+                assert set(await _ask(stream, sends)) == {b"0"}, "a message was refused"
+
+        async def pull(rounds: int) -> None:
+            for number in range(rounds):
+                frame = pull_frame(number, 0, 0, PULLED)
+                assert await _ask(stream, [frame]) == [b"0"], "nothing was found"
+
+        await send(WARM_UP)
+        for _ in range(ATTEMPTS):
+            with counting.of("send, through a whole broker", ROUNDS * IN_FLIGHT):
+                await send(ROUNDS)
+        await pull(WARM_UP)
+        for _ in range(ATTEMPTS):
+            with counting.of("pull, through a whole broker", ROUNDS * PULLED):
+                await pull(ROUNDS)
+        clock.rate = 1.0
+        await stream.aclose()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,77 @@
+"""What `make bench-gate` makes of callgrind's dumps, and when it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gate import __main__ as gate
+from benchmarks.gate.verdict import DumpUnreadable, instructions_in, judge, per_message
+
+DUMP = "version: 1\ncreator: callgrind-3.19.0\npart: 2\n\nevents: Ir\nsummary: 782903\n\nfn=(4) main\n16 400\n"
+
+
+def test_a_dump_tells_its_instructions() -> None:
+    assert instructions_in(DUMP) == 782903
+    with pytest.raises(DumpUnreadable):
+        instructions_in("version: 1\n")
+
+
+def test_every_second_dump_is_counted_and_the_least_of_several_stands() -> None:
+    counted = [("decode", 10), ("send", 100), ("send", 100)]
+    assert per_message(counted, [1_000_000, 200, 777, 9_000, 888, 5_000, 999]) == {"decode": 20.0, "send": 50.0}
+    with pytest.raises(DumpUnreadable, match="4 dumps, 6 were asked for"):
+        per_message(counted, [1, 2, 3, 4])
+
+
+def test_ten_percent_more_is_good_and_eleven_are_not() -> None:
+    verdicts = judge({"a": 110.0, "b": 111.0, "c": 50.0, "new": 7.0}, {"a": 100.0, "b": 100.0, "c": 100.0})
+    assert [verdict.is_good for verdict in verdicts] == [True, False, True, True]
+    assert "+11.0 %   MORE THAN +10 %" in str(verdicts[1])
+    assert "no baseline" in str(verdicts[3])
+
+
+@pytest.fixture
+def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A baseline of one figure, which is now 100."""
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps({"interpreter": gate.interpreter(), "figures": {"decode": 100}}))
+    monkeypatch.setattr(gate, "BASELINE", path)
+    monkeypatch.setattr(gate, "ROOT", tmp_path)
+    return path
+
+
+@pytest.mark.parametrize(("now", "code"), [(100.0, 0), (109.0, 0), (120.0, 1)])
+def test_the_exit_code_says_whether_a_figure_has_risen(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, now: float, code: int
+) -> None:
+    monkeypatch.setattr(gate, "count", lambda: {"decode": now})
+    assert gate.main([]) == code
+    assert json.loads(baseline.read_text())["figures"] == {"decode": 100}
+    assert gate.main(["--update"]) == 0
+    assert json.loads(baseline.read_text())["figures"] == {"decode": now}
+
+
+def test_without_valgrind_it_says_what_to_install(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(baseline.parent))
+    assert gate.main([]) == 3
+    assert "apt-get install valgrind" in capsys.readouterr().err
+
+
+def test_a_baseline_of_another_interpreter_says_nothing(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "count", lambda: {"decode": 1.0})
+    baseline.write_text(json.dumps({"interpreter": "PyPy 7", "figures": {"decode": 100}}))
+    assert gate.main([]) == 3
+    assert "PyPy 7" in capsys.readouterr().err
+
+
+def test_the_committed_baseline_is_of_every_case() -> None:
+    figures = json.loads((Path(gate.__file__).parent / "baseline.json").read_text())["figures"]
+    assert len(figures) == 7
+    assert all(value > 1000 for value in figures.values())
