@@ -93,7 +93,7 @@ def test_nearby() -> None:
         [("east", 2), ("east", 3), ("south", 1)],
         [("west", 0), ("west", 1), ("south", 2)],
     ]
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="no machine room"):
         allocate_nearby(allocate_averagely, lambda queue: "", lambda each: "x")(queues, members, "east-1")
 
 
