@@ -281,8 +281,8 @@ OPTIONS: Final = (
         None,
         _READ,
         'earliest, latest, {"Orders": {"broker-a:0": 23}}',
-        "Where to begin; -2 is the first and -1 the next offset of a queue. A stream with a checkpoint goes on from "
-        "that one. A batch begins at the earliest message, a stream at the latest.",
+        "Where to start; -2 is the first and -1 the next offset of a queue. A stream with a checkpoint continues from "
+        "it. By default a batch starts at the earliest message, a stream at the latest.",
     ),
     Option(
         "endingOffsets",
@@ -293,9 +293,21 @@ OPTIONS: Final = (
         "Where to end, exclusively; -1 is the end at planning, the default.",
     ),
     Option(
-        "startingTimestamp", _number(0), None, _READ, "epoch ms", "Begin at the first message stored then or later."
+        "startingTimestamp",
+        _number(0),
+        None,
+        _READ,
+        "epoch ms",
+        "Start at the first message stored at or after this time.",
     ),
-    Option("endingTimestamp", _number(0), None, ("batch",), "epoch ms", "End before the first message stored then."),
+    Option(
+        "endingTimestamp",
+        _number(0),
+        None,
+        ("batch",),
+        "epoch ms",
+        "End before the first message stored at or after this time.",
+    ),
     Option(
         "startingOffsetsByTimestamp",
         _times,
@@ -318,7 +330,7 @@ OPTIONS: Final = (
         "error",
         _READ,
         "error, latest",
-        "What to do about a queue that has no message stored at the starting time or later.",
+        "What to do if a queue has no message stored at or after the starting time.",
     ),
     Option(
         "failOnDataLoss",
@@ -326,7 +338,7 @@ OPTIONS: Final = (
         True,
         _READ,
         "true, false",
-        "Fail when messages of the range are gone; with false the query goes on behind them and logs how many.",
+        "Fail if messages of the range are lost; with false the query continues after them and logs their number.",
     ),
     Option(
         "columns",
@@ -351,7 +363,7 @@ OPTIONS: Final = (
         "follower",
         _READ,
         "follower, follower-only, any, leader",
-        "Which replicas send messages. `follower` asks the leader only when every follower has failed.",
+        "Which replicas to read from. `follower` reads from the leader only if every follower has failed.",
     ),
     Option(
         "onBadBody",
@@ -359,7 +371,7 @@ OPTIONS: Final = (
         "fail",
         _READ,
         "fail, keep",
-        "What to do about a compressed body that cannot be inflated; `keep` shows it as it is stored.",
+        "What to do if a compressed body cannot be decompressed; `keep` returns it as stored.",
     ),
     Option(
         "readMode",
@@ -367,8 +379,8 @@ OPTIONS: Final = (
         "bulk",
         _READ,
         "bulk, pull",
-        "`bulk` reads all queues of a partition at once, in the order of the log. `pull` uses requests of stock "
-        "clients only: for Apache RocketMQ.",
+        "`bulk` reads all queues of a partition at once, in the order of the log. `pull` uses only requests of "
+        "RocketMQ clients, for Apache RocketMQ.",
     ),
     Option(
         "readConsistency",
@@ -376,19 +388,19 @@ OPTIONS: Final = (
         None,
         _READ,
         "latest, committed",
-        "Where a scan ends at the latest: behind everything that was acknowledged before it began, or behind what "
-        "followers know to be committed, which is less by a moment and needs no leader. By default a stream takes "
-        "what is committed; a batch takes the latest, or what is committed if there is no leader. Only for `bulk`.",
+        "Where a scan ends: `latest` is after all messages acknowledged before it began; `committed` is what followers "
+        "know to be committed, which lags slightly and needs no leader. Default: `committed` for a stream; `latest` "
+        "for a batch, or `committed` if there is no leader. Only for `bulk`.",
     ),
-    Option("minPartitions", _number(1), None, _READ, "number", "Make at least about so many partitions."),
-    Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions that have more messages."),
+    Option("minPartitions", _number(1), None, _READ, "number", "Approximate minimum number of partitions."),
+    Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions with more messages."),
     Option(
         "maxBytesPerPartition",
         _size(64 << 10, 2**63 - 1),
         128 * _MIB,
         _READ,
         "size",
-        "Split partitions that have about more bytes, where brokers can tell. Default 128m.",
+        "Split partitions with more bytes, approximately, if brokers can report sizes. Default 128m.",
     ),
     Option(
         "pushFilters",
@@ -396,17 +408,19 @@ OPTIONS: Final = (
         False,
         ("batch",),
         "true, false",
-        "Read only what conditions on `topic`, `broker_name`, `queue_id` and `queue_offset` leave. Needs "
+        "Read only rows that match conditions on `topic`, `broker_name`, `queue_id` and `queue_offset`. Needs "
         "`spark.sql.python.filterPushdown.enabled=true`.",
     ),
-    Option("maxOffsetsPerTrigger", _number(1), None, ("stream",), "number", "At most so many messages a micro-batch."),
+    Option(
+        "maxOffsetsPerTrigger", _number(1), None, ("stream",), "number", "Maximum number of messages per micro-batch."
+    ),
     Option(
         "maxBytesPerTrigger",
         _size(1, 2**63 - 1),
         None,
         ("stream",),
         "size",
-        "At most about so many bytes a micro-batch, by the average size of a queue's messages.",
+        "Approximate maximum of bytes per micro-batch, from the average message size of a queue.",
     ),
     Option(
         "minOffsetsPerTrigger",
@@ -414,7 +428,7 @@ OPTIONS: Final = (
         None,
         ("stream",),
         "number",
-        "Wait for so many messages before a micro-batch begins, but not longer than `maxTriggerDelay`.",
+        "Minimum number of messages before a micro-batch starts, unless `maxTriggerDelay` has passed.",
     ),
     Option(
         "maxTriggerDelay", _duration_ms(0), 900_000, ("stream",), "time", "See `minOffsetsPerTrigger`. Default 15m."
@@ -425,16 +439,23 @@ OPTIONS: Final = (
         4 * _MIB,
         _READ,
         "size",
-        "At most so many bytes in one answer of a broker. Default 4m.",
+        "Maximum bytes in one answer of a broker. Default 4m.",
     ),
-    Option("fetchTimeout", _duration_ms(1), 10_000, _READ, "time", "Ask another replica after this. Default 10s."),
+    Option(
+        "fetchTimeout",
+        _duration_ms(1),
+        10_000,
+        _READ,
+        "time",
+        "Timeout of a request, then another replica is asked. Default 10s.",
+    ),
     Option(
         "readDeadline",
         _duration_ms(1),
         120_000,
         _READ,
         "time",
-        "A task fails when no replica has sent anything for this long. Default 2m.",
+        "A task fails if no replica has sent anything for this time. Default 2m.",
     ),
     Option(
         "commitToGroup",
@@ -455,7 +476,7 @@ OPTIONS: Final = (
         "none",
         ("sink",),
         "none, zlib, lz4, zstd",
-        "How bodies are compressed, where those of one request have 4 KiB and more on the average.",
+        "Compression of bodies, if those of one request have 4 KiB or more on average.",
     ),
     Option(
         "txnAppId",
@@ -463,8 +484,8 @@ OPTIONS: Final = (
         None,
         ("sink",),
         "text",
-        "With `txnVersion`: names this write of a batch job, so that a job that is run again adds nothing. Streams "
-        "have names of their own.",
+        "With `txnVersion`: identifies this write of a batch job, so that a second run stores no row twice. "
+        "Streams have their own ids.",
     ),
     Option(
         "txnVersion",
@@ -480,7 +501,7 @@ OPTIONS: Final = (
         4 * _MIB,
         ("sink",),
         "size",
-        "At most so many bytes of a task wait for acknowledgements. Default 4m.",
+        "Maximum unacknowledged bytes of a task. Default 4m.",
     ),
     Option(
         "writeDeadline",
@@ -488,7 +509,7 @@ OPTIONS: Final = (
         120_000,
         ("sink",),
         "time",
-        "A task fails when rows of it wait and none has been stored for this long. Default 2m.",
+        "A task fails if it has waiting rows and none was stored for this time. Default 2m.",
     ),
 )
 
