@@ -48,7 +48,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--quick", action="store_true", help="one round of short windows; the page stays as it is")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--windows", type=int, default=2, help="measured windows of a load in each turn")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a window")
+    parser.add_argument("--seconds", type=float, default=1.25, help="length of a window")
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds before the first window of a load")
     parser.add_argument("--first-warmup", type=float, default=5.0, help="seconds of load before the first one")
     parser.add_argument("--limit", type=float, default=870.0, help="seconds; no round begins that would take longer")

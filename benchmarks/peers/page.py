@@ -50,7 +50,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         ]
     failures = [f"- {peer.name}: {what}" for peer in measured for what in outcome.measured[peer.name].failures]
     if failures:
-        lines += ["Failed in this run:", "", *failures, ""]
+        lines += ["Failures in this run; a load that was refused was tried once more:", "", *failures, ""]
     if outcome.left_out:
         lines += ["Left out, since this machine does not have it:", ""]
         lines += [f"- {name}: {reason}" for name, reason in outcome.left_out.items()]

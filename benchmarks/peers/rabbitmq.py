@@ -51,7 +51,10 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
                 "RABBITMQ_LOG_BASE": str(directory / node),
             }
             pids.append(servers.start(node, [str(PROGRAM)], shared | environment))
-            await servers.wait_listening(node, port)  # the next ones join the first
+            if node == NODES[0]:
+                await servers.wait_listening(node, port)  # the others join it
+        for node, port in zip(NODES, ports.clients, strict=True):
+            await servers.wait_listening(node, port)
 
         async def declared() -> bool:
             await trio.to_thread.run_sync(_declare, ports.clients)

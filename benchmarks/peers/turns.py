@@ -21,6 +21,8 @@ from mq.cli.dev_cluster import DevClusterFailed
 from mq.client.errors import ClientError
 
 TURN_SECONDS_MAX = 180.0
+ATTEMPTS_MAX = 2
+"""How often a load is tried when the servers refuse a message."""
 CONNECT_SECONDS = 1.0
 """From the start of the load generators until their connections have sent what they keep in flight."""
 
@@ -80,25 +82,28 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
     began = trio.current_time()
     async with peer.open(directory) as target:
         ready = trio.current_time()
-        await _apply(peer, target, WARM_UP, plan, plan.first_warmup, 1)
-        for load in LOADS:
+        for load in (WARM_UP, *LOADS):
             if load.batch > 1 and not peer.has_batches:
                 continue
-            try:
-                samples = await _apply(peer, target, load, plan, plan.warmup, plan.windows)
-            except GeneratorFailed as error:
-                _note(measured, peer, f"{load.name}: {error}", say)
-                continue
-            measured.samples.setdefault(load.name, []).extend(samples)
-            say(line_of(peer, load, samples))
+            for _ in range(ATTEMPTS_MAX):
+                try:
+                    samples = await _apply(peer, target, load, plan)
+                except GeneratorFailed as error:
+                    _note(measured, peer, f"{load.name}: {error}", say)
+                    continue
+                if load is not WARM_UP:
+                    measured.samples.setdefault(load.name, []).extend(samples)
+                    say(line_of(peer, load, samples))
+                break
         servers = [pid for server in target.pids for pid in process_tree(server)]
         measured.resident_mib.append(sum(map(rss_bytes, servers)) / 2**20)
         measured.anonymous_mib.append(sum(map(anonymous_bytes, servers)) / 2**20)
     say(f"({peer.name}: up in {ready - began:.0f} s, its turn took {trio.current_time() - began:.0f} s)")
 
 
-async def _apply(peer: Peer, target: Target, load: Load, plan: Plan, warmup: float, windows: int) -> list[Sample]:
+async def _apply(peer: Peer, target: Target, load: Load, plan: Plan) -> list[Sample]:
     """Raises GeneratorFailed, PeerFailed, DevClusterFailed."""
+    warmup, windows = (plan.first_warmup, 1) if load is WARM_UP else (plan.warmup, plan.windows)
     job = Job(
         address=target.address,
         connections=load.connections,
