@@ -65,7 +65,7 @@ STEPS: tuple[Step, ...] = (
     Step("updateBrokerConfig -c {cluster} -k fileReservedTime -v 72", r"update broker config success"),
     _refused(
         "updateBrokerConfig -b {leader} -k flushDiskType -v ASYNC_FLUSH",
-        r"CODE: 16 .*until the broker is started anew",
+        r"CODE: 16 .*until the broker restarts",
     ),
     Step("getNamesrvConfig", r"listenPort"),
     Step("updateNamesrvConfig -k orderMessageEnable -v true", r"update name server config success"),

@@ -18,9 +18,9 @@ from tests.interop.stage import QUEUES, Stage, Unmet, require
 __all__ = ["SCENARIOS"]
 
 _KEYS: Mapping[str, tuple[Keys | None, str]] = {
-    "wrong secret key": (Keys(CLIENT.access_key, "wrong-SECRET"), "the signature does not fit"),
-    "unknown account": (Keys("interop-nobody", CLIENT.secret_key), "there is no account with the access key"),
-    "no keys": (None, "wants requests to be signed"),
+    "wrong secret key": (Keys(CLIENT.access_key, "wrong-SECRET"), "the signature does not match"),
+    "unknown account": (Keys("interop-nobody", CLIENT.secret_key), "unknown access key"),
+    "no keys": (None, "must be signed"),
     "an account that may only read": (READER, "has no permission PUB"),
 }
 """Who may not send: with which keys, and in which words a broker says so."""
@@ -82,7 +82,7 @@ async def _users(stage: Stage) -> str:
             wrong = [word for word in words if word not in output]
             require(not wrong, f"mqadmin {line}: {output.strip()[:300]!r} has no {wrong}")
 
-        await _is_refused(theirs, "before", "there is no account")
+        await _is_refused(theirs, "before", "unknown access key")
         await run(f"createUser -c DefaultCluster -u {user} -p {keys.secret_key} -t Normal", "success")
         await run(f"getUser -c DefaultCluster -u {user}", user, "Normal")
         await run("listUser -c DefaultCluster", user)
@@ -99,7 +99,7 @@ async def _users(stage: Stage) -> str:
         await _is_refused(theirs, "disabled", "is disabled")
         await run(f"deleteAcl {policy} -r Topic:{topic}", "success")
         await run(f"deleteUser -c DefaultCluster -u {user}", "success")
-        await _is_refused(theirs, "deleted", "there is no account")
+        await _is_refused(theirs, "deleted", "unknown access key")
         stored = len(await theirs.stored())
         require(stored == sent, f"{sent} sent by the user, {stored} stored")
         require(not any(keys.secret_key in output for output in shown), "mqadmin showed the password")
