@@ -24,11 +24,10 @@ from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, QueueOfGroup,
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
-from mq.protocol.hashes import tag_code
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, StoredMessage, decode_record, encode_host
-from mq.protocol.wire_names import INT32_MAX
+from mq.protocol.records import StoredMessage, decode_record
 
 _GROUPS_IN_FLIGHT_MAX = 32
 _PAUSE_MS = 1000
@@ -258,14 +257,4 @@ def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int
         # Another group's name would keep it from this one.
         kept = {name: value for name, value in message.properties.items() if name != props.ORIGIN_GROUP}
         encoded = props.encode(kept).encode()
-    return InternalRecord(
-        tail=tail,
-        body=message.body,
-        properties=encoded[: props.PROPERTIES_BYTES_MAX],
-        tag_code=tag_code(message.properties.get(props.TAGS, "")),
-        flag=message.flag,
-        sys_flag=message.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6),
-        born_timestamp_ms=message.born_timestamp_ms,
-        born_host=encode_host(*message.born_host) if "." in message.born_host.ip else bytes(8),
-        reconsume_times=min(message.reconsume_times + 1, INT32_MAX),
-    )
+    return copy_record(message, tail, encoded[: props.PROPERTIES_BYTES_MAX], attempts=1)

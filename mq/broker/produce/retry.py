@@ -19,24 +19,14 @@ from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.write_path.internal_messages import encode_properties
 from mq.broker.write_path.outcome import Stored, answer_outcome
-from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, SendRequest
+from mq.broker.write_path.pending import PendingCommand, PendingGroup, SendRequest
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
-from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ConsumerSendMsgBack
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
-from mq.protocol.records import (
-    BORN_HOST_IPV6,
-    FIXED,
-    MAGIC_V1,
-    MAGIC_V2,
-    STORE_HOST_IPV6,
-    RecordError,
-    StoredMessage,
-    decode_record,
-    encode_host,
-)
-from mq.protocol.wire_names import INT32_MAX, PhysicalOffset
+from mq.protocol.records import FIXED, MAGIC_V1, MAGIC_V2, RecordError, StoredMessage, decode_record
+from mq.protocol.wire_names import PhysicalOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
 
@@ -108,16 +98,11 @@ class Retries(Service):
             self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
             return call.response()
 
-        record = InternalRecord(
-            tail=tail,
-            body=message.body,
-            properties=encode_properties(properties),
-            tag_code=tag_code(properties.get(props.TAGS, "")),
-            flag=message.flag,
-            sys_flag=message.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6),
-            born_timestamp_ms=message.born_timestamp_ms,
-            born_host=encode_host(*message.born_host),
-            reconsume_times=min(message.reconsume_times + 1, INT32_MAX),
+        record = copy_record(
+            message,
+            tail,
+            encode_properties(properties),
+            attempts=1,
             on_outcome=partial(answer_outcome, call, "a message was being stored", stored),
         )
         self._appender.add_atomically([*group, *commands, record])

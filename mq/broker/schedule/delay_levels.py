@@ -19,13 +19,14 @@ from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
 from mq.broker.schedule.delivery import DELIVER_SECONDS, Delivery, Due, Moved
-from mq.broker.schedule.message_copy import copy_to
+from mq.broker.schedule.placement import tail_of
 from mq.broker.schedule.read_backoff import PAUSE_MS_MAX, ReadBackoff
 from mq.broker.state.commands import AdvanceDelay, Command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
@@ -190,10 +191,11 @@ class _Level:
         text = raw.properties.decode("utf-8", "replace")
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
-        copy = copy_to(topic, queue_id, raw, raw.properties, metadata=self._metadata, tails=self._tails)
-        if copy is None:
+        tail = tail_of(topic, queue_id, self._metadata, self._tails)
+        if tail is None:
             self._delays.note_dropped(topic)
-        return copy
+            return None
+        return copy_record(raw, tail, raw.properties, prepared_offset=raw.prepared_offset)
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""

@@ -7,11 +7,12 @@ from typing import Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
-from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.state.metadata import Metadata
+from mq.broker.write_path.queue_offsets import NextOffset, QueueOffsets
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
-from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 
 Place = tuple[NextOffset, dict[str, str]]
 """Where a message is stored, and the properties it has there."""
@@ -69,6 +70,19 @@ class WaitingQueues:
         """Where a message to this queue waits until ``due_ms``; one with a DELAY property cannot be recalled."""
         own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         return self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own
+
+
+def tail_of(topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets) -> NextOffset | None:
+    """Where a message goes that waited for a queue; None if there is no such topic (any more).
+
+    It goes to another queue of the topic if that has become smaller meanwhile.
+    """
+    config = metadata.topics.get(topic)
+    if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
+        return None
+    if not 0 <= queue_id < max(config.read_queues, config.write_queues):
+        queue_id %= config.write_queues
+    return tails.get(topic, queue_id)
 
 
 def _level(properties: dict[str, str]) -> int:

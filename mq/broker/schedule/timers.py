@@ -19,17 +19,18 @@ from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
 from mq.broker.schedule.delivery import DELIVER_SECONDS, Delivery, Due, Moved
-from mq.broker.schedule.message_copy import copy_to
+from mq.broker.schedule.placement import tail_of
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.delay import TIMER_SLOTS, timer_slot
 from mq.protocol.names import TIMER_TOPIC
-from mq.protocol.records import RawRecord, split_record
+from mq.protocol.records import split_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
@@ -213,16 +214,20 @@ class Timers(Service):
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))
         if due_ms > now_ms:
-            return self._waiting_on(raw, properties, due_ms)
-        topic = properties.pop(props.REAL_TOPIC, "")
-        queue_id = props.real_queue_id(properties.pop(props.REAL_QUEUE_ID, None))
-        added = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
+            tail = self._tails.get(TIMER_TOPIC, timer_slot(due_ms))
+            added = {props.TIMER_ROLL_TIMES: str(_number(properties.get(props.TIMER_ROLL_TIMES)) + 1)}
+        else:
+            topic = properties.pop(props.REAL_TOPIC, "")
+            queue_id = props.real_queue_id(properties.pop(props.REAL_QUEUE_ID, None))
+            there = tail_of(topic, queue_id, self._metadata, self._tails)
+            if there is None:
+                self.dropped += 1
+                self._log.warning("timer_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
+                return None
+            tail = there
+            added = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
         encoded = _encoded(properties, added, raw.properties)
-        copy = copy_to(topic, queue_id, raw, encoded, metadata=self._metadata, tails=self._tails)
-        if copy is None:
-            self.dropped += 1
-            self._log.warning("timer_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
-        return copy
+        return copy_record(raw, tail, encoded, prepared_offset=raw.prepared_offset)
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""
@@ -245,20 +250,6 @@ class Timers(Service):
             for queue_id, of_queue in offsets.items()
         ]
         return commands, settled
-
-    def _waiting_on(self, raw: RawRecord, properties: dict[str, str], due_ms: int) -> InternalRecord:
-        times = _number(properties.get(props.TIMER_ROLL_TIMES)) + 1
-        return InternalRecord(
-            tail=self._tails.get(TIMER_TOPIC, timer_slot(due_ms)),
-            body=raw.body,
-            properties=_encoded(properties, {props.TIMER_ROLL_TIMES: str(times)}, raw.properties),
-            flag=raw.flag,
-            sys_flag=raw.sys_flag,
-            born_timestamp_ms=raw.born_timestamp_ms,
-            born_host=raw.born_host,
-            reconsume_times=raw.reconsume_times,
-            prepared_offset=raw.prepared_offset,
-        )
 
     def _skip_lost(self, queue_id: int, offset: int) -> None:
         """What the log lost before it was due is done with."""

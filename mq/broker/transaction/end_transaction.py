@@ -16,19 +16,20 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.schedule.placement import WaitingQueues
+from mq.broker.schedule.placement import WaitingQueues, tail_of
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, copy_half, immunity_ms
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
 from mq.broker.write_path.internal_messages import encode_properties
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
-from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, SEND_FORBIDDEN_TOPICS, NameRefused, check_group
+from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, NameRefused, check_group
 from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
 from raftlog import SegmentError
@@ -221,20 +222,18 @@ class Transactions(Service):
     def _visible(self, position: int, raw: RawRecord, text: str) -> InternalRecord:
         """What consumers get to see, at its time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
-        config = self._metadata.topics.get(topic)
-        if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
+        queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
+        tail = tail_of(topic, queue_id, self._metadata, self._tails)
+        if tail is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message does not exist any more"
             )
-        queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
-        if not 0 <= queue_id < max(config.read_queues, config.write_queues):
-            queue_id %= config.write_queues  # the topic has become smaller meanwhile
+        properties = raw.properties
         if "DELAY\x01" in text or "TIMER_" in text:
-            tail, waiting = self._places.place(props.decode(text), topic, queue_id, self._wall_clock_ms())
+            now_ms = self._wall_clock_ms()
+            tail, waiting = self._places.place(props.decode(text), topic, tail.queue_id, now_ms)
             properties = encode_properties(waiting)
-        else:
-            tail, properties = self._tails.get(topic, queue_id), raw.properties
-        return copy_half(raw, tail, properties, COMMITTED, position)
+        return copy_record(raw, tail, properties, transaction=COMMITTED, prepared_offset=position)
 
     def _add(self, offset: int, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:
         nbytes = 0 if copy is None else copy.nbytes

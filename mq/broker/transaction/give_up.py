@@ -14,9 +14,10 @@ from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command
 from mq.broker.transaction.end_transaction import Transactions
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, copy_half
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol.names import UNENDED_TOPIC
 from mq.protocol.records import split_record
 
@@ -65,7 +66,7 @@ class GiveUp:
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord:
         """See `Source`."""
         raw = split_record(record)
-        return copy_half(raw, self._tails.get(UNENDED_TOPIC, 0), raw.properties)
+        return copy_record(raw, self._tails.get(UNENDED_TOPIC, 0), raw.properties, transaction=0)
 
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""

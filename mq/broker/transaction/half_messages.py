@@ -11,19 +11,9 @@ from collections.abc import Sequence
 from mq.broker.context import BrokerContext
 from mq.broker.state.commands import Command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
-from mq.broker.write_path.pending import InternalRecord
-from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.names import HALF_TOPIC
-from mq.protocol.records import (
-    BORN_HOST_IPV6,
-    STORE_HOST_IPV6,
-    TRANSACTION_MASK,
-    RawRecord,
-    StoredMessage,
-    decode_record,
-    tag_code_of,
-)
+from mq.protocol.records import StoredMessage, decode_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
@@ -33,8 +23,6 @@ DISCARDED_QUEUE_ID = 1
 """No queue of the topic: under this number marks say which half messages were rolled back or given up."""
 DISCARDED_KNOWN = 500_000
 """Of so many half messages before the first open one that is known, at least; that takes 250 KB of marks at most."""
-_OTHER_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
-_IPV4_HOST_BYTES = 8
 
 IMMUNITY_MS_MAX = 24 * 3_600_000
 """So long a producer can put off being asked about a message."""
@@ -132,21 +120,3 @@ def is_half(properties: dict[str, str], reconsume_times: int) -> bool:
     if reconsume_times > 0 and props.DELAY in properties:
         return False
     return properties.get(props.TRANSACTION_PREPARED, "").lower() == "true"
-
-
-def copy_half(
-    raw: RawRecord, tail: NextOffset, properties: bytes, transaction: int = 0, prepared_offset: int = 0
-) -> InternalRecord:
-    """The message of a half message, at another place."""
-    return InternalRecord(
-        tail=tail,
-        body=raw.body,
-        properties=properties,
-        tag_code=tag_code_of(properties),
-        flag=raw.flag,
-        sys_flag=raw.sys_flag & _OTHER_FLAGS | transaction,
-        born_timestamp_ms=raw.born_timestamp_ms,
-        born_host=raw.born_host if len(raw.born_host) == _IPV4_HOST_BYTES else bytes(_IPV4_HOST_BYTES),
-        reconsume_times=raw.reconsume_times,
-        prepared_offset=prepared_offset,
-    )

@@ -18,9 +18,10 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID, copy_half
+from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored, answer_outcome
 from mq.broker.write_path.pending import PendingCommand
+from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
@@ -94,7 +95,7 @@ class ResumeCheck(Service):
             under_way.discard(offset)
             answer_outcome(call, "a half message was being resumed", reply, outcome)
 
-        half = copy_half(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties))
+        half = copy_record(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties), transaction=0)
         self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled)])
         return None
 

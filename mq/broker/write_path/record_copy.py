@@ -1,0 +1,61 @@
+"""The record that is made of a stored one, when a message goes to another queue of this broker."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq.broker.write_path.outcome import OnOutcome
+from mq.broker.write_path.pending import InternalRecord
+from mq.broker.write_path.queue_offsets import NextOffset
+from mq.protocol.records import (
+    BORN_HOST_IPV6,
+    STORE_HOST_IPV6,
+    TRANSACTION_MASK,
+    RawRecord,
+    StoredMessage,
+    encode_host,
+    tag_code_of,
+)
+from mq.protocol.wire_names import INT32_MAX
+
+_IPV4_HOST_BYTES: Final = 8
+_NO_HOST: Final = bytes(_IPV4_HOST_BYTES)
+
+
+def copy_record(
+    stored: RawRecord | StoredMessage,
+    tail: NextOffset,
+    properties: bytes,
+    *,
+    transaction: int | None = None,
+    prepared_offset: int = 0,
+    attempts: int = 0,
+    on_outcome: OnOutcome | None = None,
+) -> InternalRecord:
+    """A message as the queue at ``tail`` gets it, with these properties; all that is not said here stays as it was.
+
+    This broker's records have hosts of IPv4. Of a sender that was known by an IPv6 address, none is.
+
+    Args:
+        transaction: what the message is to its transaction, a value of `TRANSACTION_MASK`; None for what it was.
+        prepared_offset: where its half message is, 0 for nowhere.
+        attempts: how often consumers had it since, in vain.
+    """
+    host, sys_flag = stored.born_host, stored.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
+    if not isinstance(host, bytes):
+        host = encode_host(*host)
+    if transaction is not None:
+        sys_flag = sys_flag & ~TRANSACTION_MASK | transaction
+    return InternalRecord(
+        tail=tail,
+        body=stored.body,
+        properties=properties,
+        tag_code=tag_code_of(properties) if tail.turn_ms is None else 0,
+        flag=stored.flag,
+        sys_flag=sys_flag,
+        born_timestamp_ms=stored.born_timestamp_ms,
+        born_host=host if len(host) == _IPV4_HOST_BYTES else _NO_HOST,
+        reconsume_times=min(stored.reconsume_times + attempts, INT32_MAX),
+        prepared_offset=prepared_offset,
+        on_outcome=on_outcome,
+    )
