@@ -10,7 +10,7 @@ use rocketmq_protocol::protocol::route_facade::select_broker_addr;
 use rocketmq_protocol::protocol::subscription::subscription_group_config::SubscriptionGroupConfig;
 use serde_json::json;
 
-use crate::scene::{admin_keys, authority, event, sleep, Outcome, Scene, Tally};
+use crate::scene::{admin_keys, event, sleep, trust_authority, Outcome, Scene, Tally};
 
 const TIMEOUT_MS: u64 = 5000;
 
@@ -27,7 +27,7 @@ pub async fn calls(scene: &Scene) -> Outcome {
         Some(keys) => DefaultMQAdminExt::with_rpc_hook(scene.runtime.clone(), keys),
         None => DefaultMQAdminExt::new(scene.runtime.clone()),
     };
-    admin.set_use_tls(authority().is_some());
+    trust_authority(admin.client_config_mut());
     admin.set_namesrv_addr(scene.namesrv.clone());
     admin.start().await?;
     event("lacking", json!({"calls": ["cloneGroupOffset", "consumeTimeSpan"]}));

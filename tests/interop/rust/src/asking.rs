@@ -9,7 +9,7 @@ use rocketmq_model::common::consumer::consume_from_where::ConsumeFromWhere;
 use rocketmq_model::common::message::message_ext::MessageExt;
 use serde_json::json;
 
-use crate::scene::{authority, client_keys, event, now_ms, received, sleep, text, Outcome, Scene};
+use crate::scene::{admin_keys, authority, client_keys, event, now_ms, received, sleep, text, Outcome, Scene};
 
 const MESSAGES: usize = 100;
 
@@ -135,7 +135,8 @@ fn lite(scene: &Scene, instance: &str) -> DefaultLitePullConsumer {
 }
 
 pub async fn lookup(scene: &Scene) -> Outcome {
-    let mut producer = scene.producer("producer").await?;
+    // Only administrators may look at messages by their place in the log.
+    let mut producer = scene.producer_compressing_from("producer", 4096, admin_keys()).await?;
     let begin = now_ms() - 1000;
     let mut results = Vec::new();
     let queues = producer.fetch_publish_message_queues(&scene.topic).await?;

@@ -59,6 +59,15 @@ pub fn authority() -> Option<String> {
     std::env::var("INTEROP_TLS_CA").ok()
 }
 
+/// TLS, and with servers of that authority only, if they want TLS.
+pub fn trust_authority(config: &mut ClientConfig) {
+    if let Some(authority) = authority() {
+        config.set_use_tls(true);
+        config.set_tls_client_auth_server(true);
+        config.set_tls_client_trust_cert_path(authority);
+    }
+}
+
 /// What clients sign their requests with, if servers have accounts.
 pub fn client_keys() -> Option<Arc<dyn RPCHook>> {
     keys("INTEROP_ACCESS_KEY", "INTEROP_SECRET_KEY")
@@ -92,24 +101,25 @@ impl Scene {
             enable_trace: self.traced,
             ..Default::default()
         };
-        if let Some(authority) = authority() {
-            config.set_use_tls(true);
-            config.set_tls_client_auth_server(true);
-            config.set_tls_client_trust_cert_path(authority);
-        }
+        trust_authority(&mut config);
         config
     }
 
     pub async fn producer(&self, instance: &str) -> ClientResult<DefaultMQProducer> {
-        self.producer_compressing_from(instance, 4096).await
+        self.producer_compressing_from(instance, 4096, client_keys()).await
     }
 
-    pub async fn producer_compressing_from(&self, instance: &str, bytes: u32) -> ClientResult<DefaultMQProducer> {
+    pub async fn producer_compressing_from(
+        &self,
+        instance: &str,
+        bytes: u32,
+        keys: Option<Arc<dyn RPCHook>>,
+    ) -> ClientResult<DefaultMQProducer> {
         let mut builder = DefaultMQProducer::builder(self.runtime.clone())
             .client_config(self.config(instance))
             .producer_group(format!("{}-{instance}", self.topic))
             .compress_msg_body_over_howmuch(bytes);
-        if let Some(keys) = client_keys() {
+        if let Some(keys) = keys {
             builder = builder.rpc_hook(keys);
         }
         let mut producer = builder.build();

@@ -8,7 +8,7 @@ use rocketmq_model::common::message::message_single::Message;
 use rocketmq_model::result::SendResult;
 use serde_json::{json, Value};
 
-use crate::scene::{event, property, unique_id, until, Listener, Outcome, Scene};
+use crate::scene::{client_keys, event, property, unique_id, until, Listener, Outcome, Scene};
 
 pub async fn send(scene: &Scene) -> Outcome {
     let mut producer = scene.producer("producer").await?;
@@ -68,7 +68,7 @@ pub async fn send(scene: &Scene) -> Outcome {
 
 async fn largest(scene: &Scene) -> Result<u32, Box<dyn std::error::Error>> {
     // Noise would grow by compression.
-    let plain = scene.producer_compressing_from("plain", u32::MAX).await?;
+    let plain = scene.producer_compressing_from("plain", u32::MAX, client_keys()).await?;
     let mut state = 1u32;
     let mut noise = vec![0; 4 * 1024 * 1024];
     for byte in &mut noise {
