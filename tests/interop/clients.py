@@ -294,7 +294,9 @@ class RustClient:
         run_tool(["cargo", "build", *options], HERE / "rust")
 
     def command(self, directory: Path, security: Security) -> list[str]:
-        return ["env", f"HOME={directory}", "RUST_LOG=warn", str(self._output / "debug" / "interop")]
+        # What traces are sent with takes no authority, but those of the system.
+        trusted = [] if security.authority is None else [f"SSL_CERT_FILE={security.authority}"]
+        return ["env", f"HOME={directory}", "RUST_LOG=warn", *trusted, str(self._output / "debug" / "interop")]
 
 
 _PROXY_UNSECURED = "the proxy stands between this client and raftmq, and is not set up for it here"
