@@ -28,8 +28,8 @@ class Latencies:
         return int(self.histogram.get_total_count())
 
     def as_milliseconds(self) -> dict[str, float]:
-        """``p50`` to ``p99.9``, and ``max``."""
-        names = [f"p{percentile:g}" if percentile < 100 else "max" for percentile in PERCENTILES]
+        """``p50`` to ``p99_9``, and ``max``."""
+        names = [f"p{percentile:g}".replace(".", "_") if percentile < 100 else "max" for percentile in PERCENTILES]
         values = [self.histogram.get_value_at_percentile(percentile) / 1000 for percentile in PERCENTILES]
         return dict(zip(names, values, strict=True))
 
@@ -105,7 +105,9 @@ class Result:
                 )
         for name, latencies in (("acknowledged", self.acknowledged), ("delivered", self.delivered)):
             if latencies is not None and latencies.count:
-                shown = ", ".join(f"{key} {value:,.2f} ms" for key, value in latencies.as_milliseconds().items())
+                shown = ", ".join(
+                    f"{key.replace('_', '.')} {value:,.2f} ms" for key, value in latencies.as_milliseconds().items()
+                )
                 lines.append(f"{name:13s} after {shown}")
         if self.cpu_us:
             shown = ", ".join(f"{name} {us:.1f} us" for name, us in self.cpu_us.items())

@@ -141,7 +141,7 @@ def fields_of(value: object, path: str = "") -> Iterator[tuple[str, str | None]]
         if key and not value:
             yield f"{path}.{key}", None
         for name, each in value.items():
-            assert key or re.fullmatch(r"[a-z][a-z0-9_]*(\.9)?", name), f"{path}.{name} is not in snake_case"
+            assert key or re.fullmatch(r"[a-z][a-z0-9_]*", name), f"{path}.{name} is not in snake_case"
             yield from fields_of(each, f"{path}.{key or name}")
     elif isinstance(value, list):
         if not value:
