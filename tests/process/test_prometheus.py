@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -72,10 +73,16 @@ def queries() -> Iterator[str]:
             yield re.sub(r"\$\w+", ".*", target["expr"])
 
 
-def test_the_board_has_queries() -> None:
+def test_the_board_and_the_guide_have_queries() -> None:
     found = list(queries())
     assert len(found) > 20
+    assert len(expressions()) > 5
     assert not any("$" in query for query in found)
+
+
+def expressions() -> list[str]:
+    """What the guide asks."""
+    return re.findall(r"^\| .*\? \| `([^`]+)`", (DEPLOY.parent / "docs" / "monitoring.md").read_text(), re.MULTILINE)
 
 
 class Prometheus:
@@ -88,8 +95,12 @@ class Prometheus:
         url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
 
         def ask() -> Any:
-            with urllib.request.urlopen(url, timeout=SECONDS_MAX) as answer:
-                return json.load(answer)["data"]
+            try:
+                with urllib.request.urlopen(url, timeout=SECONDS_MAX) as answer:
+                    return json.load(answer)["data"]
+            except urllib.error.HTTPError as error:
+                error.close()  # it is an answer, too
+                raise
 
         return await trio.to_thread.run_sync(ask)
 
@@ -190,4 +201,6 @@ async def test_a_group_and_its_name_server_are_scraped_and_each_query_of_the_boa
         rules = [rule for group in (await server.get("rules"))["groups"] for rule in group["rules"]]
         assert rules
         assert {rule["health"] for rule in rules} == {"ok"}, [rule.get("lastError") for rule in rules]
+        for expression in expressions():
+            await server.series(expression)  # raises unless it is valid
         assert not await server.series("raftmq_no_such_metric")
