@@ -116,7 +116,7 @@ async def _mqadmin(stage: Stage) -> str:
         ]
         for step in steps:
             output = await tool.run(step.line.format_map(names), endless=step.verdict == ENDLESS)
-            rows.append(_judged(step, output, names, signed=signed))
+            rows.append(judged(step, output, names, signed=signed))
     untried = sorted(tool.commands - {step.command for step in STEPS})
     if signed:
         _keep(stage, rows)
@@ -127,7 +127,8 @@ async def _mqadmin(stage: Stage) -> str:
     return f"{len(tool.commands)} commands; {', '.join(f'{verdict} {count}' for verdict, count in counts.items())}"
 
 
-def _judged(step: Step, output: str, names: Mapping[str, str], *, signed: bool) -> Row:
+def judged(step: Step, output: str, names: Mapping[str, str], *, signed: bool) -> Row:
+    """What came of a step that printed this."""
     verdict, says = step.expected(signed=signed)
     for name, value in names.items():
         says = says.replace(f"{{{name}}}", re.escape(value))
