@@ -7,6 +7,7 @@ right. What consumers got is counted by the replica that gave it to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from mq.broker.admin.group_offsets import pulled_and_consumed
@@ -167,6 +168,7 @@ class BrokerMetrics:
         room = self._settings.metrics_series_max
         limited = 0
         if self._context.appender.is_open:
+            limited = 2 * max(0, len(self._context.metadata.consumer_offsets) - room)  # see `_lag`
             for gather in (self._topics, self._lag, self._connections):
                 more = yield from gather()
                 kept, dropped = _within(more, room)
@@ -307,9 +309,11 @@ class BrokerMetrics:
     def _lag(self) -> Generator[None, None, list[Family]]:
         """How many messages each group has still to consume, as `mqadmin consumerProgress` counts them."""
         metadata, store = self._context.metadata, self._context.store
+        # What has no room in any case is not worked out: a thousand groups may consume a thousand topics each.
+        pairs = islice(metadata.consumer_offsets.items(), self._settings.metrics_series_max)
         lag: list[Sample] = []
         in_flight: list[Sample] = []
-        for number, ((group, topic), offsets) in enumerate(list(metadata.consumer_offsets.items())):
+        for number, ((group, topic), offsets) in enumerate(list(pairs)):
             if number % _SLICE == 0:
                 yield
             config = metadata.topics.get(topic)

@@ -104,7 +104,7 @@ async def test_series_are_bounded_and_what_is_left_out_is_counted(
     named = [family for family in families if isinstance(family, Family) and family.name.startswith("rocketmq_")]
     assert sum(len(family.samples) for family in named) == 100
     (dropped,) = values(families, "raftmq_metrics_series_dropped", "node").values()
-    assert dropped >= 200
+    assert 200 <= dropped < 220, "lag and messages under way of 150 groups, less those that have room"
 
 
 async def test_a_follower_tells_nothing_that_the_leader_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
