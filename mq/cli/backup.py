@@ -56,7 +56,7 @@ def take(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Add to the backup in DIR what the replica has committed since; the first time, copy everything.
+    """Copy new committed entries of a replica to the backup in DIR; the first time, copy all.
 
     The name servers are asked whether the replica leads; if it does, nothing is copied (exit code 3). If they do not
     answer, it is copied all the same. Whatever goes wrong, the backup is what it was before.

@@ -84,7 +84,7 @@ def update(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Change those settings of a consumer group that are given, in every broker group.
+    """Update the given settings of a consumer group, in every broker group.
 
     Exit code 1 if there is no such group.
     """
@@ -135,7 +135,7 @@ def _fields(config: SubscriptionGroupConfig) -> dict[str, object]:
 
 @app.command("list")
 def list_groups(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Print the name of every consumer group, one a line."""
+    """Print the name of every consumer group, one per line."""
 
     async def main() -> list[str]:
         async with Admin(namesrv) as admin:
@@ -188,7 +188,7 @@ def reset(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Let a group go on at the first or the next message of a topic, or at the first one stored at a time or later.
+    """Reset the offsets of a group to the first or last message of a topic, or to a time.
 
     Forwards or backwards, in all queues, whether members are at work or not. Shows the offsets.
     """
@@ -220,7 +220,7 @@ def _position(text: str) -> ConsumeFrom:
 
 @app.command("describe")
 def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show a group's settings, and how far it is in each queue. Exit code 1 if there is no such group."""
+    """Show a group's settings, and its offset and lag in each queue. Exit code 1 if there is no such group."""
 
     async def main() -> tuple[dict[str, SubscriptionGroupConfig], dict[MessageQueue, GroupProgress]]:
         async with Admin(namesrv) as admin:

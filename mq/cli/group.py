@@ -57,14 +57,17 @@ def add(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Add a learner: it gets the log and has no vote until it is promoted. Start it with `raftmq broker --join`."""
+    """Add a learner: it receives the log, and does not vote until it is promoted.
+
+    Start the node with `raftmq broker --join`.
+    """
     node, address = _member(member)
     _finish(_run(namesrv, group, lambda session: session.add(node, address, voter=voter, patience=wait)), as_json)
 
 
 @app.command("promote")
 def promote(node: Node, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Give a learner that has caught up a vote."""
+    """Make a learner that has caught up a voter."""
     _finish(_run(namesrv, group, lambda session: session.change("promote", node)), as_json)
 
 
@@ -83,7 +86,7 @@ def replace(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Put a new node in the place of a voter: add it, wait until it has caught up, then exchange them in one step."""
+    """Replace a voter by a new node: add it, wait until it has caught up, then exchange them in one step."""
     node, address = _member(member)
     _finish(_run(namesrv, group, lambda session: session.replace(old, node, address, patience=wait)), as_json)
 
@@ -95,7 +98,7 @@ def transfer(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Hand leadership to another voter."""
+    """Transfer leadership to another voter."""
     _finish(_run(namesrv, group, lambda session: session.change("transfer", node)), as_json)
 
 

@@ -91,7 +91,7 @@ def force(
     yes: Annotated[bool, typer.Option("--yes/--dry-run", help="Make the change; otherwise only show it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a stopped replica the only voter of its group, after the majority was lost for good.
+    """Make a stopped replica the only voter of its group, after the majority was lost forever.
 
     Without --yes nothing is changed: it prints what would happen and what may be lost.
     """

@@ -47,7 +47,10 @@ def show(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> 
 
 @app.command("set")
 def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
-    """Write the secrets that standard input has. They must have one in common with those that are there, if any."""
+    """Write the secrets from standard input to the file.
+
+    If the file has secrets already, the new ones must include one of them.
+    """
     path = _path(data_dir, file)
     try:
         given = parse_secrets("standard input", sys.stdin.buffer.read(4097))
@@ -68,7 +71,7 @@ def set_secret(data_dir: DataDir = None, file: File = None, as_json: Json = Fals
 
 @app.command("add")
 def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
-    """Make a new secret that is valid beside the present one: the first step of exchanging it."""
+    """Add a new secret; the current one stays valid: the first step of a change of the secret."""
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == SECRETS_MAX:
@@ -81,7 +84,7 @@ def add(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> N
 
 @app.command("drop-old")
 def drop_old(data_dir: DataDir = None, file: File = None, as_json: Json = False) -> None:
-    """Let only the newest secret be valid: the last step, once every replica has it."""
+    """Drop the old secret: the last step, when every replica has the new one."""
     path = _path(data_dir, file)
     before = _read(path)
     if len(before) == 1:

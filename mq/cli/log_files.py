@@ -30,7 +30,7 @@ EXCERPT_BYTES = 48
 
 @app.command("verify")
 def verify(directory: Directory, as_json: Json = False) -> None:
-    """Check every entry, and say what a start would do.
+    """Check every entry, and show what a start would do.
 
     Exit code 0: intact, or a torn end that a start cuts off. 1: damaged, to be repaired from other replicas.
     2: unusable, or in use by a running node.
@@ -79,7 +79,7 @@ def trust(
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let a replica vote again that abstains since it may have lost messages which were acknowledged.
+    """Let an abstaining replica vote again; acknowledged messages may be lost.
 
     For a group in which a majority abstains, and no other replica will come back. What such replicas have lost is lost
     for good then. Trust those with the highest last term and, among these, the highest last index (see verify), and no
@@ -119,7 +119,7 @@ def cut(
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Yes, acknowledged messages may be lost.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Give up everything behind the first damage of a log, also what is intact there.
+    """Discard all entries after the first damage of a log, including intact ones.
 
     For a group in which every replica is damaged at the same place, or for a replica that has no peers: a start
     repairs all other damage. Copy the directory first: what is given up is overwritten. The replica abstains then until
@@ -166,7 +166,7 @@ def term(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a replica's term and vote, or correct a term that no election can have led to.
+    """Print a replica's term and vote, or correct an implausible term.
 
     Lowering: stop EVERY node of the group, lower the term of each whose term is implausible, and only then start them.
     If one of them runs meanwhile, or starts with the high term later, two leaders may be elected in one term and
@@ -242,7 +242,7 @@ def dump(
     as_json: Json = False,
     bodies: Annotated[bool, typer.Option("--bodies", help=f"The first {EXCERPT_BYTES} bytes of each body.")] = False,
 ) -> None:
-    """Print entries, with what is damaged in between."""
+    """Print entries, and the damaged ranges between them."""
     with _stopped(directory) as log:
         if log.state is None:
             raise CommandFailed(f"{log.directory}: no slot of the vote file is valid")

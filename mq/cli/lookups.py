@@ -74,7 +74,7 @@ def by_key(
 
 @app.command("by-time")
 def by_time(topic: Topic, time: Time, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show for each queue the offset of its first message that was stored at a time or later."""
+    """Show for each queue the offset of its first message stored at or after a time."""
 
     async def main() -> list[tuple[str, int, int]]:
         async with Admin(namesrv) as admin:

@@ -31,7 +31,7 @@ def list_policies(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show what users may do, in all broker groups."""
+    """Show the policies of users, in all broker groups."""
 
     async def main() -> dict[str, list[AclInfo]]:
         async with UserAdmin(namesrv) as admin:
@@ -85,9 +85,10 @@ def put(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Allow a user something, or deny it, in every broker group. What was said about the same resource is replaced.
+    """Allow or deny a user access to resources, in every broker group.
 
-    Of the policies that fit a request, the one with the most specific resource decides.
+    It replaces policies of the user for the same resource. If several policies match a request, the one with the most
+    specific resource decides.
     """
     entries = [
         PolicyEntryInfo(

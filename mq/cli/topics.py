@@ -80,7 +80,7 @@ def update(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Change those settings of a topic that are given, in every broker group that has it.
+    """Update the given settings of a topic, in every broker group that has it.
 
     Exit code 1 if there is no such topic.
     """
@@ -170,7 +170,7 @@ def _perm_words(perm: int) -> str:
 
 @app.command("list")
 def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Print the name of every topic, one a line; those of the brokers themselves are marked."""
+    """Print the name of every topic, one per line; system topics are marked."""
 
     async def main() -> tuple[list[str], ClusterInfo]:
         async with Admin(namesrv) as admin:
@@ -194,7 +194,7 @@ def route(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show which broker groups hold a topic, with how many queues, and who leads them."""
+    """Show which broker groups have a topic, with its queues and their leaders."""
 
     async def main() -> list[dict[str, object]]:
         async with Admin(namesrv) as admin:
@@ -231,7 +231,7 @@ def route(
 
 @app.command("delete")
 def delete(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Delete a topic with its messages, and how far groups are in it, in every broker group.
+    """Delete a topic, its messages and its consumer offsets, in every broker group.
 
     Exit code 1 if there is no such topic.
     """
@@ -254,7 +254,7 @@ def delete(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
 
 @app.command("describe")
 def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Show a topic's settings, and which messages its queues hold."""
+    """Show a topic's settings, and the offsets of its queues."""
 
     async def main() -> list[dict[str, object]]:
         async with Admin(namesrv) as admin:
@@ -312,7 +312,7 @@ def stats(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show how many messages were put into a topic, or got by a group, over the last minute, hour and day."""
+    """Show how many messages a topic received, or a group consumed, in the last minute, hour and day."""
     kind, key = ("TOPIC_PUT", topic) if group is None else ("GROUP_GET", f"{topic}@{group}")
 
     async def main() -> tuple[dict[str, BrokerStatsData], dict[str, BrokerStatsData]]:

@@ -24,7 +24,10 @@ def upgrade_check(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show what each member runs, and whether the next one can be stopped for an upgrade now. Exit code 1 if not."""
+    """Show the version of each member, and whether the next one can be stopped for an upgrade now.
+
+    Exit code 1 if not.
+    """
     with client_errors():
         report = upgrade_report(_chosen(run_trio(partial(ask_cluster, namesrv)), group))
     if as_json:

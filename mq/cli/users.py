@@ -40,7 +40,7 @@ def list_users(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show the users of all broker groups, and what they are; nobody is told their passwords.
+    """Show the users of all broker groups and their types; passwords are never shown.
 
     Accounts of a broker's acl_file are not among them.
     """
@@ -115,7 +115,7 @@ def update(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Change what is given of a user, in every broker group."""
+    """Update the given settings of a user, in every broker group."""
     if not password and password_file is None and kind is None and enabled is None:
         raise CommandFailed("nothing to change: pass --password, --password-file, --type, --enable or --disable")
     user = UserInfo(

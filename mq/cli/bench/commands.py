@@ -70,7 +70,7 @@ def consume(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Read a topic from its first message on, until its end or for some seconds. No offset is stored.
+    """Consume a topic from its first message, until its end or for some seconds. No offset is stored.
 
     Exit code 1 if the topic is empty.
     """
@@ -94,7 +94,7 @@ def both(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Send messages at a steady rate and consume them at once: how long from a send to its consumer.
+    """Send messages at a steady rate, consume them, and measure the end-to-end latency.
 
     Exit code 1 if a message was not acknowledged, could not be sent in time, or was acknowledged and not delivered.
     """

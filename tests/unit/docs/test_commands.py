@@ -106,7 +106,7 @@ def table() -> str:
     rows = ["| command | what it does | `--json` |", "|---|---|---|"]
     for name, command in commands():
         option = json_option(command)
-        kind = " " if option is None else "one object a line" if option.help == lines else "one document"
+        kind = " " if option is None else "one object per line" if option.help == lines else "one document"
         summary = re.split(r"(?<=\.)\s", " ".join((command.help or "").split()))[0]
         arguments = "".join(
             f" {each.metavar or each.name.upper()}"
