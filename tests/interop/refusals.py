@@ -13,7 +13,7 @@ from tests.interop.grpc_scenarios import SCENARIOS
 from tests.interop.mqadmin import Tool
 from tests.interop.scenarios import scenario
 from tests.interop.security import ACL, CLIENT, READER, TLS, Keys, other_authority
-from tests.interop.stage import QUEUES, Stage, Unmet, require
+from tests.interop.stage import QUEUES, BrokerLogs, Stage, Unmet, require
 
 __all__ = ["SCENARIOS"]
 
@@ -50,8 +50,7 @@ async def _is_refused(stage: Stage, what: str, words: str) -> str:
     Also unless ``words`` are in it, or in the log of a broker: some clients keep the reason of a refusal to themselves.
     """
     other = _other(stage, what)
-    logs = [stage.cluster.log_path(node_id) for node_id in stage.cluster.node_ids]
-    sizes = [log.stat().st_size for log in logs]
+    logs = BrokerLogs(stage.servers)
     try:
         program = await other.play("send")
     except Unmet as error:
@@ -59,8 +58,7 @@ async def _is_refused(stage: Stage, what: str, words: str) -> str:
     else:
         told = str(program.of("unsent"))
         require(not program.of("read"), f"{what}: messages were sent and read")
-    logged = b"".join(log.read_bytes()[size:] for log, size in zip(logs, sizes, strict=True)).decode(errors="replace")
-    require(words in told or words in logged, f"{what}: the client tells {told!r}, and not that {words!r}")
+    require(words in told or words in logs.text(), f"{what}: the client tells {told!r}, and not that {words!r}")
     return told.splitlines()[0][:160]
 
 

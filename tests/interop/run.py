@@ -26,7 +26,7 @@ from tests.interop.report import ALL, Outcome, Page, markdown, table
 from tests.interop.rocketmq_servers import GrpcProxy, RocketMQCluster
 from tests.interop.scenarios import Scenario
 from tests.interop.security import ACL, NONE, TITLES, Security, secured
-from tests.interop.stage import QUEUES, Servers, Stage, Unmet
+from tests.interop.stage import QUEUES, BrokerLogs, Servers, Stage, Unmet
 
 REPORTS = HERE.parent.parent / "docs" / "reports"
 PAGES = {
@@ -131,6 +131,7 @@ class Performance:
         directory.mkdir(parents=True, exist_ok=True)
         name, client = f"{scenario.name}-{self.client.name}", self.client
         stage = Stage(servers, address, client, self.security, directory, name)
+        logs = BrokerLogs(servers)
         began, passed, note = trio.current_time(), False, f"not done within {scenario.seconds_max:g} s"
         try:
             with trio.move_on_after(scenario.seconds_max):
@@ -139,6 +140,8 @@ class Performance:
                 passed = True
         except* (Unmet, ClientError, OSError) as errors:
             note = "; ".join(_leaves(errors))
+        if not passed and (denials := logs.denials()):
+            note += f"; brokers refused clients: {', '.join(denials)}"
         outcome = self._outcome(scenario, passed=passed, note=note)
         version = _version(directory / "events")
         self._note(replace(outcome, seconds=trio.current_time() - began, version=version))

@@ -109,6 +109,26 @@ class Servers(Protocol):
         """Raises DevClusterFailed if a server has ended that nobody killed or stopped."""
 
 
+class BrokerLogs:
+    """What replicas of ours log from now on; nothing of servers of RocketMQ."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._logs: list[Path] = []
+        if isinstance(servers, DevCluster):
+            self._logs = [servers.log_path(node_id) for node_id in servers.node_ids]
+        self._sizes = [log.stat().st_size for log in self._logs]
+
+    def text(self) -> str:
+        """All of it."""
+        added = (log.read_bytes()[size:] for log, size in zip(self._logs, self._sizes, strict=True))
+        return b"".join(added).decode(errors="replace")
+
+    def denials(self) -> list[str]:
+        """Why clients were refused what they have no right to; some clients keep that to themselves."""
+        lines = [json.loads(line) for line in self.text().splitlines() if '"access_denied"' in line]
+        return sorted({line["reason"] for line in lines})
+
+
 @dataclass(frozen=True)
 class Stage:
     """One run of one scenario by one client. ``name`` is its topic, which exists, and begins its groups' names.
