@@ -26,6 +26,13 @@ def own_cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def machine_cpu_seconds() -> float:
+    """What all processes and the kernel have used since the machine's start, in steps of 10 ms."""
+    words = Path("/proc/stat").read_text().partition("\n")[0].split()
+    user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, words[1:])
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+
+
 def process_tree(pid: int) -> list[int]:
     """The process, its children, and theirs."""
     pids = [pid]

@@ -9,6 +9,8 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.samples import LOADS, Load, Measured, Spread
 from benchmarks.peers.turns import Outcome, Plan
 
+OTHERS_MAX = 0.1
+"""Cores that other processes may use before the page says so."""
 PICTURE = "images/peers.svg"
 BEGIN = "<!-- measured by `make bench-peers`: begin -->"
 END = "<!-- measured by `make bench-peers`: end -->"
@@ -23,6 +25,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         f"Machine: {machine}; servers and load generators share it.",
         f"{outcome.rounds} rounds, in which the systems took turns; in each turn {plan.windows} windows of "
         f"{plan.seconds:g} s of each load, after a warm-up.",
+        _others(outcome),
         "Figures are the medians of all windows; in brackets are the least and the most.",
         "",
     ]
@@ -56,6 +59,25 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         lines += [f"- {name}: {reason}" for name, reason in outcome.left_out.items()]
         lines += [""]
     return "\n".join(lines).rstrip()
+
+
+def _others(outcome: Outcome) -> str:
+    """How much else the machine did meanwhile."""
+    each = [
+        sample.others
+        for measured in outcome.measured.values()
+        for samples in measured.samples.values()
+        for sample in samples
+    ]
+    if not each:
+        return "No message was acknowledged."
+    text = f"Other processes used {statistics.median(each):.2f} cores meanwhile ({min(each):.2f} to {max(each):.2f})."
+    if statistics.median(each) < OTHERS_MAX:
+        return text
+    return (
+        f"{text} **The machine was busy**: rates and latencies are lower and longer than on an idle one, most of all "
+        "for servers that compile themselves while they run. CPU per message depends less on it."
+    )
 
 
 def _row_of_system(peer: Peer, measured: Measured) -> str:

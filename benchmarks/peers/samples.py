@@ -33,7 +33,8 @@ LOADS = (
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One window. CPU in microseconds per acknowledged message, of all servers and of all load generators; the
-    generator's share is of one core, for the busiest of its processes."""
+    generator's share is of one core, for the busiest of its processes. ``others`` is what other processes of the
+    machine used, in cores."""
 
     messages_per_second: float
     p50_ms: float
@@ -41,6 +42,7 @@ class Sample:
     servers_us: float
     generator_us: float
     generator_core: float
+    others: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,12 @@ class Measured:
 
 
 def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> list[Sample]:
-    """What the generators counted and the servers used, window by window. A window without messages is none."""
+    """What the generators counted and the servers used, window by window. A window without messages is none.
+
+    ``cpu`` has in each window what each server used, and at last what the whole machine did.
+    """
     samples = []
-    for number, used in enumerate(cpu):
+    for number, (*used, whole_machine) in enumerate(cpu):
         messages = sum(report.messages[number] for report in reports)
         if not messages:
             continue
@@ -89,6 +94,7 @@ def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
                 servers_us=1e6 * sum(used) / messages,
                 generator_us=1e6 * sum(generators) / messages,
                 generator_core=max(generators) / seconds,
+                others=max(0.0, whole_machine - sum(used) - sum(generators)) / seconds,
             )
         )
     return samples

@@ -15,7 +15,7 @@ from benchmarks.load import Job
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
 from benchmarks.peers.servers import PeerFailed
-from benchmarks.procfs import anonymous_bytes, load_average, process_tree, rss_bytes
+from benchmarks.procfs import anonymous_bytes, load_average, machine_cpu_seconds, process_tree, rss_bytes
 from benchmarks.workers import GeneratorFailed, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import DevClusterFailed
 from mq.client.errors import ClientError
@@ -116,7 +116,7 @@ async def _apply(peer: Peer, target: Target, load: Load, plan: Plan) -> list[Sam
         batch=load.batch,
         wire=peer.wire,
     )
-    reports, cpu = await drive(share_out(job), cpu_meters(target.pids))
+    reports, cpu = await drive(share_out(job), [*cpu_meters(target.pids), machine_cpu_seconds])
     target.check()
     return samples_of(reports, cpu, plan.seconds)
 

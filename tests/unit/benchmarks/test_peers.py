@@ -17,8 +17,8 @@ from benchmarks.workers import share_out
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def sample(rate: float) -> Sample:
-    return Sample(rate, 1.0, 2.5, 30.0, 4.0, 0.25)
+def sample(rate: float, others: float = 0.02) -> Sample:
+    return Sample(rate, 1.0, 2.5, 30.0, 4.0, 0.25, others)
 
 
 def outcome() -> Outcome:
@@ -34,11 +34,12 @@ def test_cpu_and_messages_are_of_all_processes() -> None:
         Report(messages=[600, 0], cpu_seconds=[0.1, 0.0], latencies=[{345: 600}, {}]),
         Report(messages=[400, 0], cpu_seconds=[0.2, 0.0], latencies=[{345: 400}, {}]),
     ]
-    (found,) = samples_of(reports, [[0.01, 0.004, 0.002], [0.0, 0.0, 0.0]], seconds=0.5)
+    (found,) = samples_of(reports, [[0.01, 0.004, 0.002, 0.416], [0.0, 0.0, 0.0, 0.0]], seconds=0.5)
     assert found.messages_per_second == 2000
     assert found.servers_us == pytest.approx(16)
     assert found.generator_us == pytest.approx(300)
     assert found.generator_core == pytest.approx(0.4)
+    assert found.others == pytest.approx(0.2)
 
 
 def test_a_page_names_what_failed_and_what_was_left_out() -> None:
@@ -52,6 +53,15 @@ def test_a_page_names_what_failed_and_what_was_left_out() -> None:
     assert "- etcd: etcd is not installed" in text
     assert "For 2 rounds, 870 s were too short." in text
     assert "300; 200 without files" in text
+    assert "Other processes used 0.02 cores meanwhile (0.02 to 0.02)." in text
+    assert "busy" not in text
+
+
+def test_a_page_says_that_the_machine_was_busy() -> None:
+    busy = outcome()
+    busy.measured["raftmq"].samples = {"1x1": [sample(10.0, others) for others in (0.5, 1.2, 1.4)]}
+    text = section(list(PEERS.values()), busy, parse_arguments([]), command="c", machine="m", date="d")
+    assert "Other processes used 0.85 cores meanwhile (0.02 to 1.40). **The machine was busy**" in text
 
 
 def test_a_picture_has_a_bar_for_each_figure() -> None:
