@@ -17,7 +17,7 @@ from mq.broker.state.format_level import LEVEL_NEWEST
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import read_secrets
 from tests.free_ports import free_ports
-from tests.unit.broker.running import Answer, Client
+from tests.support.running_broker import Answer, Client
 
 HOST = "127.0.0.1"
 MIB = 1024 * 1024

@@ -16,7 +16,7 @@ from raftlog.net import frames as replication
 from raftlog.net.frames import Kind
 from raftlog.net.versions import HANDSHAKE_VERSION
 from tests.attacks.target import HOST, MIB, PRODUCER, Target, connected
-from tests.unit.broker.running import send_ext
+from tests.support.running_broker import send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.trio]
 

@@ -18,8 +18,8 @@ from mq.protocol.compression import COMPRESSED, ZLIB
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.signing import signed
 from tests.attacks.target import ACCOUNTS, ADMIN, CONSUMER, HOST, MIB, PRODUCER, Target, connected
-from tests.unit.broker.odd_requests import all_requests, asked, code_of
-from tests.unit.broker.running import pull_ext, send_ext
+from tests.support.odd_requests import all_requests, asked, code_of
+from tests.support.running_broker import pull_ext, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.trio]
 

@@ -13,7 +13,7 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.protocol.records import StoredMessage, decode_records
 from tests.support.real_groups import connected, transfer, wait_level
-from tests.unit.broker.running import SECONDS_MAX
+from tests.support.running_broker import SECONDS_MAX
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

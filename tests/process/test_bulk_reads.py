@@ -20,7 +20,7 @@ from spark.plan import LogRange, QueueRange, replica_order
 from spark.reader import TaskOptions
 from spark.survey import Survey
 from tests.support.real_groups import connected, transfer, wait_level
-from tests.unit.broker.running import SECONDS_MAX
+from tests.support.running_broker import SECONDS_MAX
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -17,7 +17,7 @@ from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, S
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import decode_records
 from tests.support.real_groups import Cluster, delivered
-from tests.unit.broker.running import Client, properties
+from tests.support.running_broker import Client, properties
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 

@@ -23,7 +23,7 @@ from mq.protocol.group_bodies import QueueLocks
 from mq.protocol.headers import Response, decode_header, encode_request
 from mq.protocol.queue_tables import QueueRef
 from tests.support.real_groups import transfer
-from tests.unit.broker.running import Client, pull_ext, send_ext
+from tests.support.running_broker import Client, pull_ext, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -15,7 +15,7 @@ from mq.client.consume.allocation import allocate_in_circle
 from mq.client.errors import OffsetsFileDamaged
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.unit.broker.running import Client
+from tests.support.running_broker import Client
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -12,7 +12,7 @@ from mq.client import Admin, Message, Producer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import encode_request
 from tests.support.real_groups import connected
-from tests.unit.broker.running import SECONDS_MAX, pull_ext
+from tests.support.running_broker import SECONDS_MAX, pull_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

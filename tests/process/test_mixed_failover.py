@@ -24,8 +24,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.dispatch import QUEUE_ENTRY_BYTES
 from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.real_groups import LOST, SETTINGS
+from tests.support.running_broker import Client, properties, send_ext
 from tests.support.stored_bodies import stored_bodies
-from tests.unit.broker.running import Client, properties, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -15,7 +15,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, ClientError, Message, MessageQueue, Producer, PushConsumer, ReceivedMessage
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.unit.broker.running import Client
+from tests.support.running_broker import Client
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -13,9 +13,9 @@ from jepsen.wire import ask_figures
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.popping import Popped, batch_body, now_ms, pop_ext, read_popped
 from tests.support.real_groups import LOST, SETTINGS
-from tests.unit.broker.popping import Popped, batch_body, now_ms, pop_ext, read_popped
-from tests.unit.broker.running import Client, send_ext
+from tests.support.running_broker import Client, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

@@ -12,8 +12,8 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.real_groups import LOST, SETTINGS
+from tests.support.running_broker import Answer, Client, properties, send_ext
 from tests.support.stored_bodies import stored_bodies
-from tests.unit.broker.running import Answer, Client, properties, send_ext
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

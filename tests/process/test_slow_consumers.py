@@ -13,7 +13,7 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer
 from mq.protocol.codes import ResponseCode
 from tests.support.real_groups import connected
-from tests.unit.broker.running import SECONDS_MAX, Answer, Client
+from tests.support.running_broker import SECONDS_MAX, Answer, Client
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 

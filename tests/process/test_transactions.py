@@ -25,7 +25,7 @@ from mq.client import (
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.real_groups import Cluster
-from tests.unit.broker.running import Client
+from tests.support.running_broker import Client
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.broker.running import SEGMENT_BYTES, Answer, Client, properties
+from tests.support.running_broker import SEGMENT_BYTES, Answer, Client, properties
 
 FIELDS = ("property", "key", "body", "topic", "header")
 _BODY_AT = 88

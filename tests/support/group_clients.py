@@ -12,7 +12,7 @@ from mq.protocol.codes import RequestCode
 from mq.store.checkpoint import load_checkpoint
 from mq.store.opening import LogBounds, open_store
 from tests.support.queue_locks import lock_body
-from tests.unit.broker.running import Client, properties, send_ext
+from tests.support.running_broker import Client, properties, send_ext
 
 TOPICS = ("T", "U", "V" * 127)
 GROUPS = ("G", "H" * 120)

@@ -12,7 +12,7 @@ import trio
 from mq.client import Admin
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
-from tests.unit.broker.running import RunningBroker, running
+from tests.support.running_broker import RunningBroker, running
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mq.protocol.codes import ResponseCode
-from tests.unit.broker.running import (
+from tests.support.running_broker import (
     Answer,
     Client,
     RunningBroker,

@@ -37,9 +37,9 @@ from mq.protocol.pop_requests import (
 from mq.protocol.records import encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
-from tests.unit.broker.contexts import context_of
-from tests.unit.broker.popping import Popped, batch_body, read_popped
-from tests.unit.broker.running import Answer
+from tests.support.broker_contexts import context_of
+from tests.support.popping import Popped, batch_body, read_popped
+from tests.support.running_broker import Answer
 
 HOST = encode_host("127.0.0.1", 1)
 INVISIBLE_MS = 100

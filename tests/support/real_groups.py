@@ -20,7 +20,7 @@ from mq.client import (
     ReceivedMessage,
 )
 from mq.protocol.group_admin import GroupCommand
-from tests.unit.broker.running import SECONDS_MAX, Client
+from tests.support.running_broker import SECONDS_MAX, Client
 
 SETTINGS = {
     "segment_bytes": str(1024 * 1024),

@@ -14,7 +14,7 @@ from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
 from mq.protocol.reply_requests import PushReplyMessageToClient
 from tests.free_ports import free_ports
-from tests.unit.broker.running import (
+from tests.support.running_broker import (
     Client,
     RunningBroker,
     broker_settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.protocol.codes import RequestCode
-from tests.unit.broker.running import Client, properties, send_ext
+from tests.support.running_broker import Client, properties, send_ext
 
 
 async def sent(client: Client, count: int, queues: int = 3, body_bytes: int = 100, topic: str = "T") -> None:

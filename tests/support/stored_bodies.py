@@ -8,7 +8,7 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.unit.broker.running import Client, pull_ext
+from tests.support.running_broker import Client, pull_ext
 
 
 async def stored_bodies(cluster: DevCluster, topic: str, queues: int) -> Counter[bytes]:

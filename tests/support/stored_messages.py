@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import StoredMessage
-from tests.unit.broker.running import Client, until
+from tests.support.running_broker import Client, until
 
 
 async def stored(client: Client, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:

@@ -34,8 +34,8 @@ from mq.protocol.requests import RecallExt
 from mq.store.dispatch import QUEUE_ENTRY, scan_runs
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import Refusal
-from tests.unit.broker.contexts import context_of
-from tests.unit.broker.running import broker_settings
+from tests.support.broker_contexts import context_of
+from tests.support.running_broker import broker_settings
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 START_MS = 20_000 * DAY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.unit.broker.running import Client
+from tests.support.running_broker import Client
 
 
 class WallClock:

@@ -33,8 +33,8 @@ from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState
 from raftlog.net.secret_file import FILE_NAME
 from raftlog.segment import CONFIG, SegmentLog
-from tests.unit.broker.guarded import ADMIN, guarded
-from tests.unit.broker.running import SECONDS_MAX, until
+from tests.support.guarded import ADMIN, guarded
+from tests.support.running_broker import SECONDS_MAX, until
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "commands.md"
 NO_RESULT: Final = {"namesrv", "broker", "dev", "demo"}

@@ -18,7 +18,7 @@ from mq.tls import Certificate
 from raftlog import NodeId
 from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context
 from tests.free_ports import free_ports
-from tests.unit.broker.certificates import Authority
+from tests.support.certificates import Authority
 from tests.unit.replica.group import Node, wait_leader
 
 NAMES = ("n0", "n1", "n2")

@@ -1,0 +1,224 @@
+"""A broker with accounts, over sockets: who gets what, and what happens to a file that is changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from structlog.testing import capture_logs
+
+from mq.broker.access.needs import ROWS
+from mq.broker.server import StartRefused, _access_control
+from mq.broker.settings import BrokerSettings
+from mq.client import Message, MessageQueue, Producer, PullConsumer, RemotingSettings, SendRejected
+from mq.client.net.credentials import Credentials
+from mq.namesrv.server import serve
+from mq.namesrv.settings import NamesrvSettings
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.headers import encode_request
+from mq.protocol.signing import signed
+from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, pull_ext, running, until
+
+pytestmark = pytest.mark.trio
+
+FILE = """
+accounts:
+- {accessKey: administrator, secretKey: 1234567890, admin: true}
+- {accessKey: producer, secretKey: 1234567890, topicPerms: [T=PUB]}
+- {accessKey: consumer, secretKey: 1234567890, topicPerms: [T=SUB], groupPerms: [G=SUB]}
+- {accessKey: neighbour, secretKey: 1234567890, whiteRemoteAddress: 127.0.0.1, defaultTopicPerm: PUB}
+"""
+SECRET = "1234567890"
+SEND = {"a": "P", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0", "j": "0"}
+NO_PERMISSION = ResponseCode.NO_PERMISSION
+
+
+@asynccontextmanager
+async def guarded(tmp_path: Path, text: str = FILE, **given: Any) -> AsyncIterator[RunningBroker]:
+    """A broker with accounts."""
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(text)
+    async with running(tmp_path / "n0", keys=("administrator", SECRET), acl_file=path, **given) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a name server that knows a broker with accounts and the topic T."""
+    names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off")
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, names)
+        async with guarded(tmp_path, namesrv=f"{host}:{port}") as broker:
+            client = await broker.connect()
+            client.keys = ("administrator", SECRET)
+            await client.create_topic("T", 1)
+            yield f"{host}:{port}"
+        nursery.cancel_scope.cancel()
+
+
+async def ask(
+    client: Client,
+    code: int,
+    ext: dict[str, Any],
+    body: bytes = b"",
+    *,
+    key: str | None = None,
+    secret: str = SECRET,
+    serialization: int = JSON,
+) -> Answer:
+    """A request that is signed if a key is given."""
+    fields = {name: str(value) for name, value in ext.items()}
+    if key is not None:
+        fields = signed(key, secret, fields, body)
+    return await client.request(code, fields, body, serialization=serialization)
+
+
+async def test_every_request_that_is_served_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path):
+        assert brokers[0].services.requests.types == set(ROWS)
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_accounts_do_what_they_may(tmp_path: Path, serialization: int) -> None:
+    async with guarded(tmp_path) as broker:
+        client = await broker.connect()
+        create = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        create |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
+        steps: list[tuple[str | None, int, dict[str, Any], bool]] = [
+            (None, RequestCode.UPDATE_AND_CREATE_TOPIC, create, False),
+            ("producer", RequestCode.UPDATE_AND_CREATE_TOPIC, create, False),
+            ("administrator", RequestCode.UPDATE_AND_CREATE_TOPIC, create, True),
+            (None, RequestCode.SEND_MESSAGE_V2, SEND, False),
+            ("consumer", RequestCode.SEND_MESSAGE_V2, SEND, False),
+            ("producer", RequestCode.SEND_MESSAGE_V2, SEND, True),
+            ("producer", RequestCode.SEND_MESSAGE_V2, SEND | {"b": "U"}, False),
+            ("neighbour", RequestCode.SEND_MESSAGE_V2, SEND | {"b": "U"}, True),
+            ("administrator", RequestCode.SEND_MESSAGE_V2, SEND, True),
+            ("producer", RequestCode.PULL_MESSAGE, pull_ext(consumerGroup="G"), False),
+            ("consumer", RequestCode.PULL_MESSAGE, pull_ext(consumerGroup="H"), False),
+            ("consumer", RequestCode.PULL_MESSAGE, pull_ext(consumerGroup="G"), True),
+            ("consumer", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": 0}, False),
+            ("consumer", RequestCode.GET_BROKER_RUNTIME_INFO, {}, True),
+            (None, RequestCode.GET_BROKER_RUNTIME_INFO, {}, False),
+        ]
+        for key, code, ext, may in steps:
+            answer = await ask(client, code, ext, b"x", key=key, serialization=serialization)
+            assert (answer.code == ResponseCode.SUCCESS) == may, (key, code, answer.remark)
+            assert may or answer.code == NO_PERMISSION, (key, code, answer.code)
+
+
+async def test_wrong_keys_and_changed_requests_are_refused_and_the_connection_goes_on(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as broker:
+        client = await broker.connect()
+        for key, secret, fault in (
+            ("nobody1", SECRET, "unknown access key nobody1"),
+            ("producer", "1234567891", "signature does not match"),
+            (None, SECRET, "must be signed"),
+        ):
+            answer = await ask(client, RequestCode.SEND_MESSAGE_V2, SEND, key=key, secret=secret)
+            assert answer.code == NO_PERMISSION
+            assert fault in str(answer.remark)
+            assert "1234567890" not in str(answer.remark)
+        fields = signed("producer", SECRET, SEND, b"x") | {"e": "1"}
+        assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"x")).code == NO_PERMISSION
+        fields = signed("producer", SECRET, SEND, b"x")
+        assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"y")).code == NO_PERMISSION
+        assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"x")).code == ResponseCode.SUCCESS
+
+
+async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
+    """Each is judged by itself, and answered in turn."""
+    async with guarded(tmp_path) as broker:
+        client = await broker.connect()
+        frames = b"".join(
+            encode_request(RequestCode.SEND_MESSAGE_V2, number, ext=signed(key, SECRET, SEND, b"x"), body=b"x")
+            for number, key in enumerate(("producer", "consumer", "nobody1", "producer"), 1000)
+        )
+        await client.stream.send_all(frames)
+        codes = [(await client.answer(number)).code for number in range(1000, 1004)]
+    assert codes == [ResponseCode.SUCCESS, NO_PERMISSION, NO_PERMISSION, ResponseCode.SUCCESS]
+
+
+async def test_a_file_that_changes_is_read_anew_and_one_that_is_broken_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.broker.server._REFRESH_FILES_SECONDS", 0.01)
+    path = tmp_path / "plain_acl.yml"
+    with capture_logs() as logs:
+        async with guarded(tmp_path) as broker:
+            client = await broker.connect()
+
+            async def send(key: str = "producer") -> int:
+                return (await ask(client, RequestCode.SEND_MESSAGE_V2, SEND, b"x", key=key)).code
+
+            assert await send() == ResponseCode.SUCCESS
+            path.write_text(FILE.replace("topicPerms: [T=PUB]", "topicPerms: [T=DENY]"))
+
+            async def is_refused() -> bool:
+                return await send() == NO_PERMISSION
+
+            await until(is_refused)
+            path.write_text("accounts: [")
+
+            async def is_noted() -> bool:
+                return await send() == NO_PERMISSION and any(each["event"] == "acl_file_unusable" for each in logs)
+
+            await until(is_noted)
+            assert await send("administrator") == ResponseCode.SUCCESS, "the old accounts are kept"
+            os.unlink(path)
+            with trio.fail_after(10):
+                while sum(each["event"] == "acl_file_unusable" for each in logs) < 2:
+                    await send("administrator")
+            path.write_text(FILE)
+
+            async def is_allowed() -> bool:
+                return await send() == ResponseCode.SUCCESS
+
+            await until(is_allowed)
+    assert not [each for each in logs if "1234567890" in str(each)], "a secret is in the log"
+
+
+@pytest.mark.parametrize("text", ["accounts: [", "accounts: [{accessKey: RocketMQ}]", None])
+async def test_a_broker_does_not_start_with_a_file_that_cannot_be_used(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "acl.yml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(tmp_path / "n0", acl_file=path):
+            pass
+    assert caught.group_contains(StartRefused, match="acl.yml")
+
+
+@pytest.mark.parametrize(("listen", "warnings"), [("0.0.0.0:10911", 1), ("10.0.0.1:10911", 1), ("127.0.0.1:10911", 0)])
+async def test_without_accounts_a_broker_that_others_reach_says_so(listen: str, warnings: int) -> None:
+    settings = BrokerSettings(listen=listen, advertise="127.0.0.1:10911")
+    with capture_logs() as logs:
+        assert _access_control(settings, structlog.get_logger()) is None
+    assert [each["event"] for each in logs] == ["clients_not_authenticated"] * warnings
+
+
+async def test_the_sdk_signs_what_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path) as namesrv:
+        settings = {key: RemotingSettings(credentials=Credentials(key, SECRET)) for key in ("producer", "consumer")}
+        async with Producer(namesrv, "P", remoting=settings["producer"]) as producer:
+            result = await producer.send(Message("T", b"hello"))
+        async with Producer(namesrv, "P", remoting=settings["consumer"], timeout=1.0, retries=0) as producer:
+            with pytest.raises(SendRejected) as refused:
+                await producer.send(Message("T", b"hello"))
+            assert refused.value.stored == "no"
+            assert "no permission PUB for T" in str(refused.value)
+        monkeypatch.setenv("RAFTMQ_ACCESS_KEY", "consumer")
+        monkeypatch.setenv("RAFTMQ_SECRET_KEY", SECRET)
+        async with PullConsumer(namesrv, "G", consume_from="first") as consumer:
+            await consumer.assign([MessageQueue("T", "broker-a", result.queue.queue_id)])
+            (message,) = await consumer.poll(timeout=5.0)
+            assert message.body == b"hello"
+            await consumer.commit()

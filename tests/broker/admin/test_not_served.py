@@ -1,0 +1,30 @@
+"""What brokers say of requests that they have no handler for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.broker.net.not_served import why_not_served
+from mq.protocol.codes import ResponseCode
+from tests.support.running_broker import running
+
+
+def test_requests_of_masters_and_slaves_are_refused_with_what_to_use_instead() -> None:
+    assert "`raftmq status`" in why_not_served(907)
+    assert "`raftmq group transfer`" in why_not_served(1002)
+    assert "`raftmq user`" in why_not_served(50)
+
+
+def test_an_unknown_code_is_named() -> None:
+    assert why_not_served(9999) == " request type 9999 not supported"
+
+
+@pytest.mark.trio
+async def test_a_broker_says_why(tmp_path: Path) -> None:
+    async with running(tmp_path / "n0") as broker:
+        client = await broker.connect()
+        answer = await client.request(907)
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert "neither masters nor slaves" in answer.remark

@@ -1,0 +1,98 @@
+"""Telling the members of groups that they are others now, small groups and large ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.broker.consume import change_notices
+from mq.broker.consume.change_notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, ChangeNotices
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.running_broker import running
+
+
+class Member:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.told = 0
+
+    def send(self, frame: bytes) -> None:
+        assert not self.closed
+        self.told += 1
+
+
+def members(count: int) -> list[Any]:
+    return [Member() for _ in range(count)]
+
+
+def test_a_small_group_is_told_at_once() -> None:
+    group = members(AT_ONCE_MAX)
+    told = ChangeNotices()
+    told.tell("G", group)
+    assert {member.told for member in group} == {1}
+
+
+def test_who_brings_a_change_about_is_told_last_and_once() -> None:
+    group = members(3)
+    told = ChangeNotices()
+    told.tell("G", group, sender=group[1])
+    told.tell("G", group, sender=group[1])
+    assert [member.told for member in group] == [2, 0, 2]
+    for _ in range(SENDER_TICKS - 1):
+        told.go_on()
+    assert group[1].told == 0
+    told.go_on()
+    told.go_on()
+    assert [member.told for member in group] == [2, 1, 2]
+
+
+def test_a_large_group_is_told_by_and_by() -> None:
+    group = members(2 * LATER_AT_ONCE)
+    told = ChangeNotices()
+    told.tell("G", group)
+    assert not any(member.told for member in group)
+    group[-1].closed = True
+    told.go_on()
+    assert sum(member.told for member in group) == LATER_AT_ONCE
+    told.go_on()
+    assert sum(member.told for member in group) == 2 * LATER_AT_ONCE - 1
+
+
+def test_what_changes_meanwhile_is_told_once_to_all() -> None:
+    first = members(2 * LATER_AT_ONCE)
+    told = ChangeNotices()
+    told.tell("G", first)
+    told.go_on()
+    newcomers = members(10)
+    for count in range(1, 11):
+        told.tell("G", first + newcomers[:count])
+    for _ in range(10):
+        told.go_on()
+    assert {member.told for member in first} == {2}
+    assert {member.told for member in newcomers} == {1}
+
+
+def test_large_groups_take_turns() -> None:
+    groups = {name: members(3 * LATER_AT_ONCE) for name in ("G", "H")}
+    told = ChangeNotices()
+    for name, group in groups.items():
+        told.tell(name, group)
+    for _ in range(2):
+        told.go_on()
+    assert [sum(member.told for member in group) for group in groups.values()] == [LATER_AT_ONCE, LATER_AT_ONCE]
+
+
+@pytest.mark.trio
+async def test_members_of_a_large_group_hear_of_a_newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_notices, "AT_ONCE_MAX", 1)
+    async with running(tmp_path) as broker:
+        one, two = await broker.connect(), await broker.connect()
+        await one.heartbeat("one", "G")
+        await one.notice()
+        assert (await two.heartbeat("two", "G")).code == ResponseCode.SUCCESS
+        for client in (one, two):
+            assert await client.notice() == (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "G"})

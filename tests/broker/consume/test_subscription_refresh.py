@@ -1,0 +1,123 @@
+"""A client whose pulls know a newer subscription than its heartbeats told is asked for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mq.broker.consume import subscription_refresh
+from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.support.running_broker import Client, properties, running, until
+
+pytestmark = pytest.mark.trio
+
+OLD, NEW = 1_700_000_000_000, 1_700_000_001_000
+
+
+async def heartbeat(client: Client, version: int, expression: str = "a") -> None:
+    subscription = SubscriptionData(topic="T", expression=expression, version=version)
+    data = HeartbeatData(client_id="c", consumers=[ConsumerData(group="G", subscriptions=[subscription])])
+    assert (await client.request(RequestCode.HEART_BEAT, body=data.encode())).code == 0
+
+
+async def pull_code(client: Client, version: int = NEW) -> int:
+    return (await client.pull(sysFlag=0, subVersion=version, subscription=None)).code
+
+
+async def consumer(client: Client) -> None:
+    """A member of group G with an old subscription, and two messages."""
+    await client.create_topic("T")
+    for tag in ("a", "b"):
+        assert (await client.send(i=properties(TAGS=tag))).code == 0
+    await heartbeat(client, OLD)
+
+
+def running_info(*subscriptions: dict[str, object]) -> bytes:
+    """The answer of a Java client: objects are keys in it."""
+    queues = b'{{"brokerName":"b","queueId":0,"topic":"T"}:{"commitOffset":0,"locked":false}}'
+    return b'{"jstack":"","mqTable":%s,"properties":{},"statusTable":{},"subscriptionSet":%s}' % (
+        queues,
+        json.dumps(subscriptions).encode(),
+    )
+
+
+def subscription(version: int, topic: str = "T", expression: str = "b") -> dict[str, object]:
+    return {
+        "classFilterMode": False,
+        "codeSet": [98],
+        "expressionType": "TAG",
+        "subString": expression,
+        "subVersion": version,
+        "tagsSet": [expression],
+        "topic": topic,
+    }
+
+
+async def test_a_newer_subscription_counts_as_soon_as_the_client_told_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await consumer(client)
+        assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        question, _ = await client.question()
+        assert question.code == RequestCode.GET_CONSUMER_RUNNING_INFO
+        assert (question.ext.consumer_group, question.ext.client_id, question.ext.stack) == ("G", "c", False)
+        await client.reply(question, body=running_info(subscription(NEW), subscription(NEW, topic="Other")))
+        pulled = await client.pull(sysFlag=0, subVersion=NEW, subscription=None)
+        assert [record.properties["TAGS"] for record in pulled.records] == ["b"]
+        other = await client.pull("Other", sysFlag=0, subscription=None)
+        assert other.code == ResponseCode.TOPIC_NOT_EXIST  # it is not created, nor subscribed
+        subscribed = await client.request(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "G"})
+        assert b"Other" not in subscribed.body
+
+
+async def test_a_client_is_asked_once_until_its_next_heartbeat(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client, stranger = await broker.connect(), await broker.connect()
+        await consumer(client)
+        for _ in range(3):
+            assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert await pull_code(stranger) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert len(client.questions) == 1
+        assert stranger.questions == []  # it is not a member: what it says would not count
+        await heartbeat(client, OLD)
+        assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert len(client.questions) == 2
+        await heartbeat(client, NEW)
+        assert await pull_code(client) == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", 0),
+        (b"[]", 0),
+        (b"{", 0),
+        (b'{"subscriptionSet":7}', 0),
+        (b'{"subscriptionSet":[{"topic":3}]}', 0),
+        (running_info(subscription(OLD - 5)), 0),
+        (running_info(subscription(NEW, expression="a ||||| b" * 40_000)), 0),
+        (running_info(subscription(NEW)), ResponseCode.SYSTEM_ERROR),
+    ],
+    ids=["empty", "list", "open", "number", "no topic", "older", "long", "failed"],
+)
+async def test_an_answer_of_no_use_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes, code: int
+) -> None:
+    monkeypatch.setattr(subscription_refresh, "PAUSE_SECONDS", 0.0)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await consumer(client)
+        assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        await client.reply((await client.question())[0], code, body)
+        assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        assert await pull_code(client, OLD) == ResponseCode.SUCCESS
+        question, _ = await client.question()
+        await client.reply(question, body=running_info(subscription(NEW)))
+
+        async def pulled() -> bool:
+            return await pull_code(client) == ResponseCode.SUCCESS
+
+        await until(pulled)

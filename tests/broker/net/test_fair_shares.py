@@ -1,0 +1,179 @@
+"""One client's pipelined or large requests are served a little at a time, and others in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.broker.broker import Broker
+from mq.broker.consume.pull import HeldPull, Pulls
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.request_table import RequestTable
+from mq.broker.net.slow_answers import SlowAnswers
+from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.chunks import Incoming
+from mq.protocol.codes import RequestCode, ResponseCode
+from raftlog import Reactor
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, pull_ext, running, until
+
+pytestmark = pytest.mark.trio
+
+REQUESTS = 400
+
+
+@pytest.fixture
+def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client's share of a turn is used by a few requests."""
+    monkeypatch.setattr(Reactor, "share_used", lambda reactor: True)
+
+
+@pytest.mark.usefixtures("small_shares")
+async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of clients that do not read come again twenty times a second."""
+    most = 0
+    resumed = 0
+    resume, expire = Pulls.resume, Broker.expire_pulls
+
+    def counted(pulls: Pulls, pull: HeldPull) -> None:
+        nonlocal resumed
+        resumed += 1
+        resume(pulls, pull)
+
+    def watched(broker: Broker) -> None:
+        nonlocal most, resumed
+        resumed = 0
+        expire(broker)
+        most = max(most, resumed)
+
+    monkeypatch.setattr("mq.broker.broker._EXPIRE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(Pulls, "resume", counted)
+    monkeypatch.setattr(Broker, "expire_pulls", watched)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        ext = pull_ext(sysFlag=SUSPEND | SUBSCRIPTION, suspendTimeoutMillis=100)
+        asked = [await client.post(RequestCode.PULL_MESSAGE, ext) for _ in range(REQUESTS)]
+        for opaque in asked:
+            assert (await client.answer(opaque)).code == ResponseCode.PULL_NOT_FOUND
+    assert 0 < most <= 32
+
+
+async def test_pipelined_requests_let_others_in_between(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        greedy, other = await broker.connect(), await broker.connect()
+        await other.create_topic("T", 1)
+        frames = [greedy.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]
+        await greedy.stream.send_all(b"".join(data for _, data in frames))
+        assert (await other.send()).code == ResponseCode.SUCCESS
+        last = await greedy.answer(frames[-1][0])
+        assert last.code == ResponseCode.SUCCESS
+        assert greedy.order == [opaque for opaque, _ in frames]
+        assert await greedy.alive()
+
+
+async def test_no_more_than_a_few_requests_are_served_at_a_stretch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shares: None
+) -> None:
+    stretches: list[int] = []
+    serve = RequestTable.serve
+
+    def counted(table: RequestTable, connection: ClientConnection, incoming: list[Incoming]) -> None:
+        stretches.append(len(incoming))
+        serve(table, connection, incoming)
+
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        monkeypatch.setattr(RequestTable, "serve", counted)
+        frames = [client.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]
+        await client.stream.send_all(b"".join(data for _, data in frames))
+        await client.answer(frames[-1][0])
+        assert sum(stretches) == REQUESTS
+        assert max(stretches) <= 16
+
+
+@pytest.mark.usefixtures("small_shares")
+async def test_requests_of_a_client_that_goes_away_are_served_all_the_same(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client, other = await broker.connect(), await broker.connect()
+        await other.create_topic("T", 1)
+        ext = {"producerGroup": "P", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0,
+               "sysFlag": 0, "bornTimestamp": 0, "flag": 0, "properties": "", "reconsumeTimes": 0}  # fmt: skip
+        frames = [client.frame(RequestCode.SEND_MESSAGE, ext, b"x", oneway=True)[1] for _ in range(100)]
+        await client.stream.send_all(b"".join(frames))
+        await client.stream.aclose()
+
+        async def stored() -> bool:
+            return await other.offset(RequestCode.GET_MAX_OFFSET) == 100
+
+        await until(stored)
+
+
+def heartbeat(topics: int, expression: str = "TagA||TagB") -> bytes:
+    subscriptions = [SubscriptionData(topic=f"topic-{number}", expression=expression) for number in range(topics)]
+    consumers = [
+        ConsumerData(
+            group=f"g{first}",
+            consume_type="CONSUME_PASSIVELY",
+            message_model="CLUSTERING",
+            consume_from_where="CONSUME_FROM_LAST_OFFSET",
+            subscriptions=subscriptions[first : first + 1000],
+        )
+        for first in range(0, topics, 1000)
+    ]
+    return HeartbeatData(client_id="C", consumers=consumers).encode()
+
+
+async def test_heartbeat_larger_than_any_client_needs_is_refused_undecoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        monkeypatch.setattr(HeartbeatData, "decode", lambda body: pytest.fail("it was decoded"))
+        answer = await client.request(RequestCode.HEART_BEAT, body=b"x" * (3 * 1024 * 1024))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark == "heartbeat refused: 3145728 bytes; maximum: 2097152"
+
+
+async def test_heartbeat_above_256_kib_is_not_decoded_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    work = SlowAnswers.work
+
+    def noted(gradually: SlowAnswers, *given: Any, may_begin: bool = True) -> None:
+        begun.append(may_begin)
+        work(gradually, *given, may_begin=may_begin)
+
+    monkeypatch.setattr(SlowAnswers, "work", noted)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for topics in (1000, 8000):
+            assert (await client.request(RequestCode.HEART_BEAT, body=heartbeat(topics))).code == ResponseCode.SUCCESS
+    assert begun == [True, False]
+
+
+async def test_large_heartbeat_is_taken_between_requests_of_others(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client, other = await broker.connect(), await broker.connect()
+        opaque = await client.post(RequestCode.HEART_BEAT, body=heartbeat(8000))
+        while opaque not in client.answers:
+            assert await other.alive()
+            assert await client.alive()
+        assert client.answers[opaque].code == ResponseCode.SUCCESS
+        members = await other.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g7000"})
+        assert members.body == b'{"consumerIdList":["C"]}'
+
+
+async def test_large_heartbeat_with_a_fault_is_refused_as_a_whole(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        body = heartbeat(2000).replace(b"topic-1999", b"topic 1999")
+        answer = await client.request(RequestCode.HEART_BEAT, body=body)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        members = await client.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g0"})
+        assert members.code == ResponseCode.SYSTEM_ERROR

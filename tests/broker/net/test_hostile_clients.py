@@ -1,0 +1,180 @@
+"""What one client asks or answers must not hurt the process or the others."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.broker.consume.pull import COMMIT_OFFSET
+from mq.broker.net import slow_answers
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.net.slow_answers import SlowAnswers
+from mq.broker.state import metadata
+from mq.protocol import fastjson
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.frames import BINARY, JSON
+from tests.support.running_broker import SUBSCRIPTION, pull_ext, running
+
+pytestmark = pytest.mark.trio
+
+
+# -- answers of clients that are passed on -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_an_answer_that_cannot_be_passed_on_is_an_error_for_the_asker(tmp_path: Path, serialization: int) -> None:
+    answers: list[tuple[int, dict[str, Any]]] = [
+        (32768, {}),
+        (-32769, {}),
+        (0, {"remark": "\x01" * 10_000}),
+        (0, {"ext": {"n" * 40_000: ""}}),
+    ]
+    async with running(tmp_path) as broker:
+        member, asker = await broker.connect(), await broker.connect()
+        await member.heartbeat("c1", "G")
+        for code, given in answers:
+            fields = {"consumerGroup": "G", "clientId": "c1"}
+            opaque = await asker.post(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, serialization=serialization)
+            question, _ = await member.question()
+            await member.reply(question, code, **given)
+            answer = await asker.answer(opaque)
+            assert (answer.code, answer.ext) == (ResponseCode.SYSTEM_ERROR, {}), (code, given)
+            assert "cannot be passed on" in str(answer.remark)
+        assert await member.alive()
+
+
+async def test_offsets_that_nobody_can_have_are_not_passed_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        member, asker = await broker.connect(), await broker.connect()
+        await asker.create_topic("T")
+        await member.heartbeat("c1", "G")
+        for number in (2**63, -(10**30)):
+            opaque = await asker.post(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"group": "G", "topic": "T"})
+            question, _ = await member.question()
+            key = '{"topic":"T","brokerName":"b","queueId":0}'
+            await member.reply(question, body=f'{{"messageQueueTable":{{{key}:{number}}}}}'.encode())
+            answer = await asker.answer(opaque)
+            assert fastjson.parse(answer.body) == {"consumerTable": {"c1": {}}, "messageQueueTable": {}}
+
+
+async def test_a_pull_of_a_group_that_cannot_be_is_refused_when_there_is_no_room_for_groups_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        monkeypatch.setattr(metadata, "GROUPS_MAX", 0)
+        fields = pull_ext(consumerGroup="no group!", sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
+        answer = await client.request(RequestCode.PULL_MESSAGE, fields)
+        assert (answer.code, "no group!" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+        assert (await client.request(RequestCode.PULL_MESSAGE, pull_ext())).code == ResponseCode.PULL_NOT_FOUND
+
+
+# -- questions about all queues ----------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_is_named_often_is_looked_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1000)
+        fields = {"consumerGroup": "G", "topicList": "T;" * 50_000}
+        answer = await client.request(RequestCode.GET_CONSUME_STATS, fields)
+        assert answer.code == ResponseCode.SUCCESS
+        assert len(fastjson.parse(answer.body)["offsetTable"]) == 1000
+
+
+async def test_others_are_served_while_a_long_answer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_answers, "SLICE_SECONDS", 0.0001)
+    async with running(tmp_path) as broker:
+        asker, other = await broker.connect(), await broker.connect()
+        await asker.create_topic("T", 1000)
+        for code, fields in (
+            (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}),
+            (RequestCode.GET_CONSUME_STATS, {"consumerGroup": "G", "topic": "T"}),
+            (RequestCode.QUERY_CONSUME_TIME_SPAN, {"group": "G", "topic": "T"}),
+        ):
+            opaque = await asker.post(code, fields)
+            await asker.request(RequestCode.GET_ALL_DELAY_OFFSET)
+            assert opaque not in asker.answers  # it was asked first, and is still being made
+            assert await other.alive()
+            assert (await asker.answer(opaque)).code == ResponseCode.SUCCESS
+
+
+# -- Gradually ---------------------------------------------------------------------------------------------------------
+
+
+class _Connection:
+    """Keeps what it is to send."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.sent: list[bytes] = []
+        self.refusals: list[str] = []
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        self.sent.append(reply)
+
+    def refuse(self, request: Any, serialization: int, error: Exception) -> None:
+        assert isinstance(error, RequestRefused)
+        self.refusals.append(error.remark)
+
+
+def _answer(steps: int, text: bytes) -> Generator[None, None, bytes]:
+    for _ in range(steps):
+        yield
+    return text
+
+
+async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
+    seconds = iter(range(1_000_000))
+    gradually = SlowAnswers(wake=lambda: None, clock=lambda: float(next(seconds)))  # so each slice is one step
+    request: Any = None
+    clients: list[Any] = [_Connection() for _ in range(5)]
+    for client in clients:
+        for number in range(5):
+            gradually.work(Call(client, request, b"", JSON), _answer(3, b"%d" % number))
+    assert len(gradually) == slow_answers.WAITING_MAX
+    assert [len(client.refusals) for client in clients] == [1, 1, 1, 1, 5]
+    clients[0].closed = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gradually.run)
+        with trio.fail_after(60):
+            while len(gradually):  # noqa: ASYNC110 - nobody tells that it is done
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert [client.sent for client in clients] == [[], *[[b"0", b"1", b"2", b"3"]] * 3, []]
+
+
+async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short() -> None:
+    gradually = SlowAnswers(wake=lambda: None, clock=trio.current_time)
+    client, begun = _Connection(), False
+
+    def answer() -> Generator[None, None, bytes]:
+        nonlocal begun
+        begun = True
+        yield
+        return b"text"
+
+    request: Any = None
+    connection: Any = client
+    gradually.work(Call(connection, request, b"", JSON), answer(), may_begin=False)
+    assert (len(gradually), begun) == (1, False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gradually.run)
+        with trio.fail_after(60):
+            while not client.sent:  # noqa: ASYNC110 - nobody tells that it is done
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert client.sent == [b"text"]
+
+
+async def test_an_answer_longer_than_a_frame_is_refused() -> None:
+    parts = slow_answers.joined(bytes(1024 * 1024) for _ in range(20))
+    with pytest.raises(RequestRefused, match="longer than"):
+        for _ in parts:
+            pass

@@ -1,0 +1,110 @@
+"""Pops at the limits: of what records hold, of what an entry holds, and of a millisecond."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq.broker.pop import pop as pops
+from mq.protocol import properties as props
+from mq.protocol.codes import RequestCode
+from tests.support.popping import ack, now_ms, pop, popped
+from tests.support.running_broker import Client, properties, running, until
+
+pytestmark = pytest.mark.trio
+
+FOUND, NOT_FOUND, FULL, TIMEOUT = 0, 19, 209, 210
+
+
+async def again(client: Client, **given: Any) -> list[Any]:
+    """What a pop gets as soon as it gets anything."""
+    found: list[Any] = []
+
+    async def got() -> bool:
+        found.extend(await popped(client, **given))
+        return bool(found)
+
+    await until(got)
+    return found
+
+
+@pytest.mark.parametrize("room", [0, 160, 400])
+async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_again(tmp_path: Path, room: int) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        value = "v" * (props.PROPERTIES_BYTES_MAX - 104 - len(properties(n="", KEYS="k")) - room)
+        assert (await client.send(body=b"large", i=properties(n=value, KEYS="k"))).code == FOUND
+        (message,) = await popped(client, invisibleTime=1)
+        assert message.message.properties["n"] == value
+        for times in (1, 2):
+            (message,) = await again(client, invisibleTime=300)
+            assert (message.body, message.message.reconsume_times) == (b"large", times)
+            assert message.receipt.mark == "1"
+            assert message.message.properties["KEYS"] == "k"
+        assert await ack(client, message) == FOUND
+        assert await client.alive()
+
+
+async def test_a_large_message_that_names_another_group_comes_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        value = "v" * (props.PROPERTIES_BYTES_MAX - 160)
+        assert (await client.send(body=b"large", i=properties(n=value, UNIQ_KEY="u", ORIGIN_GROUP="H"))).code == FOUND
+        (message,) = await popped(client, invisibleTime=1)
+        (message,) = await again(client)
+        assert (message.body, message.message.reconsume_times) == (b"large", 1)
+
+
+async def test_a_new_group_at_the_end_of_more_queues_than_an_entry_holds(tmp_path: Path) -> None:
+    async with running(tmp_path, segment_bytes=128 * 1024, message_bytes_max=16 * 1024) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1024)
+        answer = await pop(client, initMode=1, pollTime=1500, bornTime=now_ms())
+        assert answer.code == TIMEOUT
+        for queue_id in (0, 511, 1023):
+            await client.send(body=b"%d" % queue_id, e=queue_id)
+        found = [each.body for _ in range(3) for each in await popped(client, initMode=1, maxMsgNums=1)]
+        assert sorted(found) == [b"0", b"1023", b"511"]
+
+
+async def test_a_changed_time_within_the_millisecond_of_the_pop_is_that_of_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        for number in range(3):
+            await client.send(body=b"%d" % number)
+        at_ms = now_ms() * 1_000_000
+        with monkeypatch.context() as standing:
+            standing.setattr("time.time_ns", lambda: at_ms)
+            given = await popped(client)
+            answer = await client.request(
+                RequestCode.CHANGE_MESSAGE_INVISIBLETIME, given[0].ack_ext() | {"invisibleTime": 0}
+            )
+        assert answer.code == FOUND
+        await client.wait_for(lambda info: int(info["raftmq.popRevived"]) >= 1)
+        assert [each.body for each in await again(client)] == [b"0"]
+        assert (await client.info())["raftmq.popRevived"] == "1"
+        assert [await ack(client, each) for each in given[1:]] == [FOUND, FOUND]
+
+
+async def test_a_group_that_acknowledges_nothing_leaves_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 4)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        for number in range(4):
+            await client.send(body=b"%d" % number)
+        taken = [await popped(client, maxMsgNums=1) for _ in range(2)]
+        assert [message.body for [message] in taken] == [b"0", b"1"]
+        assert (await pop(client, maxMsgNums=1)).code == FULL
+        assert [message.body for message in await popped(client, maxMsgNums=1, consumerGroup="H")] == [b"0"]
+        assert await ack(client, taken[0][0]) == FOUND
+        assert [message.body for message in await popped(client, maxMsgNums=1)] == [b"2"]

@@ -1,0 +1,129 @@
+"""Which queues a pop looks into, of all that its topic has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.broker.consume.record_reader import Place, RecordReader
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.pop.queue_cursor import PopQueues, PopRequest
+from mq.broker.state.metadata import Metadata
+from mq.filter.subscription import parse_subscription
+from mq.protocol.records import encode_host, encode_record
+from mq.store.dispatch import QUEUE_ENTRY, QueueRun
+from mq.store.queue_store import QueueStore, QueueStoreSettings
+from tests.support.popping import pop, popped
+from tests.support.running_broker import running
+
+QUEUES = 4
+NOW_MS = 1_700_000_000_000
+
+# Of a queue: whether its offsets begin later, its messages, those that are gone, and the group's offset.
+STATES = st.tuples(
+    st.sampled_from([0, 3]), st.integers(0, 3), st.integers(0, 3), st.one_of(st.none(), st.integers(0, 7))
+)
+
+
+@given(st.lists(STATES, min_size=QUEUES, max_size=QUEUES), st.booleans(), st.booleans(), st.booleans())
+def test_no_queue_is_left_out_that_has_something(
+    states: list[tuple[int, int, int, int | None]], at_end: bool, young: bool, in_order: bool
+) -> None:
+    def read_each(places: list[Place]) -> Sequence[bytes]:
+        return [bytes(size) for _, size in places]
+
+    metadata, expected = Metadata(), set()
+    with TemporaryDirectory() as root:
+        store = QueueStore.open(root, QueueStoreSettings(), queues={}, dropped_count=0, log_end=0)
+        for queue_id, (first, count, gone, offset) in enumerate(states):
+            if first:
+                store.add_empty("T", queue_id, first)
+            if count:
+                entries = b"".join(QUEUE_ENTRY.pack(100 * number, 100, 0) for number in range(count))
+                store.append_run(QueueRun("T", queue_id, first, entries))
+                queue = store.get("T", queue_id)
+                assert queue is not None
+                queue.expire(100 * min(gone, count))
+            if offset is not None:
+                metadata.consumer_offsets.setdefault(("G", "T"), {})[queue_id] = offset
+        queues = PopQueues(
+            metadata=metadata,
+            store=store,
+            records=RecordReader(lambda position, nbytes: bytes(nbytes), read_each, 2**30),
+            read_each=read_each,
+            is_young=lambda queue: young,
+            is_settling=lambda key: False,
+            ordered_clock=OrderedClock(lambda: 0.0),
+            broker_name="b",
+        )
+        attempt = "a" if in_order else None
+        everything = parse_subscription("T", "*", None)
+        wish = PopRequest("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, at_end, attempt)
+        expected = {queue_id for queue_id in range(QUEUES) if queues.take(wish, "T", queue_id, 32, 10_000) is not None}
+        looked_at = list(queues.unread("G", "T", range(QUEUES), at_end=at_end))
+        assert expected <= set(looked_at)
+        for queue_id in range(QUEUES):
+            if queues.has_message(("G", "T", queue_id), at_end=False, attempt=attempt, now_ms=NOW_MS):
+                assert queue_id in queues.unread("G", "T", range(QUEUES), at_end=False)
+        ends = [first + count for first, count, _, _ in states]
+        metadata.consumer_offsets["G", "T"] = dict(enumerate(ends))
+        assert not list(queues.unread("G", "T", range(QUEUES), at_end=at_end))
+        store.close()
+
+
+def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp_path: Path) -> None:
+    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=0)
+    host = encode_host("127.0.0.1", 1)
+    whole = encode_record(
+        topic="%RETRY%G_T",
+        queue_id=0,
+        body=b"whole",
+        properties="",
+        queue_offset=0,
+        physical_offset=4000,
+        born_timestamp_ms=1,
+        born_host=host,
+        store_timestamp_ms=1,
+        store_host=host,
+    )
+    log = {4000: whole, 4321: b"\x40" * 100}
+    entries = b"".join(QUEUE_ENTRY.pack(position, len(record), 0) for position, record in log.items())
+    store.append_run(QueueRun("%RETRY%G_T", 0, 0, entries))
+    metadata = Metadata()
+    queues = PopQueues(
+        metadata=metadata,
+        store=store,
+        records=RecordReader(lambda position, nbytes: log[position], lambda places: [], 2**30),
+        read_each=lambda places: [log[position] for position, _ in places],
+        is_young=lambda queue: False,
+        is_settling=lambda key: False,
+        ordered_clock=OrderedClock(lambda: 0.0),
+        broker_name="b",
+    )
+    everything = parse_subscription("T", "*", None)
+    wish = PopRequest("G", "T", "%RETRY%G_T", everything, NOW_MS, 1000, 0, False, None)
+    taken = queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
+    assert taken is not None
+    assert [taken.messages, taken.command.next_offset, taken.rest] == [1, 1, 1]
+    metadata.consumer_offsets["G", "%RETRY%G_T"] = {0: 1}
+    with pytest.raises(RequestRefused, match="message at byte 4321 of the log"):
+        queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
+    store.close()
+
+
+@pytest.mark.trio
+async def test_one_message_in_a_thousand_queues_is_found(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1000)
+        for queue_id in (0, 999, 500):
+            await client.send(e=queue_id, body=b"%d" % queue_id)
+            (message,) = await popped(client)
+            assert message.body == b"%d" % queue_id
+        assert (await pop(client)).code == 19

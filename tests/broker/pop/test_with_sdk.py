@@ -1,0 +1,131 @@
+"""The SDK's pop consumer: a name server and a broker, real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from mq.client import Message, PopConsumer, Producer, TopicNotFound
+from mq.client.sync import SyncPopConsumer
+from mq.protocol import properties as props
+from mq.protocol.receipts import Receipt
+from tests.support.name_server_and_broker import cluster, cluster_and_broker
+from tests.support.running_broker import properties
+
+pytestmark = pytest.mark.trio
+
+
+async def test_popped_messages_are_acknowledged_or_come_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        for number in range(60):
+            await producer.send(Message("T", b"%d" % number, tags="a"))
+        await producer.send(Message("T", b"other", tags="b"))
+        seen: list[bytes] = []
+        with trio.fail_after(60):
+            async with (
+                PopConsumer(namesrv, "G", "T", "a", invisible=30, consume_from="first") as consumer,
+                trio.open_nursery() as nursery,
+            ):
+                async for message in consumer:
+                    seen.append(message.body)
+                    if message.body == b"7" and message.reconsume_times == 0:
+                        await consumer.nack(message, delay=0.05)
+                    else:
+                        nursery.start_soon(consumer.ack, message)
+                    if len(seen) == 61:
+                        break
+            # Acknowledged by then: another one of the group gets nothing but what is new.
+            async with PopConsumer(namesrv, "G", "T", "a", invisible=30) as consumer:
+                await producer.send(Message("T", b"new", tags="a"))
+                message = await anext(consumer)
+                assert (message.body, message.topic) == (b"new", "T")
+                await consumer.ack(message)
+                await consumer.ack(message)  # once more changes nothing
+        assert sorted(seen) == sorted([*(b"%d" % number for number in range(60)), b"7"])
+
+
+async def test_threads_pop_too(tmp_path: Path) -> None:
+    def pop_all(namesrv: str) -> list[tuple[bytes, int]]:
+        seen: list[tuple[bytes, int]] = []
+        with SyncPopConsumer(namesrv, "G", "T", invisible=30, consume_from="first") as consumer:
+            for message in consumer:
+                seen.append((message.body, message.reconsume_times))
+                if message.reconsume_times or message.body == b"good":
+                    consumer.ack(message)
+                else:
+                    consumer.nack(message)
+                if len(seen) == 3:
+                    assert consumer.receive(timeout=0.05) is None
+                    return seen
+        raise AssertionError("no more messages")
+
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        for body in (b"good", b"bad"):
+            await producer.send(Message("T", body))
+        with trio.fail_after(60):
+            assert await trio.to_thread.run_sync(pop_all, namesrv) == [(b"good", 0), (b"bad", 0), (b"bad", 1)]
+
+
+async def test_what_nobody_acknowledges_comes_to_somebody_else(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        with trio.fail_after(60):
+            async with PopConsumer(namesrv, "G", "T", invisible=1, consume_from="first") as first:
+                message = await anext(first)
+                assert message.reconsume_times == 0
+            async with PopConsumer(namesrv, "G", "T", invisible=30) as second:
+                message = await anext(second)
+                assert (message.body, message.reconsume_times) == (b"x", 1)
+                await second.ack(message)
+
+
+async def test_what_cannot_be_popped_is_said(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv:
+        with pytest.raises(TopicNotFound):
+            async with PopConsumer(namesrv, "G", "Nowhere"):
+                pass
+        for wrong in ({"invisible": 0}, {"consume_from": "now"}, {"ahead": 0}):
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                PopConsumer(namesrv, "G", "T", **wrong)
+
+
+async def test_a_message_that_comes_late_to_a_pop_is_hidden_from_then_on(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as namesrv,
+        Producer(namesrv) as producer,
+        PopConsumer(namesrv, "G", "T", invisible=1.5, consume_from="first", hold_seconds=10) as consumer,
+    ):
+        await trio.sleep(1.8)
+        await producer.send(Message("T", b"late"))
+        with trio.fail_after(60):
+            message = await anext(consumer)
+        assert (message.body, message.reconsume_times) == (b"late", 0)
+        await consumer.ack(message)
+
+
+async def test_receipts_are_those_of_the_broker(tmp_path: Path) -> None:
+    forged = [str(Receipt(9, 1, 1, 0, "0", "b", 0, 0).encode()), "no receipt", "0 1 1 0 0 b 0 99999999999"]
+    async with cluster_and_broker(tmp_path) as (namesrv, broker):
+        client = await broker.connect()
+        await client.create_topic("F", 1)
+        for text in forged:
+            assert (await client.send("F", body=text.encode(), i=properties(POP_CK=text))).code == 0
+        large = "v" * (props.PROPERTIES_BYTES_MAX - 160)  # no room for a receipt
+        assert (await client.send("F", body=b"large", i=properties(n=large))).code == 0
+        left = {*(text.encode() for text in forged), b"large"}
+        with trio.fail_after(60):
+            async with PopConsumer(namesrv, "G", "F", invisible=30, consume_from="first") as consumer:
+                again: set[bytes] = set()
+                while left:
+                    message = await anext(consumer)
+                    assert message.topic == "F"
+                    if message.reconsume_times == 0:
+                        again.add(message.body)
+                        await consumer.nack(message)
+                    else:
+                        await consumer.ack(message)
+                        left.discard(message.body)
+                assert len(again) == 4
+        assert (await client.info())["raftmq.popCheckpoints"] == "0"

@@ -1,0 +1,149 @@
+"""Delayed messages whose record a disk does not give: nobody else waits for them, and each is delivered once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq.broker.schedule import delay_levels
+from mq.protocol.records import RawRecord, RecordError, split_record
+from tests.support.running_broker import Client, note_brokers, properties, running
+from tests.support.stored_messages import stored, wait_stored
+from tests.support.waiting_messages import WallClock
+
+pytestmark = pytest.mark.trio
+
+LEVEL, SECONDS = 3, 10
+
+
+class Disk:
+    """Does not give the records with these bodies, and counts how often each was wanted."""
+
+    def __init__(self) -> None:
+        self.lost: set[bytes] = set()
+        self.wanted: dict[bytes, int] = {}
+
+    def split(self, data: bytes) -> RawRecord:
+        record = split_record(data)
+        if record.body in self.lost:
+            self.wanted[record.body] = self.wanted.get(record.body, 0) + 1
+            raise RecordError(0, "damaged")
+        return record
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(delay_levels, "split_record", disk.split)
+    return disk
+
+
+async def send(client: Client, *bodies: bytes) -> None:
+    for body in bodies:
+        assert (await client.send("T", body, i=properties(DELAY=str(LEVEL)))).code == 0
+
+
+async def delivered(client: Client, count: int) -> list[bytes]:
+    return [message.body for message in await wait_stored(client, count)]
+
+
+async def figures(client: Client, pending: int, unreadable: int) -> None:
+    """Wait until so many messages wait, and so many of them cannot be read."""
+    await client.wait_for(
+        lambda info: (
+            (info["raftmq.delayedPending"], info["raftmq.delayedUnreadable"]) == (str(pending), str(unreadable))
+        )
+    )
+
+
+async def test_what_cannot_be_read_holds_up_nobody_and_comes_once(tmp_path: Path, clock: WallClock, disk: Disk) -> None:
+    disk.lost = {b"m1", b"m3"}
+    names = [b"m%d" % number for number in range(6)]
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await send(client, *names)
+        clock.now_ms += SECONDS * 1000
+        assert await delivered(client, 4) == [b"m0", b"m2", b"m4", b"m5"]
+        await figures(client, 2, 2)
+        disk.lost = {b"m3"}
+        clock.now_ms += 1000
+        assert (await delivered(client, 5))[4:] == [b"m1"]
+        await figures(client, 1, 1)
+        await send(client, b"m6")
+        clock.now_ms += SECONDS * 1000
+        assert (await delivered(client, 6))[5:] == [b"m6"]
+    for _ in range(2):
+        async with running(tmp_path) as broker:
+            client = await broker.connect()
+            await figures(client, 1, 1)
+            assert len(await stored(client)) == 6, "delivered again"
+    disk.lost = set()
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await delivered(client, 7))[6:] == [b"m3"]
+        await figures(client, 0, 0)
+        await send(client, b"m7")
+        clock.now_ms += SECONDS * 1000
+        assert (await delivered(client, 8))[7:] == [b"m7"]
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await figures(client, 0, 0)
+        assert sorted(message.body for message in await stored(client)) == [*names, b"m6", b"m7"]
+
+
+async def test_it_is_tried_ever_less_often(tmp_path: Path, clock: WallClock, disk: Disk) -> None:
+    disk.lost = {b"m0"}
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await send(client, b"m0")
+        clock.now_ms += SECONDS * 1000
+        await figures(client, 1, 1)
+        tries = []
+        for _ in range(16):
+            await client.wait_for(lambda info: True)
+            tries.append(disk.wanted[b"m0"])
+            clock.now_ms += 1000
+            before = (await client.info())["raftmq.delayedUnreadable"]
+            assert before == "1"
+        assert tries[-1] <= 6
+
+
+async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
+    tmp_path: Path, clock: WallClock, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delay_levels, "_PASSED_OVER_MAX", 3)
+    names = [b"m%d" % number for number in range(8)]
+    disk.lost = set(names)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await send(client, *names)
+        clock.now_ms += SECONDS * 1000
+        await figures(client, 8, 3)
+        disk.lost = set()
+        for _ in range(3):
+            clock.now_ms += 1000
+            await client.wait_for(lambda info: True)
+        assert sorted(await delivered(client, 8)) == names
+        await figures(client, 0, 0)
+
+
+async def test_what_the_log_lost_is_passed_for_good(
+    tmp_path: Path, clock: WallClock, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = note_brokers(monkeypatch)
+    disk.lost = {b"m0"}
+    async with running(tmp_path) as served:
+        client = await served.connect()
+        await send(client, b"m0", b"m1")
+        clock.now_ms += SECONDS * 1000
+        assert await delivered(client, 1) == [b"m1"]
+        await figures(client, 1, 1)
+        (broker,) = brokers
+        queue = broker._store.get("SCHEDULE_TOPIC_XXXX", LEVEL - 1)
+        assert queue is not None
+        queue.begin_at(1)
+        clock.now_ms += 1000
+        await client.wait_for(lambda info: info["raftmq.delayedExpired"] == "1")
+        await figures(client, 0, 0)
+        await client.wait_for(lambda info: broker._metadata.delay_offsets.get(LEVEL) == 2)

@@ -1,0 +1,58 @@
+"""What services say about the requests that they serve, and how they are told who leads."""
+
+from pathlib import Path
+
+import pytest
+
+from mq.broker.consume.queue_locks import QueueLockService
+from mq.broker.pop.pop import Pops
+from mq.broker.replication.forwarder import Forwarder
+from mq.protocol import headers, operator_requests, pop_requests
+from tests.support.running_broker import note_brokers, running
+
+REPEATABLE = {
+    headers.EndTransaction,
+    headers.LockBatchMq,
+    headers.UnlockBatchMq,
+    headers.UpdateConsumerOffset,
+    operator_requests.ResumeCheckHalfMessage,
+    pop_requests.AckMessage,
+    pop_requests.BatchAckMessage,
+    pop_requests.ChangeMessageInvisibleTime,
+    pop_requests.Notification,
+    pop_requests.PeekMessage,
+    pop_requests.PollingInfo,
+    pop_requests.PopMessage,
+}
+"""Whatever is added here must come to the same if it is done twice, whatever others ask for in between."""
+
+
+@pytest.mark.trio
+async def test_only_what_may_be_done_twice_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path):
+        assert brokers[0].services.forwarder.repeatable == REPEATABLE
+
+
+@pytest.mark.trio
+async def test_the_forwarder_leads_last_and_resigns_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other services give back when they resign goes to the replica that leads now."""
+    told: list[str] = []
+    for kind in (QueueLockService, Pops, Forwarder):
+        for event in ("lead", "resign"):
+            monkeypatch.setattr(
+                kind, event, lambda service, event=event: told.append(f"{type(service).__name__} {event}s")
+            )
+    brokers = note_brokers(monkeypatch)
+    async with running(tmp_path):
+        told.clear()
+        brokers[0].services.lead()
+        brokers[0].services.resign()
+    assert told == [
+        "QueueLockService leads",
+        "Pops leads",
+        "Forwarder leads",
+        "Forwarder resigns",
+        "Pops resigns",
+        "QueueLockService resigns",
+    ]

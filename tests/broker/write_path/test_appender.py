@@ -1,0 +1,248 @@
+"""The appender against a log that refuses, loses leadership and gets it again, at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mq.broker.net.call import Call
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
+from mq.broker.write_path.pending import (
+    BatchElement,
+    InternalRecord,
+    PendingBatch,
+    PendingCommand,
+    PendingGroup,
+    PendingSend,
+)
+from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response, SendReplyTemplate, encode_request
+from mq.protocol.records import decode_records, encode_host
+from mq.store.annotation import encode_runs, split_commands
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
+from raftlog import Refusal
+from tests.support.running_broker import send_ext
+
+HOST = encode_host("127.0.0.1", 10911)
+FATES = ("stored", "unknown", "refused", "returned")
+
+
+class Log:
+    """Entries that were framed and are not committed yet; refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Refusal | None] = []
+        self.framed: list[bytes] = []
+        self.annotations: dict[int, bytes] = {}
+        self.committed = 0
+        self.pos = 48
+
+    def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal:
+        refusal = self.refusals.pop(0) if self.refusals else None
+        if refusal is not None:
+            return refusal
+        body, annotation = build(self.pos)
+        self.annotations[self.committed + len(self.framed) + 1] = annotation
+        assert len(body) == nbytes
+        self.pos += nbytes + 48
+        self.framed.append(body)
+        return self.committed + len(self.framed)
+
+
+class Client:
+    """A connection with a single request on it."""
+
+    host = HOST
+
+    def __init__(self, settle: Callable[[str], None]) -> None:
+        self._settle = settle
+
+    def send(self, data: bytes) -> None:
+        for response, _, _ in decode_chunk(data)[0]:
+            assert isinstance(response, Response)
+            self._settle("stored" if response.code == ResponseCode.SUCCESS else "refused")
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        self.send(reply)
+
+    def close(self, reason: str) -> None:
+        self._settle("unknown")
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        self._settle("returned")
+
+
+def told(settle: Callable[[str], None]) -> OnOutcome:
+    fates = {Stored: "stored", Refused: "refused", LeadershipLost: "returned", Unknown: "unknown"}
+    return lambda outcome: settle(fates[type(outcome)])
+
+
+class AppenderMachine(RuleBasedStateMachine):
+    """Whatever is added is settled once, and as what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = Log()
+        self.appender = Appender(
+            log=self.log,
+            store_host=HOST,
+            reply_template=SendReplyTemplate(HOST),
+            entry_bytes_max=600,
+            rounds_in_flight=2,
+            wall_clock_ms=lambda: 1_700_000_000_000,
+            disk_used=lambda: 0.95,
+            pending_bytes_max=2**20,
+        )
+        self.fates: dict[int, str] = {}
+        self.waiting: set[int] = set()
+        self.durable: list[int] = []
+        self.numbers = 0
+        self.next_offset = 0
+        self.lead()
+
+    def lead(self) -> None:
+        self.tail = NextOffset(TopicName("T"), 0, self.next_offset)
+        self.appender.open()
+
+    def begin(self) -> tuple[int, bytes, Callable[[str], None]]:
+        number = self.numbers
+        self.numbers += 1
+        self.waiting.add(number)
+
+        def settle(fate: str) -> None:
+            assert number in self.waiting, f"{number} was {self.fates[number]} and is {fate} as well"
+            self.waiting.discard(number)
+            self.fates[number] = fate
+
+        return number, b"%d" % number, settle
+
+    def call(self, body: bytes, settle: Callable[[str], None]) -> Call[Any]:
+        ext = {name: str(value).lower() for name, value in send_ext().items()}
+        [(request, _, _)], _ = decode_chunk(encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=body))
+        client: Any = Client(settle)
+        return Call(client, request, body, 0)
+
+    @precondition(lambda self: self.appender.is_open)
+    @rule(size=st.sampled_from([0, 100, 700]))
+    def add_message(self, size: int) -> None:
+        _, body, settle = self.begin()
+        body = body.ljust(size + len(body))
+        item = (self.tail.fixed_bytes + len(body), self.call(body, settle), self.tail, b"", 0, b"K")
+        self.appender.pending.append(item)
+        self.appender.pending_bytes += item[0]
+
+    @precondition(lambda self: self.appender.is_open)
+    @rule(count=st.integers(1, 8))
+    def add_batch(self, count: int) -> None:
+        _, body, settle = self.begin()
+        elements = [BatchElement(self.tail.fixed_bytes + len(body), 0, body, b"", 0)] * count
+        self.appender.add_batch(PendingBatch(self.call(body, settle), self.tail, elements, b"K"))
+
+    @precondition(lambda self: self.appender.is_open)
+    @rule(command=st.booleans())
+    def add_group(self, command: bool) -> None:
+        _, body, settle = self.begin()
+
+        record = InternalRecord(
+            tail=self.tail, body=body, properties=b"", born_timestamp_ms=1, born_host=HOST, on_outcome=told(settle)
+        )
+        group: PendingGroup = [record]
+        if command:
+            _, body, settle_command = self.begin()
+            group.append(PendingCommand(body, told(settle_command)))
+        self.appender.add_atomically(group)
+
+    @precondition(lambda self: self.appender.is_open)
+    @rule(before=st.booleans(), size=st.sampled_from([0, 700]))
+    def add_send(self, before: bool, size: int) -> None:
+        _, body, settle = self.begin()
+        body = body.ljust(size + len(body))
+        nbytes = self.tail.fixed_bytes + len(body)
+        send = PendingSend(nbytes, self.call(body, settle), self.tail, b"", 0, b"K", 1)
+        group: PendingGroup = [send]
+        if before:
+            _, command, settle_command = self.begin()
+            group.insert(0, PendingCommand(command, told(settle_command)))
+        self.appender.add_atomically(group)
+
+    @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))
+    def start_round(self, refusals: list[Refusal | None]) -> None:
+        self.log.refusals = refusals
+        self.appender.start_round()
+        self.log.refusals = []
+
+    @precondition(lambda self: self.log.framed)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, len(self.log.framed)))
+        for index, body in enumerate(self.log.framed[:count], self.log.committed + 1):
+            self.keep(body)
+            self.look_at_runs(index, body)
+        del self.log.framed[:count]
+        self.log.committed += count
+        self.appender.committed(self.log.committed)
+
+    def look_at_runs(self, index: int, body: bytes) -> None:
+        """What is applied here is what the others read in the annotation."""
+        annotation = self.log.annotations[index]
+        assert self.appender.runs_of(index, bytes(bytearray(annotation)) or b"-") is None, "another entry's annotation"
+        runs = self.appender.runs_of(index, annotation)
+        assert runs is not None
+        commands = [record.body for record in decode_records(body) if record.topic == META_TOPIC]
+        if commands:
+            shipped, annotation = split_commands(annotation, body)
+            assert shipped == commands
+        assert annotation == encode_runs(QueueRun(run[0].topic, run[0].queue_id, run[1], run[3]) for run in runs)
+        assert [run[2] * QUEUE_ENTRY_BYTES for run in runs] == [len(run[3]) for run in runs]
+
+    def keep(self, body: bytes) -> None:
+        for record in decode_records(body):
+            if record.topic == "T":
+                assert record.queue_offset == self.next_offset
+                self.next_offset += 1
+            self.durable.append(int(record.body))
+
+    @precondition(lambda self: self.appender.is_open)
+    @rule(survive=st.integers(0, 3), again=st.booleans())
+    def lose_leadership(self, survive: int, again: bool) -> None:
+        if self.log.framed:
+            self.appender.outcome_unknown(self.log.committed + 1)
+        self.appender.close()
+        for body in self.log.framed[:survive]:  # the next leader has these
+            self.keep(body)
+        self.log.framed.clear()
+        self.log.committed += survive
+        self.appender.committed(self.log.committed)
+        if again:
+            self.lead()
+
+    @precondition(lambda self: not self.appender.is_open)
+    @rule()
+    def win_leadership(self) -> None:
+        self.lead()
+
+    @invariant()
+    def settled_as_what_became_of_it(self) -> None:
+        durable = set(self.durable)
+        for number, fate in self.fates.items():
+            assert fate in FATES
+            if fate == "stored":
+                assert number in durable, f"{number} was acknowledged"
+            elif fate != "unknown":
+                assert number not in durable, f"{number} was {fate}"
+        if not self.log.framed and not self.appender.pending:
+            assert self.waiting == set()
+            assert self.appender.pending_bytes == 0
+        if not self.appender.is_open:
+            assert self.appender.pending == []
+
+
+AppenderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAppender = AppenderMachine.TestCase

@@ -1,0 +1,56 @@
+"""What an operator is told of a change when the replica that was asked stops leading."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from mq.broker.admin.raft_members import RaftMembers, _Waiting
+from raftlog import ConfState, NodeId, Role, RoleChange
+from raftlog.consensus.causes import Cause, CauseKind
+from tests.support.broker_contexts import context_of
+
+LEFT = ConfState(voters=(NodeId("n0"), NodeId("n2")))
+
+
+def admin_with(answers: list[tuple[bool, str, str]]) -> RaftMembers:
+    """Somebody waits for the removal of n1 from the leader n1, which began with entry 5."""
+    nobody = cast("Any", None)
+    admin = RaftMembers(
+        context_of(
+            settings=nobody,
+            replica=nobody,
+            disk_used=lambda: 0.0,
+            environment__connect_failure=lambda _: "",
+            clock=lambda: 0.0,
+            log=structlog.get_logger(),
+        )
+    )
+    admin._waiting.append(
+        _Waiting(5, 0.0, "n1 is not a member any more", lambda done, code, text: answers.append((done, code, text)))
+    )
+    return admin
+
+
+def resigned(kind: CauseKind) -> RoleChange:
+    return RoleChange(Role.FOLLOWER, 1, None, Cause(kind))
+
+
+def test_leader_that_removed_itself_says_that_it_is_done() -> None:
+    """It stops leading because the change is committed, and applies it after that."""
+    answers: list[tuple[bool, str, str]] = []
+    admin = admin_with(answers)
+    admin.role_changed(resigned(CauseKind.NOT_A_VOTER))
+    assert answers == []
+    admin.configured(6, LEFT)
+    assert answers == [(True, "", "n1 is not a member any more")]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not CauseKind.NOT_A_VOTER])
+def test_leader_that_lost_a_change_under_way_does_not_know(kind: CauseKind) -> None:
+    answers: list[tuple[bool, str, str]] = []
+    admin_with(answers).role_changed(resigned(kind))
+    [(done, code, _)] = answers
+    assert (done, code) == (False, "OUTCOME_UNKNOWN")

@@ -1,0 +1,215 @@
+"""Consumer offsets, with the log's rounds in the test's hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq.broker.consume.offsets import Offsets
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.settings import BrokerSettings
+from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
+from mq.broker.state.metadata import Metadata
+from mq.broker.state.table import CommandRefused
+from mq.protocol.codes import ResponseCode
+from mq.protocol.headers import UpdateConsumerOffset
+from mq.protocol.requests import UpdateConsumerOffsetExt
+from tests.support.appender_rounds import Rounds
+from tests.support.broker_contexts import context_of
+
+
+class NoLocks:
+    def fences(self, *_: object, **__: object) -> bool:
+        return False
+
+
+class Stage:
+    """The offsets of a broker with the topic T, which has one queue."""
+
+    def __init__(self) -> None:
+        self.metadata = Metadata()
+        self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
+        self.rounds = Rounds(self.metadata)
+        nothing: Any = None
+        self.offsets = Offsets(
+            context_of(
+                settings=BrokerSettings(),
+                metadata=self.metadata,
+                store=nothing,
+                appender=self.rounds,
+                reads__read=lambda on_read: on_read(True),
+                client_id=lambda connection, group: None,
+                clients__consumer_group=lambda group: None,
+            ),
+            locks=NoLocks(),  # type: ignore[arg-type]
+            in_memory=lambda position: True,
+        )
+
+    def reset(self, offset: int) -> None:
+        """Two commands."""
+        self.offsets.reset("G", "T", {0: offset}, lambda known: None, restart=True)
+
+    def pull(self, offset: int) -> int | None:
+        return self.offsets.reset_to("G", "T", 0, offset)
+
+    def commit(self, offset: int) -> None:
+        """One command, if it counts."""
+        self.offsets.gather("G", "T", 0, offset)
+        self.offsets.replicate_gathered()
+
+    @property
+    def stored(self) -> int | None:
+        return self.metadata.consumer_offset("G", "T", 0)
+
+
+def test_a_consumer_that_begins_at_an_earlier_reset_cannot_undo_a_later_one() -> None:
+    stage = Stage()
+    stage.reset(50)
+    stage.rounds.commit(2)
+    stage.reset(20)
+    assert stage.pull(50) is None  # the second one is still on its way
+    stage.rounds.commit(2)
+    stage.commit(60)
+    assert stage.rounds.waiting == 0
+    assert stage.pull(60) == 20
+    assert stage.pull(20) is None
+    stage.commit(21)
+    stage.rounds.commit(1)
+    assert stage.stored == 21
+
+
+def test_two_resets_at_the_same_time() -> None:
+    stage = Stage()
+    stage.reset(50)
+    stage.reset(20)
+    stage.rounds.commit(2)
+    assert stage.pull(50) is None
+    stage.commit(60)
+    stage.rounds.commit(2)
+    assert stage.rounds.waiting == 0
+    stage.commit(70)
+    assert stage.rounds.waiting == 0
+    assert (stage.stored, stage.pull(70)) == (20, 20)
+
+
+def test_a_commit_that_was_gathered_before_a_reset_does_not_count_after_it() -> None:
+    stage = Stage()
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.reset(20)
+    stage.rounds.commit(2)
+    stage.offsets.replicate_gathered()
+    assert stage.rounds.waiting == 0
+    assert stage.stored == 20
+
+
+def test_what_was_gathered_under_an_old_leadership_never_counts() -> None:
+    """Meanwhile another leader has reset the offset."""
+    stage = Stage()
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.resign()
+    stage.metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=20))
+    stage.offsets.replicate_gathered()
+    assert stage.rounds.waiting == 0
+    stage.commit(21)
+    stage.rounds.commit(1)
+    assert stage.stored == 21
+
+
+def test_a_commit_that_moves_back_drops_what_was_gathered_before_it() -> None:
+    stage = Stage()
+    reader: Any = object()
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    stage.rounds.commit(2)
+    stage.offsets.replicate_gathered()
+    assert (stage.rounds.waiting, stage.stored) == (0, 11)
+    stage.commit(12)
+    stage.rounds.commit(1)
+    assert stage.stored == 12
+
+
+def test_who_reads_again_is_not_taken_for_who_waits_for_a_reset() -> None:
+    """A reset forgets who read from further back: what comes late from there does not undo it."""
+    stage = Stage()
+    reader: Any = object()
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.reset(40)
+    stage.rounds.commit(2)
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    assert stage.pull(40) is None
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    assert (stage.rounds.waiting, stage.stored) == (0, 40)
+
+
+def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
+    stage = Stage()
+    reader: Any = object()
+    other: Any = object()
+    request = UpdateConsumerOffset(
+        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=51)
+    )
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.offsets.commit(reader, "G", "T", 0, 11)
+    with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
+        stage.offsets.handle_update(Call(other, request, b"", 0))
+    stage.rounds.commit(2)
+    stage.reset(20)
+    with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
+        stage.offsets.handle_update(Call(other, request, b"", 0))
+    stage.rounds.commit(2)
+    with pytest.raises(RequestRefused, match=r"was reset, and no consumer has continued from there yet$"):
+        stage.offsets.handle_update(Call(other, request, b"", 0))
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) -> None:
+    stage = Stage()
+    client: Any = object()
+    stage.commit(50)
+    stage.rounds.commit(1)
+    stage.offsets.note_pull(client, "G", "T", 0, -2)
+    request = UpdateConsumerOffset(
+        opaque=1,
+        flag=2 if oneway else 0,
+        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=-2),
+    )
+    if oneway:
+        assert stage.offsets.handle_update(Call(client, request, b"", 0)) is None
+    else:
+        with pytest.raises(RequestRefused) as refused:
+            stage.offsets.handle_update(Call(client, request, b"", 0))
+        assert refused.value.code == ResponseCode.INVALID_PARAMETER
+    assert stage.rounds.waiting == 0
+    stage.commit(60)
+    stage.rounds.commit(1)
+    assert stage.stored == 60
+
+
+def test_a_reset_to_what_is_no_offset_leaves_nothing_behind() -> None:
+    stage = Stage()
+    with pytest.raises(CommandRefused):
+        stage.reset(-1)
+    assert stage.rounds.waiting == 0
+    stage.commit(60)
+    stage.rounds.commit(1)
+    assert stage.stored == 60
+
+
+def test_a_commit_with_a_pull_of_a_group_that_cannot_be_changes_nothing() -> None:
+    """Gathered commits enter the log by a timer, where a name that is refused would end the broker."""
+    stage = Stage()
+    connection: Any = None
+    stage.offsets.commit(connection, "no group!", "T", 0, 5)
+    stage.offsets.commit(connection, "G", "T", 0, 7)
+    stage.offsets.replicate_gathered()
+    stage.rounds.commit(1)
+    assert stage.stored == 7
