@@ -173,8 +173,8 @@ class BulkTaskReader(TaskReader):
                 raise Busy
             case BulkStatus.RECREATED:
                 raise DataLoss(
-                    f"topic {self._part.topic!r} in {self._part.broker_name}: it was deleted and made anew after this "
-                    f"query was planned (it was {self._part.topic_id}, it is {found.text}). Start the query anew"
+                    f"topic {self._part.topic!r} in {self._part.broker_name}: it was deleted and created again after "
+                    f"this query was planned (it was {self._part.topic_id}, it is {found.text}). Start the query again"
                 )
 
     def _wait(self, seconds: float, address: str) -> None:

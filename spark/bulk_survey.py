@@ -137,7 +137,7 @@ class BulkSurveyor(Surveyor):
                 except (Unreachable, Refused) as error:
                     failures.append(str(error))
             if self._consistency == "latest":
-                raise Unreachable(broker_name, f"no replica can tell what is committed ({'; '.join(failures)})")
+                raise Unreachable(broker_name, f"no replica knows what is committed ({'; '.join(failures)})")
         followers = order if len(order) == 1 else order[: len(order) - (LEADER_ID in addresses)]
         found: dict[str, TopicPlan] = {}
         for address in [*followers, *[each for each in order if each not in followers]]:
@@ -152,8 +152,8 @@ class BulkSurveyor(Surveyor):
             raise Unreachable(broker_name, f"no replica can be reached ({'; '.join(failures) or 'none is known'})")
         if failures and self._consistency != "committed":
             logging.getLogger(__name__).warning(
-                "broker group %s has no leader that could tell what was acknowledged last; what its followers know to "
-                "be committed is read (%s)",
+                "broker group %s has no leader to confirm the latest acknowledged messages: reading what its followers "
+                "know to be committed (%s)",
                 broker_name,
                 "; ".join(failures),
             )

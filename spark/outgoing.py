@@ -225,7 +225,7 @@ def _properties(number: int, keys: str | None, tags: str | None, given: list[tup
         properties[KEYS] = keys
     if tags:
         if "||" in tags:
-            raise RowRefused(number, f"its tag {tags!r} is what consumers ask for several tags with")
+            raise RowRefused(number, f"its tag {tags!r} is a filter for several tags")
         properties[TAGS] = tags
     for name, value in properties.items():
         if not name or any(letter in text for text in (name, value) for letter in "\x01\x02"):

@@ -125,11 +125,11 @@ def scan(
     backwards = [queue for queue in sorted(starts) if starts[queue] > stops[queue]]
     if backwards:
         shown_ranges = _listed([f"{_name(queue)} ({starts[queue]} to {stops[queue]})" for queue in backwards])
-        raise PlanRefused(f"the start is behind the end in {shown_ranges}")
+        raise PlanRefused(f"the start is after the end in {shown_ranges}")
     beyond = [queue for queue in sorted(stops) if stops[queue] > ends[queue].end]
     if beyond:
         shown_ends = _listed([f"{_name(queue)} ({stops[queue]}, it ends at {ends[queue].end})" for queue in beyond])
-        raise PlanRefused(f"the end is behind the last message in {shown_ends}")
+        raise PlanRefused(f"the end is after the last message in {shown_ends}")
     return {
         queue: QueueRange(queue[2], starts[queue], stops[queue]) for queue in starts if starts[queue] < stops[queue]
     }

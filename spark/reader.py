@@ -230,7 +230,7 @@ class TaskReader:
         is_dense = self._options.tags is None
         while at < len(data):
             if at + size_of.size > len(data):
-                raise AnswerDamaged(f"{len(data) - at} bytes are left behind the last record")
+                raise AnswerDamaged(f"{len(data) - at} bytes are left after the last record")
             size, found = size_of.unpack_from(data, at)
             if found >= wanted.end:
                 break
@@ -256,7 +256,7 @@ class TaskReader:
         if self._options.on_data_loss == "fail":
             raise DataLoss(
                 f"{where}: {gone}. The queue begins at {first} now. Keep messages longer (fileReservedTime), read "
-                f"sooner, or set failOnDataLoss=false to go on without them"
+                f"sooner, or set failOnDataLoss=false to continue without them"
             )
         return Chunk(memoryview(b""), [], behind, skipped=behind - offset)
 

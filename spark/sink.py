@@ -150,7 +150,7 @@ def _micro_batch() -> Job:
             f"{_BATCH_ID} is {batch!r}; nothing was written"
         )
     if int(batch) > BATCH_MAX:
-        raise RuntimeError(f"micro-batch {batch} is beyond the last one that can be numbered, {BATCH_MAX}")
+        raise RuntimeError(f"micro-batch {batch} is above the highest possible number, {BATCH_MAX}")
     return Job(query, int(batch))
 
 

@@ -259,7 +259,7 @@ class TaskWriter:
         elif wanted is not None and len(queues) > 1:
             raise WriteFailed(
                 f"topic {topic!r} has queues in the broker groups {', '.join(sorted(queues))}: with a column queue_id "
-                "the sink needs a column broker_name beside it"
+                "the sink also needs a column broker_name"
             )
         else:
             group = home(producer.id, queues)
@@ -276,7 +276,7 @@ class TaskWriter:
                 found = self._names.route(topic)
             except Refused as error:
                 if error.code != TOPIC_NOT_EXIST:
-                    raise WriteFailed(f"nobody says where topic {topic!r} is: {error}") from error
+                    raise WriteFailed(f"no route of topic {topic!r}: {error}") from error
                 raise WriteFailed(f"the topic {topic!r} does not exist; create it first") from error
             except Unreachable as error:
                 self._wait(f"topic {topic!r} is not found", str(error))

@@ -29,7 +29,7 @@ class CauseKind(enum.Enum):
 
 
 _TEXTS: Final = {
-    CauseKind.NO_LEADER: "no leader was heard for {ms} ms",
+    CauseKind.NO_LEADER: "no message from any leader for {ms} ms",
     CauseKind.LEADER_SILENT: "no message from leader {node} for {ms} ms",
     CauseKind.LEADER_ENDED: "the process of leader {node} has ended",
     CauseKind.LEADER_FOUND: "{node} leads",

@@ -207,13 +207,13 @@ class Admission:
         if known is not None and store_id and known != store_id and conf_index <= self.conf_index:
             return (
                 f"{node} came back with another directory (store {store_id}, known is {known}): "
-                f"remove it from the group and add it anew"
+                f"remove it from the group and add it again"
             )
         ours = stores.get(mine.node_id)
         if ours is not None and mine.store_id and ours != mine.store_id and conf_index >= self.conf_index:
             return (
                 f"{mine.node_id} came back with another directory (store {mine.store_id}, {node} knows {ours}): "
-                f"remove it from the group and add it anew"
+                f"remove it from the group and add it again"
             )
         return self._learn(node, store_id, stores if conf_index >= self.conf_index else {})
 

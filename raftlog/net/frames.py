@@ -410,7 +410,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
         raise WireError("checksum of an APPEND frame differs")
     refs = scan_entries(payload[entries_start:entries_end], prev_chain) if entries_bytes else []
     if len(refs) != count or (refs and refs[0].index != prev_index + 1):
-        raise WireError(f"APPEND frame with {len(refs)} entries behind index {prev_index} announces {count}")
+        raise WireError(f"APPEND frame with {len(refs)} entries after index {prev_index} announces {count}")
     if refs and refs[-1].term > term:
         raise WireError(f"APPEND frame of term {term} with an entry of term {refs[-1].term}")
     entries: list[memoryview] = []

@@ -192,7 +192,7 @@ class Backup:
                 last = run.entries[-1] if run.entries else last
         except EntryTooNew as error:
             path = self.path(error.physical_offset)
-            raise FormatTooNew(path, f"the entry behind {last.index}", error.found, error.newest) from error
+            raise FormatTooNew(path, f"the entry after {last.index}", error.found, error.newest) from error
         except FrameCorrupt as error:
             raise BackupDamaged(self.path(error.physical_offset), str(error)) from error
         if last != manifest.last:
@@ -312,7 +312,7 @@ class BackupTarget:
             manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
             self._replace(MANIFEST_NAME, encode_backup_manifest(manifest))
         except EntryTooNew as error:
-            raise FormatTooNew(source.directory, f"the entry behind {last.index}", error.found, error.newest) from error
+            raise FormatTooNew(source.directory, f"the entry after {last.index}", error.found, error.newest) from error
         except FrameCorrupt as error:
             raise StorageCorrupt(source.directory, error.physical_offset, str(error)) from error
         except OSError as error:
@@ -364,7 +364,7 @@ class BackupTarget:
         elif state.commit_hint < last.index:
             reason = (
                 f"it ends with entry {last.index}, and {source.directory} knows only of {state.commit_hint} entries "
-                "that they are committed: that replica is behind, or belongs to a group that began anew"
+                "that they are committed: that replica is behind, or belongs to a group that was created again"
             )
         elif state.starts_at.pos > last.pos:
             reason = (
@@ -372,7 +372,7 @@ class BackupTarget:
                 f"{state.starts_at.index + 1} by now: begin a new backup in another directory"
             )
         elif not source.holds(last):
-            reason = f"the log in {source.directory} has another entry {last.index}: it is of a group that began anew"
+            reason = f"the log in {source.directory} has another entry {last.index}: the group was created again"
         if reason is not None:
             raise BackupRefused(self.directory, reason)
 

@@ -340,7 +340,7 @@ class Repair:
     def _conflict(self) -> FrameCorrupt:
         """Begin the range anew: what the present source gives does not lead to the intact entry behind."""
         assert self._behind is not None, f"a conflict at {self._at} with nothing behind"
-        error = FrameCorrupt(self._at, "does not lead to the entry behind", self._behind.chain, self._last.chain)
+        error = FrameCorrupt(self._at, "does not lead to the next intact entry", self._behind.chain, self._last.chain)
         self._conflicting.add(self._holder)
         self._rewind()
         return error

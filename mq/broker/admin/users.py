@@ -327,7 +327,7 @@ def _one_of(what: str, given: str | None, known: Sequence[str]) -> str | None:
     for word in known:
         if word.lower() == given.lower():
             return word
-    raise _invalid(f"{given[:40]!a} is not {what}; there are {' and '.join(known)}")
+    raise _invalid(f"{given[:40]!a} is not {what}; allowed: {' and '.join(known)}")
 
 
 def _user_of(subject: str) -> str:

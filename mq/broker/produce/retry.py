@@ -204,5 +204,5 @@ class Retries(Service):
 
 def _fenced(group: str, what: str) -> RequestRefused:
     return RequestRefused(
-        ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and gets the message as well"
+        ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and also gets the message"
     )

@@ -73,7 +73,7 @@ def test_duplicate_id_on_both_sides() -> None:
     mine, first, second = Side("n0", THREE), Side("n1", THREE), Side("n1", THREE, store="another")
     assert mine.hears(first) is None
     assert "n1 came back with another directory (store another, known is store-n1)" in str(mine.hears(second))
-    assert "remove it from the group and add it anew" in str(mine.dials(second))
+    assert "remove it from the group and add it again" in str(mine.dials(second))
     assert "n1 came back with another directory (store another, n0 knows store-n1)" in str(second.hears(mine))
     assert mine.dials(first) is None
     assert "this node itself" in str(mine.hears(Side("n0", THREE)))
@@ -120,7 +120,7 @@ def test_an_unknown_caller_must_show_a_newer_configuration_with_both() -> None:
     assert "'n3' is not a member of the group as of configuration 7" in str(
         behind.hears(Side("n3", FOUR, conf_index=7))
     )
-    assert "no member" in str(behind.hears(Side("n3", {"n1": "b:1", "n3": "d:1"}, conf_index=9)))
+    assert "not a member" in str(behind.hears(Side("n3", {"n1": "b:1", "n3": "d:1"}, conf_index=9)))
 
 
 def test_a_node_that_has_not_joined_hears_members_only() -> None:
@@ -128,7 +128,7 @@ def test_a_node_that_has_not_joined_hears_members_only() -> None:
     assert joining.hears(Side("n0", FOUR, conf_index=9)) is None
     assert "has joined" in str(joining.hears(Side("n4", {})))
     assert Side("n0", FOUR, conf_index=9).hears(joining) is None
-    assert "no member" in str(Side("n0", THREE, conf_index=7).hears(joining))
+    assert "not a member" in str(Side("n0", THREE, conf_index=7).hears(joining))
 
 
 def test_a_group_must_begin_with_one_configuration() -> None:

@@ -164,8 +164,8 @@ async def test_a_replica_that_is_far_behind_can_be_raised(tmp_path: Path) -> Non
     node.transport.close()
     node.reactor.close()
     path = tmp_path / "n0"
-    assert "allowed are" in refusal(term_command(path, "--raise-to", TERM_MAX))
+    assert "; allowed: " in refusal(term_command(path, "--raise-to", TERM_MAX))
     assert term_command(path, "--raise-to", 2**50).exit_code == 0
     assert f"term {2**50}, vote for nobody" in term_command(path).output
-    assert "allowed are" in refusal(term_command(path, "--raise-to", 2**50))
+    assert "; allowed: " in refusal(term_command(path, "--raise-to", 2**50))
     assert "contradict" in refusal(term_command(path, "--raise-to", 2**51, "--lower"))

@@ -417,7 +417,7 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one() -> None:
     for replica in cluster.bulk_replicas.values():
         replica.identity = "9-2000"
 
-    with pytest.raises(DataLoss, match=r"made anew .* \(it was 1-1000, it is 9-2000\)"):
+    with pytest.raises(DataLoss, match=r"created again .* \(it was 1-1000, it is 9-2000\)"):
         rows(cluster.reader(*RANGES, on_data_loss="skip"))
 
 

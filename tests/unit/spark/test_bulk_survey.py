@@ -198,7 +198,7 @@ def test_without_a_leader_the_latest_ends_are_not_known(caplog: pytest.LogCaptur
             return Answer(14, "no leader", {}, memoryview(b"")) if ext["current"] == "true" else answer(ext)
 
         replica.answer = no_leader  # type: ignore[method-assign]
-    with pytest.raises(Unreachable, match=r"no replica can tell what is committed \(f1:1: no leader; f2:1"):
+    with pytest.raises(Unreachable, match=r"no replica knows what is committed \(f1:1: no leader; f2:1"):
         cluster.survey("latest")
     assert cluster.survey("latest-if-possible").ends == ends(11)
     assert "broker group a has no leader" in caplog.text

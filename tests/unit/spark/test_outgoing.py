@@ -121,7 +121,7 @@ def test_properties_of_a_message_that_was_read_say_nothing_of_the_one_that_is_wr
         ({"body": b""}, "its body is empty"),
         ({"topic": None}, "it has no topic, and there is no option topic"),
         ({"queue_id": -1}, "its queue_id is -1"),
-        ({"tags": "a || b"}, "its tag 'a || b' is what consumers ask for several tags with"),
+        ({"tags": "a || b"}, "its tag 'a || b' is a filter for several tags"),
         ({"keys": "a\x01b"}, "the property 'KEYS' has no name, or contains a separator"),
         ({"properties": [("", "x")]}, "the property '' has no name"),
         ({"properties": [("a\x02", "x")]}, "contains a separator, 0x01 or 0x02"),
