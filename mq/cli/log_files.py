@@ -191,7 +191,7 @@ def term(
     found = f"{where}: term {old}, vote {report.state.voted_for or 'for nobody'}, last entry of term {last_term}"
     if raise_to is not None:
         if not old < raise_to < TERM_MAX:
-            raise CommandFailed(f"{found}. --raise-to {raise_to}: allowed are {old + 1} to {TERM_MAX - 1}")
+            raise CommandFailed(f"{found}. --raise-to {raise_to}; allowed: {old + 1} to {TERM_MAX - 1}")
         new = raise_to
     elif not is_plausible and low >= TERM_MAX:
         raise CommandFailed(
