@@ -140,7 +140,7 @@ async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
         said = await commands.run("export", str(document))
         assert said == f"{document}: 1 topics, 1 consumer groups, offsets of 2 queues\n"
         assert json.loads(await commands.run("export")) == json.loads(document.read_text())
-        assert await commands.run("import", str(document)) == "everything is there already\n"
+        assert await commands.run("import", str(document)) == "everything exists already\n"
 
         await commands.run("consumer-group", "delete", "G")
         await commands.run("topic", "delete", "T")

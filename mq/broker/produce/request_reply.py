@@ -133,8 +133,8 @@ class Replies(Service):
         if len(call.body) > self._body_bytes_max or len(stored_properties) > props.PROPERTIES_BYTES_MAX:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {len(call.body)} bytes and properties of {len(stored_properties)}, "
-                f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
+                f"body of {len(call.body)} bytes and properties of {len(stored_properties)}; "
+                f"maximum: {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
             )
         reply = _Reply(call, len(call.body) + len(stored_properties))
         reply.queue_id = tail.queue_id

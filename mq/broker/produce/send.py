@@ -131,8 +131,8 @@ class Sends(Service):
         if body_bytes > self._body_bytes_max or len(properties) > props.PROPERTIES_BYTES_MAX:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {body_bytes} bytes and properties of {len(properties)}, "
-                f"allowed are {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
+                f"body of {body_bytes} bytes and properties of {len(properties)}; "
+                f"maximum: {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
             )
         tail = tails[queue_id]
         size = tail.fixed_bytes + body_bytes + len(properties)

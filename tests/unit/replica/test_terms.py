@@ -141,7 +141,7 @@ async def test_a_stopped_group_gets_out_of_the_highest_term(tmp_path: Path) -> N
         lowered = term_command(tmp_path / name, "--lower", "--all-stopped")
         assert lowered.exit_code == 0, lowered.output
         assert f"the term is {last_terms[name] + TERM_MARGIN} now" in lowered.output
-    assert "nothing is to be done" in term_command(tmp_path / "n2").output
+    assert "no change is needed" in term_command(tmp_path / "n2").output
 
     async with trio.open_nursery() as nursery:
         nodes = [Node(tmp_path, name, ports) for name in NAMES]
