@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.forced_members import append_members, founding_configuration
-from raftlog.segment.backup import Backup, BackupDamaged, BackupRefused
+from raftlog.segment.backup import Backup
+from raftlog.segment.backup_store import BackupDamaged, BackupRefused
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NORMAL, EntryRef
 from raftlog.segment.disk import Disk
 from raftlog.segment.entry_runs import entry_runs
@@ -51,7 +52,7 @@ def survey(backup: Backup, wanted: Wanted | None = None, read: Callable[[int], N
 
     Raises:
         BackupRefused: it has no entry that is wanted, or cannot be restored to a point that early.
-        BackupDamaged, StorageFailed: it cannot be read.
+        BackupDamaged, StorageFailed, StoreFailed: it cannot be read.
     """
     manifest = backup.manifest
     last = closed_last = manifest.base.ref
@@ -76,7 +77,7 @@ def _checked(backup: Backup, found: Survey) -> Survey:
     base, first = backup.manifest.base.index, max(backup.manifest.base.index + 1, backup.manifest.snapshot_index)
     if found.last.index < first:
         raise BackupRefused(
-            backup.directory,
+            backup.name,
             f"it begins with entry {base + 1} and can be restored to entry {first} or any later one; "
             f"what is wanted ends with entry {found.last.index}",
         )

@@ -1,7 +1,8 @@
-"""`raftmq backup`: the log of a replica, copied into a directory while it runs, and that copy verified."""
+"""`raftmq backup`: the log of a running replica, copied into a directory or a bucket, and that copy verified."""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,11 @@ from mq.cli.output import Json, print_json, time_of
 from mq.cli.topics import NAMESRV, Namesrv
 
 if TYPE_CHECKING:
-    from raftlog.segment.backup import BackupManifest, BackupTarget, Snapshot
+    from raftlog.segment.backup import BackupTarget
+    from raftlog.segment.backup_layouts import Snapshot
+    from raftlog.segment.backup_manifest import BackupManifest
+    from raftlog.segment.backup_store import BackupStore
+    from raftlog.segment.disk import Disk
     from raftlog.segment.running_log import RunningLog
 
 MIB = 1024 * 1024
@@ -40,12 +45,46 @@ class _TakeByDefault(TyperGroup):
 
 app = typer.Typer(help="Back up the log of a replica, and verify backups.", no_args_is_help=True, cls=_TakeByDefault)
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the backup is.")]
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="Where the backup is: a directory, or s3://BUCKET/PREFIX.")
+]
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-url",
+        metavar="URL",
+        help="Address of the object storage that has the bucket; default: AWS_ENDPOINT_URL, or Amazon S3.",
+    ),
+]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def open_store(target: str, endpoint_url: str | None, disk: Disk) -> BackupStore:
+    """Where a backup is, by the form of its name.
+
+    Raises:
+        CommandFailed: it cannot be used; exit code 2.
+    """
+    from raftlog import SegmentError
+    from raftlog.segment.backup_s3 import SCHEME, open_s3
+    from raftlog.segment.backup_store import DirectoryStore
+
+    if target.startswith(SCHEME):
+        try:
+            return open_s3(target, endpoint_url)
+        except SegmentError as error:
+            raise CommandFailed(str(error)) from error
+    if url := _URL.match(target):
+        raise CommandFailed(f"{url[0]} is not supported: a backup is in a directory, or at s3://BUCKET/PREFIX")
+    if endpoint_url is not None:
+        raise CommandFailed(f"--endpoint-url belongs to s3://BUCKET/PREFIX, and {target} is a directory")
+    return DirectoryStore(disk, target)
 
 
 @app.command("take")
 def take(
-    directory: Directory,
+    target: Target,
     data_dir: Annotated[
         Path, typer.Option("--data-dir", help="Data directory of a replica on this machine; it may be running.")
     ],
@@ -55,8 +94,9 @@ def take(
     ] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
+    endpoint_url: EndpointUrl = None,
 ) -> None:
-    """Copy new committed entries of a replica to the backup in DIR; the first time, copy all.
+    """Copy new committed entries of a replica to the backup in TARGET; the first time, copy all.
 
     The name servers are asked whether the replica leads; if it does, nothing is copied (exit code 3). If they do not
     answer, it is copied all the same. Whatever goes wrong, the backup is what it was before.
@@ -68,6 +108,7 @@ def take(
     from raftlog.segment.disk import ReadOnlyDisk
     from raftlog.segment.running_log import RunningLog
 
+    store = open_store(target, endpoint_url, RealDisk())
     try:
         source = RunningLog(ReadOnlyDisk(), str(data_dir / LOG_DIRECTORY))
         if not leader and _leads(source, namesrv):
@@ -76,15 +117,15 @@ def take(
                 "or pass --leader",
                 EXIT_LEADS,
             )
-        target = BackupTarget(RealDisk(), str(directory))
+        backup = BackupTarget(store)
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
-    before = target.manifest
+    before = backup.manifest
     try:
         snapshot = _first_snapshot(source, str(data_dir)) if before is None else None
-        _check_room(source, target)
+        _check_room(source, backup)
         pace = Pace(rate * MIB)
-        manifest = target.extend(
+        manifest = backup.extend(
             source,
             conf=configuration_at_base(source.state),
             snapshot=snapshot,
@@ -92,26 +133,30 @@ def take(
             copied=pace.copied,
         )
     except (SegmentError, OSError) as error:
-        raise CommandFailed(f"{error}. {_what_remains(directory, before)}", EXIT_FAILED) from error
+        raise CommandFailed(f"{error}. {_what_remains(target, before)}", EXIT_FAILED) from error
     finally:
         source.close()
-        target.close()
+        backup.close()
+    if backup.not_tidied is not None:
+        print(f"raftmq: the backup is complete; old objects remain: {backup.not_tidied}", file=sys.stderr)
     new_entries = manifest.last.index - (manifest.base.index if before is None else before.last.index)
     if as_json:
-        print_json(_summary(directory, manifest) | {"new_entries": new_entries, "copied_bytes": pace.nbytes})
+        print_json(_summary(target, manifest) | {"new_entries": new_entries, "copied_bytes": pace.nbytes})
         return
-    print(f"{directory}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
+    print(f"{target}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
 
 
 @app.command("verify")
-def verify(directory: Directory, as_json: Json = False) -> None:
+def verify(target: Target, as_json: Json = False, endpoint_url: EndpointUrl = None) -> None:
     """Read the whole backup and check every entry. Exit code 0: it is intact. 1: it is damaged. 2: there is none."""
     from raftlog import SegmentError
-    from raftlog.segment.backup import Backup, BackupDamaged
+    from raftlog.segment.backup import Backup
+    from raftlog.segment.backup_store import BackupDamaged
     from raftlog.segment.disk import ReadOnlyDisk
 
+    store = open_store(target, endpoint_url, ReadOnlyDisk())
     try:
-        backup = Backup(ReadOnlyDisk(), str(directory))
+        backup = Backup(store)
         try:
             for _ in backup.runs():
                 pass
@@ -123,9 +168,9 @@ def verify(directory: Directory, as_json: Json = False) -> None:
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
     if as_json:
-        print_json(_summary(directory, backup.manifest) | {"intact": True})
+        print_json(_summary(target, backup.manifest) | {"intact": True})
         return
-    print(f"{directory}: intact; {_in_words(backup.manifest)}")
+    print(f"{target}: intact; {_in_words(backup.manifest)}")
 
 
 class Pace:
@@ -195,18 +240,18 @@ def _check_room(source: RunningLog, target: BackupTarget) -> None:
     state, manifest = source.state, target.manifest
     begin = state.starts_at.pos if manifest is None else manifest.end_pos
     wanted, free = state.durable_pos - begin, target.free_bytes()
-    if wanted > free:
+    if free is not None and wanted > free:
         raise CommandFailed(
-            f"{target.directory}: {wanted} bytes to copy, but only {free} bytes are free. "
-            f"{_what_remains(Path(target.directory), manifest)}",
+            f"{target.name}: {wanted} bytes to copy, but only {free} bytes are free. "
+            f"{_what_remains(target.name, manifest)}",
             EXIT_FAILED,
         )
 
 
-def _what_remains(directory: Path, before: BackupManifest | None) -> str:
+def _what_remains(target: str, before: BackupManifest | None) -> str:
     if before is None:
-        return f"There is no backup in {directory} yet"
-    return f"The backup in {directory} is unchanged: {_in_words(before)}"
+        return f"There is no backup in {target} yet"
+    return f"The backup in {target} is unchanged: {_in_words(before)}"
 
 
 def _in_words(manifest: BackupManifest) -> str:
@@ -217,9 +262,9 @@ def _in_words(manifest: BackupManifest) -> str:
     )
 
 
-def _summary(directory: Path, manifest: BackupManifest) -> dict[str, object]:
+def _summary(target: str, manifest: BackupManifest) -> dict[str, object]:
     return {
-        "directory": str(directory),
+        "directory": target,
         "cluster_id": manifest.cluster_id,
         "node": manifest.node_id,
         "first_index": manifest.base.index + 1,

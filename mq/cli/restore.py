@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mq.cli.backup import Directory, Pace
+from mq.cli.backup import EndpointUrl, Pace, Target, open_store
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, parse_time, print_json, time_of
 
@@ -24,7 +24,7 @@ _NODE_ID = re.compile(r"[a-z]\d+")
 
 
 def restore(
-    directory: Directory,
+    target: Target,
     targets: Annotated[
         list[str], typer.Argument(metavar="NODE=DATA_DIR...", help="Id and new data directory of each replica here.")
     ],
@@ -35,6 +35,7 @@ def restore(
         str | None, typer.Option(help="End before the first message stored after this time.", metavar="TIME")
     ] = None,
     as_json: Json = False,
+    endpoint_url: EndpointUrl = None,
 ) -> None:
     """Restore a backup into data directories of a new group.
 
@@ -55,8 +56,9 @@ def restore(
     data_dirs = _targets(targets, addresses.keys())
     cut_ms = None if until is None else round(parse_time(until).timestamp() * 1000)
     pace = Pace(0, "read and written")
+    store = open_store(target, endpoint_url, ReadOnlyDisk())
     try:
-        backup = Backup(ReadOnlyDisk(), str(directory))
+        backup = Backup(store)
         try:
             clock = _StoreTimes(cut_ms)
             found = survey(backup, clock.wanted, pace.copied)
@@ -79,7 +81,7 @@ def restore(
     except (MembersRefused, SegmentError) as error:
         raise CommandFailed(f"not restored: {error}", EXIT_FAILED) from error
     except OSError as error:
-        raise CommandFailed(f"not restored: {error.filename or directory}: {error.strerror}", EXIT_FAILED) from error
+        raise CommandFailed(f"not restored: {error.filename or target}: {error.strerror}", EXIT_FAILED) from error
     newest = time_of(clock.latest_ms)
     if as_json:
         print_json(

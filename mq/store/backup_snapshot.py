@@ -7,7 +7,7 @@ import msgspec
 from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME, encode_checkpoint, load_checkpoint
 from mq.store.errors import CheckpointDamaged
 from mq.store.opening import ends_of
-from raftlog.segment.backup import Snapshot
+from raftlog.segment.backup_layouts import Snapshot
 
 
 def snapshot_between(directory: str, first_index: int, last_index: int) -> Snapshot | None:

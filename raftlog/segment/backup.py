@@ -1,189 +1,101 @@
-"""A backup of a log: its committed entries in a directory of their own, extended by each run of a backup.
+"""A backup of a log: its committed entries in a store of their own, extended by each run of a backup.
 
 Theory of operation. Committed entries never change and are equal on all replicas, byte by byte. So a backup is the
 beginning of a log that grows: a run copies what lies behind the last entry of the run before, from any replica. A
 manifest says up to which entry the copy counts. Files are only ever written behind that entry, and the manifest is
 replaced last, in one step. So whatever ends a run in the middle, the backup is what it was before.
 
-Layout: ``manifest.json``; ``log/`` with segment files by their names, cut off behind their last byte that is not zero;
-``snapshot``, opaque here, for a log that does not have its beginning; ``LOCK``.
+In a directory: ``manifest.json``; ``log/`` with segment files by their names, cut off behind their last byte that is
+not zero; ``snapshot``, opaque here, for a log that does not have its beginning; ``LOCK``. In object storage the same
+files are objects that are never changed, see `backup_layouts`. Either can be read wherever it was copied to.
 """
 
 from __future__ import annotations
 
-import errno
-import os
+import hashlib
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import msgspec
 
-from raftlog.segment.codec import EntryRef
-from raftlog.segment.disk import Disk, write_file, write_fully
-from raftlog.segment.entry_runs import EntryRun, entry_runs
-from raftlog.segment.errors import (
-    EntryTooNew,
-    FormatTooNew,
-    FrameCorrupt,
-    SegmentError,
-    StorageCorrupt,
-    StorageFailed,
+from raftlog.segment.backup_layouts import SNAPSHOT_NAME, Snapshot, file_name, layout_for, quietly_tidy
+from raftlog.segment.backup_manifest import (
+    BackupManifest,
+    StoredObject,
+    decode_backup_manifest,
+    encode_backup_manifest,
 )
-from raftlog.segment.meta import Base
+from raftlog.segment.backup_store import (
+    LOCK_FILE_NAME,
+    LOG_FOLDER,
+    MANIFEST_NAME,
+    BackupDamaged,
+    BackupRefused,
+    BackupStore,
+    NotStored,
+)
+from raftlog.segment.entry_runs import EntryRun, entry_runs
+from raftlog.segment.errors import EntryTooNew, FormatTooNew, FrameCorrupt, SegmentError, StorageCorrupt
 from raftlog.segment.running_log import RunningLog
-from raftlog.segment.snapshot_install import Manifest, why_impossible
-
-MANIFEST_NAME: Final = "manifest.json"
-SNAPSHOT_FILE_NAME: Final = "snapshot"
-FILES_DIRECTORY: Final = "log"
-LOCK_FILE_NAME: Final = "LOCK"
-FORMAT: Final = 1
-SYNC_EVERY_BYTES: Final = 16 * 1024 * 1024
-"""Written bytes are synced in steps of this size: one sync of a whole file would hold up other writers of the disk."""
+from raftlog.segment.snapshot_install import PIECE_BYTES
 
 _OWN_NAMES: Final = frozenset(
-    (FILES_DIRECTORY, LOCK_FILE_NAME, SNAPSHOT_FILE_NAME, SNAPSHOT_FILE_NAME + ".tmp", MANIFEST_NAME + ".tmp")
+    (LOG_FOLDER, LOCK_FILE_NAME, SNAPSHOT_NAME, SNAPSHOT_NAME + ".tmp", MANIFEST_NAME + ".tmp")
 )
 _IGNORED_NAMES: Final = frozenset(("lost+found",))
 
 
-class BackupRefused(SegmentError):
-    """What was asked for makes no sense for this backup; nothing was changed in it."""
-
-    def __init__(self, directory: str, reason: str) -> None:
-        super().__init__(f"{directory}: {reason}")
-        self.directory = directory
-        self.reason = reason
-
-
-class BackupDamaged(SegmentError):
-    """A file of a backup is not what was written."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: damaged: {reason}")
-        self.path = path
-        self.reason = reason
-
-
-class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup has.
-
-    ``base`` is where it begins, ``last`` its last entry. ``conf`` is the configuration in force at the base, empty if
-    the source did not know it. ``taken_at_ms`` (since 1970) is when the last run began, ``node_id`` its source.
-    ``snapshot_index`` is the entry that the snapshot was taken behind, 0 if there is none.
-    """
-
-    format: int = FORMAT
-    cluster_id: str
-    node_id: str
-    segment_bytes: int
-    base: Base
-    conf: bytes
-    last: EntryRef
-    taken_at_ms: int
-    snapshot_index: int = 0
-    snapshot_bytes: int = 0
-    snapshot_crc: int = 0
-
-    @property
-    def end_pos(self) -> int:
-        """Physical offset of the end of the last entry."""
-        return self.last.pos + self.last.size
-
-    def as_offer(self, last: EntryRef | None = None, conf: bytes | None = None) -> Manifest:
-        """The same for a replica that takes the log over, up to the entry ``last``."""
-        return Manifest(
-            self.base,
-            self.last if last is None else last,
-            self.conf if conf is None else conf,
-            self.segment_bytes,
-            self.snapshot_bytes,
-            self.snapshot_crc,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """State of the application right after the entry ``index``."""
-
-    index: int
-    data: bytes
-
-
-class _Format(msgspec.Struct):
-    format: int
-
-
-class _Sealed(msgspec.Struct):
-    """The content of the manifest's file; the CRC-32 is that of ``backup`` in JSON."""
-
-    crc32: int
-    backup: msgspec.Raw
-
-
-def encode_backup_manifest(manifest: BackupManifest) -> bytes:
-    """The content of the manifest's file: JSON."""
-    inner = msgspec.json.encode(manifest)
-    return b'{"crc32":%d,\n"backup":%s}\n' % (zlib.crc32(inner), inner)
-
-
-def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupManifest:
-    """Raises ValueError for what `encode_backup_manifest` did not write, FormatTooNew for what a newer version did."""
-    try:
-        sealed = msgspec.json.decode(data, type=_Sealed)
-        inner = bytes(sealed.backup)
-        if (crc := zlib.crc32(inner)) != sealed.crc32:
-            raise ValueError(f"checksum {crc:#010x} instead of {sealed.crc32:#010x}")
-        if (found := msgspec.json.decode(inner, type=_Format).format) > FORMAT:
-            raise FormatTooNew(path, "the backup", found, FORMAT)
-        manifest = msgspec.json.decode(inner, type=BackupManifest)
-        if (reason := why_impossible(manifest.as_offer())) is not None:
-            raise ValueError(f"invalid backup: {reason}")
-        return manifest
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from error
-
-
 class Backup:
-    """A backup that exists, to be read. `close` it at the end.
+    """A backup that exists, to be read. `close` it at the end, which closes the store.
 
     Raises:
-        BackupRefused: there is no backup in the directory.
+        BackupRefused: there is no backup in the store.
         BackupDamaged, FormatTooNew: its manifest cannot be read.
-        StorageFailed: the disk refused.
+        StorageFailed, StoreFailed: the store refused.
     """
 
-    def __init__(self, disk: Disk, directory: str) -> None:
-        self.directory = directory
-        self._disk = disk
-        self._open: tuple[int, int] | None = None
-        manifest = _read_manifest(disk, directory)
+    def __init__(self, store: BackupStore) -> None:
+        self.name = store.name
+        self._store = store
+        manifest = _load_manifest(store)
         if manifest is None:
-            raise BackupRefused(directory, "there is no backup in it")
+            raise BackupRefused(store.name, "there is no backup in it")
         self.manifest: BackupManifest = manifest
+        self._objects = _objects(manifest)
+        self._checking = _Checksum(None)
+        self._whole: set[StoredObject] = set()
 
     def path(self, pos: int) -> str:
         """Path of the file in which a physical offset lies."""
-        return _file_path(self.directory, pos - pos % self.manifest.segment_bytes)
+        return self._store.path(self._name(pos - pos % self.manifest.segment_bytes))
 
     def read(self, pos: int, length: int) -> bytes:
-        """Bytes of one file; behind its end they are zero. Raises BackupDamaged, StorageFailed."""
-        start = pos - pos % self.manifest.segment_bytes
-        path = _file_path(self.directory, start)
+        """Bytes of one file; behind its end they are zero. Raises BackupDamaged, StorageFailed, StoreFailed."""
+        offset = pos % self.manifest.segment_bytes
+        start = pos - offset
         try:
-            if self._open is None or self._open[0] != start:
-                self.close()
-                self._open = (start, self._disk.open(path))
-            return self._disk.pread(self._open[1], length, pos - start).ljust(length, b"\0")
-        except FileNotFoundError as error:
-            raise BackupDamaged(path, "the file is missing") from error
-        except OSError as error:
-            raise StorageFailed(path, error.errno or 0, "read") from error
+            data = self._store.read(self._name(start), length, offset)
+        except NotStored as error:
+            if not self._superseded(start):
+                raise BackupDamaged(error.path, "it is missing") from error
+            return self.read(pos, length)
+        if stored := self._objects.get(start):
+            if offset == 0 or self._checking.stored != stored:
+                self._checking = _Checksum(stored)
+            if (reason := self._checking.why_damaged(offset, data, length)) is not None:
+                raise BackupDamaged(self._store.path(stored.name), reason)
+            if self._checking.complete:
+                self._whole.add(stored)
+        return data.ljust(length, b"\0")
 
     def runs(self) -> Iterator[EntryRun]:
-        """Every entry, verified, in order. Raises BackupDamaged, FormatTooNew, StorageFailed; runs before were good."""
+        """Every entry, verified, in order; runs before an error were good.
+
+        Raises:
+            BackupDamaged, FormatTooNew, StorageFailed, StoreFailed
+        """
         manifest = self.manifest
         last = manifest.base.ref
         try:
@@ -199,72 +111,84 @@ class Backup:
             raise BackupDamaged(
                 self.path(last.pos), f"entry {last.index} is not the one that the manifest names as its last"
             )
+        for each in _objects(manifest).values():
+            if self._objects[each.start] == each and each not in self._whole:
+                raise BackupDamaged(self._store.path(each.name), "it does not end with an entry of this backup")
 
     def snapshot(self) -> bytes | None:
-        """The snapshot, verified; None if there is none. Raises BackupDamaged, StorageFailed."""
+        """The snapshot, verified; None if there is none. Raises BackupDamaged, StorageFailed, StoreFailed."""
         manifest = self.manifest
         if manifest.snapshot_index == 0:
             return None
-        path = os.path.join(self.directory, SNAPSHOT_FILE_NAME)
+        name = SNAPSHOT_NAME if manifest.objects is msgspec.UNSET else manifest.objects.snapshot
         try:
-            data = _read_file(self._disk, path)
-        except FileNotFoundError as error:
-            raise BackupDamaged(path, "the file is missing") from error
-        except OSError as error:
-            raise StorageFailed(path, error.errno or 0, "read") from error
+            data = self._read_all(name, manifest.snapshot_bytes + 1)
+        except NotStored as error:
+            raise BackupDamaged(error.path, "it is missing") from error
         if (len(data), zlib.crc32(data)) != (manifest.snapshot_bytes, manifest.snapshot_crc):
-            raise BackupDamaged(path, "its length or checksum is not that of the manifest")
+            raise BackupDamaged(self._store.path(name), "its length or checksum is not that of the manifest")
         return data
 
     def close(self) -> None:
-        """Release the file that was read last."""
-        if self._open is not None:
-            self._disk.close(self._open[1])
-            self._open = None
+        """Release what was read last."""
+        self._store.close()
+
+    def _name(self, start: int) -> str:
+        stored = self._objects.get(start)
+        return file_name(start) if stored is None else stored.name
+
+    def _superseded(self, start: int) -> bool:
+        """Whether a run has replaced this object meanwhile by one that begins with the same bytes; it is used then."""
+        if start not in self._objects or (now := _load_manifest(self._store)) is None:
+            return False
+        newer = _objects(now).get(start)
+        if newer is None or newer == self._objects[start]:
+            return False
+        self._objects[start] = newer
+        return True
+
+    def _read_all(self, name: str, limit: int) -> bytes:
+        pieces: list[bytes] = []
+        nbytes = 0
+        while nbytes < limit and (piece := self._store.read(name, min(PIECE_BYTES, limit - nbytes), nbytes)):
+            pieces.append(piece)
+            nbytes += len(piece)
+        return b"".join(pieces)
 
 
 class BackupTarget:
-    """A directory that a backup is written to, for one process at a time. `close` it at the end.
+    """A store that a backup is written to, for one process at a time. `close` it at the end.
 
-    ``manifest`` is what it has, None before its first run ended.
+    ``manifest`` is what it has, None before its first run ended. ``not_tidied`` is why the last run could not remove
+    what is of no use any more, None if it could.
 
     Raises:
         BackupRefused: it has something else in it, or another process writes to it.
         BackupDamaged, FormatTooNew: its manifest cannot be read.
-        StorageFailed: the disk refused.
+        StorageFailed, StoreFailed: the store refused. In all these cases the store was closed.
     """
 
-    def __init__(self, disk: Disk, directory: str) -> None:
-        self.directory = directory
-        self._disk = disk
-        self._lock_fd: int | None = None
+    def __init__(self, store: BackupStore) -> None:
+        self.name = store.name
+        self.not_tidied: SegmentError | None = None
+        self._store = store
         try:
-            disk.mkdir(directory)
-            self.manifest = _read_manifest(disk, directory)
-            if self.manifest is None and (other := set(disk.listdir(directory)) - _OWN_NAMES - _IGNORED_NAMES):
-                raise BackupRefused(directory, f"there is no backup in it, but {', '.join(sorted(other)[:5])}")
-            self._lock_fd = disk.open(os.path.join(directory, LOCK_FILE_NAME), create=True)
-            disk.lock(self._lock_fd)
-            self.manifest = _read_manifest(disk, directory)  # as it is now that nobody else writes
-        except BlockingIOError as error:
-            self.close()
-            raise BackupRefused(directory, "another process is writing to it") from error
-        except OSError as error:
-            self.close()
-            raise StorageFailed(error.filename or directory, error.errno or 0, "opening the backup") from error
+            self.manifest = _load_manifest(store)
+            if self.manifest is None and (other := set(store.names()) - _OWN_NAMES - _IGNORED_NAMES):
+                raise BackupRefused(store.name, f"there is no backup in it, but {', '.join(sorted(other)[:5])}")
+            store.begin_writing()
+            self.manifest = _load_manifest(store)  # as it is now that nobody else writes
+        except BaseException:
+            store.close()
+            raise
 
     def close(self) -> None:
         """Let others write to it."""
-        if self._lock_fd is not None:
-            self._disk.close(self._lock_fd)
-            self._lock_fd = None
+        self._store.close()
 
-    def free_bytes(self) -> int:
-        """Room that is left. Raises `StorageFailed`."""
-        try:
-            return self._disk.usage(self.directory)[0]
-        except OSError as error:
-            raise StorageFailed(self.directory, error.errno or 0, "asking for its room") from error
+    def free_bytes(self) -> int | None:
+        """Room that is left, None if that is not known. Raises `StorageFailed`."""
+        return self._store.free_bytes()
 
     def extend(
         self,
@@ -280,7 +204,7 @@ class BackupTarget:
         Args:
             conf: in force at the source's base; for the first run only, as is ``snapshot``, which a log without its
                 beginning needs.
-            copied: called for each piece that was written, with its bytes; may sleep.
+            copied: called for each piece that is written, with its bytes; may sleep.
 
         Returns:
             The manifest, which is durable. It has the new time also if there were no new entries.
@@ -289,47 +213,49 @@ class BackupTarget:
             BackupRefused: the source does not continue this backup, or has nothing to begin one with.
             StorageCorrupt, FormatTooNew: an entry of the source is damaged, or of a newer version.
             EntryGone: retention took a file of the source that was not copied yet.
-            StorageFailed: a disk refused, or has no room. In all these cases the backup is what it was.
-            BackupDamaged: files of the backup are gone.
+            StorageFailed, StoreFailed: a disk or the store refused, or has no room.
+            BackupDamaged: files of the backup are gone. In all these cases the backup is what it was.
         """
-        state = source.state
+        state, store = source.state, self._store
         before = self.manifest
         if before is None:
             before = self._first(source, conf, snapshot, now_ms)
         else:
             self._check_continued(source, before)
-        last = before.last
-        writing = _Files(self._disk, self.directory, state.segment_bytes)
-        try:
-            for run in entry_runs(source.read, last, state.commit_hint, state.segment_bytes):
-                writing.write(run.pos, run.data)
+        first = self.manifest is None
+        layout = layout_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id)
+        last = layout.resume_after if state.commit_hint > before.last.index else before.last
+
+        def pieces(runs: Iterator[EntryRun]) -> Iterator[bytes]:
+            nonlocal last
+            for run in runs:
+                yield run.data
                 last = run.entries[-1] if run.entries else last
                 copied(len(run.data))
-            writing.finish()
-            self._check_present(range(before.base.pos, last.pos + last.size, state.segment_bytes))
-            if self.manifest is None and snapshot is not None:
-                self._replace(SNAPSHOT_FILE_NAME, snapshot.data)
-            manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
-            self._replace(MANIFEST_NAME, encode_backup_manifest(manifest))
+
+        try:
+            found = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
+            for start, runs in groupby(found, lambda run: run.pos - run.pos % state.segment_bytes):
+                layout.put(start, last, pieces(runs))
         except EntryTooNew as error:
             raise FormatTooNew(source.directory, f"the entry after {last.index}", error.found, error.newest) from error
         except FrameCorrupt as error:
             raise StorageCorrupt(source.directory, error.physical_offset, str(error)) from error
-        except OSError as error:
-            raise StorageFailed(error.filename or self.directory, error.errno or 0, "writing the backup") from error
-        finally:
-            writing.close()
+        manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
+        manifest = layout.complete(manifest, snapshot if first else None)
+        store.replace_manifest(encode_backup_manifest(manifest))
         self.manifest = manifest
+        self.not_tidied = quietly_tidy(layout, manifest)
         return manifest
 
     def _first(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
         state = source.state
         base = state.starts_at
         if state.commit_hint <= base.index:
-            raise BackupRefused(self.directory, f"{source.directory} has no committed entry yet")
+            raise BackupRefused(self.name, f"{source.directory} has no committed entry yet")
         if base.index and snapshot is None:
             raise BackupRefused(
-                self.directory,
+                self.name,
                 f"the log in {source.directory} begins with entry {base.index + 1}, and there is no checkpoint of what "
                 "was before that",
             )
@@ -337,10 +263,6 @@ class BackupTarget:
             assert base.index <= snapshot.index <= state.commit_hint, (
                 f"a snapshot at {snapshot.index} of entries {base.index + 1} to {state.commit_hint}"
             )
-        try:
-            _clear(self._disk, os.path.join(self.directory, FILES_DIRECTORY))
-        except OSError as error:
-            raise StorageFailed(error.filename or self.directory, error.errno or 0, "clearing the backup") from error
         return BackupManifest(
             cluster_id=state.cluster_id,
             node_id=state.node_id,
@@ -374,98 +296,43 @@ class BackupTarget:
         elif not source.holds(last):
             reason = f"the log in {source.directory} has another entry {last.index}: the group was created again"
         if reason is not None:
-            raise BackupRefused(self.directory, reason)
-
-    def _check_present(self, starts: range) -> None:
-        """Whoever removes files of a backup meanwhile must not end up with a manifest that counts them.
-
-        Raises BackupDamaged, OSError.
-        """
-        names = set(self._disk.listdir(os.path.join(self.directory, FILES_DIRECTORY)))
-        for start in starts:
-            if f"{start:020d}" not in names:
-                raise BackupDamaged(_file_path(self.directory, start), "the file is missing")
-
-    def _replace(self, name: str, content: bytes) -> None:
-        """Have a file with this content, or the one before, whatever happens. Raises OSError."""
-        path = os.path.join(self.directory, name)
-        write_file(self._disk, path + ".tmp", content)
-        self._disk.rename(path + ".tmp", path)
-        self._disk.sync_directory(self.directory)
+            raise BackupRefused(self.name, reason)
 
 
-class _Files:
-    """Writes ascending pieces to the files of a backup; what lies behind the first piece of a file is dropped."""
+class _Checksum:
+    """Of one object, while it is read in ascending pieces that may overlap. Other pieces do not count."""
 
-    def __init__(self, disk: Disk, directory: str, segment_bytes: int) -> None:
-        self.start = -1
-        self._disk = disk
-        self._directory = directory
-        self._segment_bytes = segment_bytes
-        self._fd = -1
-        self._unsynced = 0
+    def __init__(self, stored: StoredObject | None) -> None:
+        self.stored = stored
+        self._nbytes = 0
+        self._sha256 = hashlib.sha256()
 
-    def write(self, pos: int, data: bytes) -> None:
-        """Raises BackupDamaged, OSError."""
-        start = pos - pos % self._segment_bytes
-        if start != self.start:
-            self._sync()
-            self.close()
-            path = _file_path(self._directory, start)
-            # What is there already is not made: the target may have been removed, or mounted elsewhere.
-            self._fd = self._disk.open(path, create=pos == start)
-            self.start = start
-            if (size := self._disk.size(self._fd)) < pos - start:
-                raise BackupDamaged(path, f"it has {size} bytes where {pos - start} were written")
-            self._disk.truncate(self._fd, pos - start)
-        write_fully(self._disk.pwritev, self._fd, [data], pos - start)
-        self._unsynced += len(data)
-        if self._unsynced >= SYNC_EVERY_BYTES:
-            self._sync()
+    @property
+    def complete(self) -> bool:
+        """Whether all of the object was read, and is what was written."""
+        return self.stored is not None and self._nbytes == self.stored.nbytes
 
-    def finish(self) -> None:
-        """Make all of it durable. Raises OSError."""
-        self._sync()
-        self.close()
-        self._disk.sync_directory(os.path.join(self._directory, FILES_DIRECTORY))
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            self._disk.close(self._fd)
-            self._fd = -1
-
-    def _sync(self) -> None:
-        if self._fd >= 0:
-            self._disk.fdatasync(self._fd)
-            self._unsynced = 0
-
-
-def _file_path(directory: str, start: int) -> str:
-    return os.path.join(directory, FILES_DIRECTORY, f"{start:020d}")
-
-
-def _read_manifest(disk: Disk, directory: str) -> BackupManifest | None:
-    path = os.path.join(directory, MANIFEST_NAME)
-    try:
-        return decode_backup_manifest(_read_file(disk, path), path)
-    except (FileNotFoundError, NotADirectoryError):
+    def why_damaged(self, offset: int, data: bytes, asked: int) -> str | None:
+        """``data`` is what lies at ``offset``, where ``asked`` bytes were asked for."""
+        assert self.stored is not None, "a checksum of nothing"
+        written, end = self.stored.nbytes, offset + len(data)
+        if (data and end > written) or (len(data) < asked and end < written):
+            return f"it does not have the {written:,} bytes that were written"
+        if offset <= self._nbytes < end:
+            self._sha256.update(memoryview(data)[self._nbytes - offset :])
+            self._nbytes = end
+            if end == written and self._sha256.hexdigest() != self.stored.sha256:
+                return "its content is not what was written: the SHA-256 is another one"
         return None
+
+
+def _objects(manifest: BackupManifest) -> dict[int, StoredObject]:
+    return {} if manifest.objects is msgspec.UNSET else {each.start: each for each in manifest.objects.files}
+
+
+def _load_manifest(store: BackupStore) -> BackupManifest | None:
+    content, path = store.load_manifest(), store.path(MANIFEST_NAME)
+    try:
+        return None if content is None else decode_backup_manifest(content, path)
     except ValueError as error:
         raise BackupDamaged(path, str(error)) from error
-    except OSError as error:
-        raise StorageFailed(path, error.errno or errno.EIO, "read") from error
-
-
-def _read_file(disk: Disk, path: str) -> bytes:
-    fd = disk.open(path)
-    try:
-        return disk.pread(fd, disk.size(fd), 0)
-    finally:
-        disk.close(fd)
-
-
-def _clear(disk: Disk, directory: str) -> None:
-    """Remove what a run left that did not end."""
-    disk.mkdir(directory)
-    for name in disk.listdir(directory):
-        disk.unlink(os.path.join(directory, name))

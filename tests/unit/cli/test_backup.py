@@ -13,26 +13,12 @@ from mq.cli import backup as command
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from raftlog import RealDisk
-from raftlog.segment import NORMAL, SegmentLog, StorageFailed
+from raftlog.segment import StorageFailed
 from raftlog.segment.backup import BackupTarget
+from tests.support.replica_directories import grow, opened
 
 NOBODY = "127.0.0.1:1"
 """No name server listens there."""
-
-
-def opened(data_dir: Path) -> SegmentLog:
-    return SegmentLog.open(
-        str(data_dir / "commitlog"), cluster_id="c", node_id="n1", segment_bytes=4096, disk=RealDisk()
-    )
-
-
-def grow(data_dir: Path, last_index: int) -> None:
-    """Have committed entries up to that one, and a vote file that says so, as a running replica has within a second."""
-    log = opened(data_dir)
-    for index in range(log.last_index + 1, last_index + 1):
-        log.append(NORMAL, index, 1, b"%06d" % index * 20)
-    log.submit(1, commit_hint=last_index)
-    log.close()
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.confchange import encode_conf, may_follow
 from raftlog.forced_members import MembersRefused, founding_configuration, steps_to
 from raftlog.segment import CONFIG, NORMAL, InlineWriter, SegmentLog
-from raftlog.segment.backup import Backup, BackupDamaged, BackupRefused, BackupTarget, Snapshot
+from raftlog.segment.backup import Backup, BackupTarget
+from raftlog.segment.backup_layouts import Snapshot
+from raftlog.segment.backup_store import BackupDamaged, BackupRefused, DirectoryStore
 from raftlog.segment.running_log import RunningLog
 
 SOURCE, TARGET = "/source", "/backup"
@@ -59,7 +61,7 @@ class Home:
         self.log.submit(self.log.last_ticket + 1, commit_hint=self.log.last_index)
 
     def back_up(self, conf: bytes = encode_conf(OLD), snapshot: Snapshot | None = None) -> None:
-        source, target = RunningLog(self.disk, SOURCE), BackupTarget(self.disk, TARGET)
+        source, target = RunningLog(self.disk, SOURCE), BackupTarget(DirectoryStore(self.disk, TARGET))
         target.extend(source, conf=conf, snapshot=snapshot, now_ms=1)
         source.close()
         target.close()
@@ -67,7 +69,7 @@ class Home:
     def restore(
         self, node_id: NodeId, wanted: Callable[[bytes], bool] | None = None, new: dict[NodeId, str] = NEW
     ) -> SegmentLog:
-        backup = Backup(self.disk, TARGET)
+        backup = Backup(DirectoryStore(self.disk, TARGET))
         found = survey(backup, wanted)
         directory = f"/new/{node_id}"
         end = restore(backup, found, self.disk, directory, node_id=node_id, addresses=new)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from functools import partial
-from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -13,18 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from chaos.disk import MemoryDisk, PowerCut
-from raftlog.segment import EntryGone, FormatTooNew, InlineWriter, RealDisk, SegmentLog, StorageCorrupt, StorageFailed
-from raftlog.segment.backup import (
-    Backup,
-    BackupDamaged,
-    BackupManifest,
-    BackupRefused,
-    BackupTarget,
-    Snapshot,
-    decode_backup_manifest,
-    encode_backup_manifest,
-)
+from raftlog.segment import EntryGone, FormatTooNew, RealDisk, StorageCorrupt, StorageFailed
+from raftlog.segment.backup import Backup, BackupTarget
+from raftlog.segment.backup_layouts import Snapshot
+from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest, encode_backup_manifest
+from raftlog.segment.backup_store import BackupDamaged, BackupRefused, DirectoryStore
 from raftlog.segment.running_log import RunningLog
+from tests.unit.segment.committed_logs import body, filled, opened
 from tests.unit.segment.log_home import DIRECTORY, LogHome
 
 TARGET = "/backup"
@@ -40,7 +33,7 @@ class Operator:
 
     def run(self, *, snapshot: Snapshot | None = None, now_ms: int = 1000) -> BackupManifest:
         source = RunningLog(self.home.disk, DIRECTORY)
-        target = BackupTarget(self.disk, TARGET)
+        target = BackupTarget(DirectoryStore(self.disk, TARGET))
         self.copied = 0
         try:
             return target.extend(source, conf=b"conf", snapshot=snapshot, now_ms=now_ms, copied=self._count)
@@ -50,7 +43,7 @@ class Operator:
 
     def bodies(self) -> list[bytes]:
         """Bodies of all entries of the backup, verified."""
-        backup = Backup(self.disk, TARGET)
+        backup = Backup(DirectoryStore(self.disk, TARGET))
         try:
             return [run.body(entry) for run in backup.runs() for entry in run.entries]
         finally:
@@ -58,22 +51,6 @@ class Operator:
 
     def _count(self, nbytes: int) -> None:
         self.copied += nbytes
-
-
-def opened(home: LogHome, **overrides: str) -> SegmentLog:
-    """A log whose vote file is written with each submit, as a slow one's is."""
-    return home.open(writer=InlineWriter(clock=partial(next, count())), **overrides)
-
-
-def filled(home: LogHome, entries: int) -> SegmentLog:
-    log = opened(home)
-    home.put(log, *(body(index) for index in range(1, entries + 1)))
-    home.submit(log, commit_hint=entries)
-    return log
-
-
-def body(index: int) -> bytes:
-    return b"%06d" % index * 20
 
 
 def test_backup_of_a_log_in_use_has_what_is_committed() -> None:
@@ -155,9 +132,12 @@ def test_full_target_leaves_the_backup_as_it_was() -> None:
 def test_target_that_disappears_in_the_middle_is_no_backup(tmp_path: Path, entries: int) -> None:
     home = LogHome()
     filled(home, entries)
-    source, target = RunningLog(home.disk, DIRECTORY), BackupTarget(RealDisk(), str(tmp_path / "backup"))
+    source, target = (
+        RunningLog(home.disk, DIRECTORY),
+        BackupTarget(DirectoryStore(RealDisk(), str(tmp_path / "backup"))),
+    )
     with pytest.raises(StorageFailed, match="No such file"):
-        target.extend(source, conf=b"", snapshot=None, now_ms=1, copied=lambda nbytes: shutil.rmtree(target.directory))
+        target.extend(source, conf=b"", snapshot=None, now_ms=1, copied=lambda nbytes: shutil.rmtree(target.name))
     source.close()
     target.close()
     assert not (tmp_path / "backup").exists()
@@ -244,13 +224,13 @@ def test_log_without_its_beginning_needs_a_snapshot() -> None:
         operator.run()
     manifest = operator.run(snapshot=Snapshot(150, b"state"))
     assert (manifest.base.index + 1, manifest.snapshot_index) == (segments[2].first_index, 150)
-    backup = Backup(operator.disk, TARGET)
+    backup = Backup(DirectoryStore(operator.disk, TARGET))
     assert backup.snapshot() == b"state"
     backup.close()
     assert operator.bodies()[0] == body(segments[2].first_index)
     operator.disk.flip_bit(f"{TARGET}/snapshot", 2)
     with pytest.raises(BackupDamaged, match="snapshot"):
-        Backup(operator.disk, TARGET).snapshot()
+        Backup(DirectoryStore(operator.disk, TARGET)).snapshot()
 
 
 def test_gap_between_backup_and_log_needs_a_new_backup() -> None:
@@ -270,7 +250,7 @@ def test_gap_between_backup_and_log_needs_a_new_backup() -> None:
 def test_retention_that_overtakes_a_backup_is_told() -> None:
     home = LogHome()
     log = filled(home, 200)
-    source, target = RunningLog(home.disk, DIRECTORY), BackupTarget(MemoryDisk(), TARGET)
+    source, target = RunningLog(home.disk, DIRECTORY), BackupTarget(DirectoryStore(MemoryDisk(), TARGET))
     log.drop_prefix(log.segments()[4].start, b"conf")
     home.submit(log)
     with pytest.raises(EntryGone):
@@ -308,7 +288,7 @@ def test_missing_file_of_a_backup_is_named() -> None:
     operator = Operator(home)
     operator.run()
     operator.disk.unlink(f"{TARGET}/log/{4096:020d}")
-    with pytest.raises(BackupDamaged, match=r"0{16}4096: damaged: the file is missing"):
+    with pytest.raises(BackupDamaged, match=r"0{16}4096: damaged: it is missing"):
         operator.bodies()
 
 
@@ -324,9 +304,9 @@ def test_manifest_is_read_as_written_and_damage_and_newer_formats_are_refused() 
         with pytest.raises(ValueError):
             decode_backup_manifest(damaged)
     with pytest.raises(
-        FormatTooNew, match="format version 2, and this version of the software understands none above 1"
+        FormatTooNew, match="format version 3, and this version of the software understands none above 2"
     ):
-        decode_backup_manifest(encode_backup_manifest(replace(manifest, format=2)))
+        decode_backup_manifest(encode_backup_manifest(replace(manifest, format=3)))
 
 
 def test_manifest_that_no_log_has_is_refused() -> None:
@@ -352,7 +332,7 @@ def test_two_runs_at_once_are_refused() -> None:
     home = LogHome()
     filled(home, 10)
     operator = Operator(home)
-    target = BackupTarget(operator.disk, TARGET)
+    target = BackupTarget(DirectoryStore(operator.disk, TARGET))
     with pytest.raises(BackupRefused, match="another process"):
         operator.run()
     target.close()

@@ -10,7 +10,9 @@ import pytest
 
 from chaos.disk import MemoryDisk
 from raftlog.segment import NORMAL, EntryGone, InlineWriter, SegmentLog
-from raftlog.segment.backup import Backup, BackupRefused, BackupTarget, Snapshot
+from raftlog.segment.backup import Backup, BackupTarget
+from raftlog.segment.backup_layouts import Snapshot
+from raftlog.segment.backup_store import BackupRefused, DirectoryStore
 from raftlog.segment.running_log import RunningLog
 from tests.unit.segment.log_home import DIRECTORY, LogHome
 
@@ -68,7 +70,7 @@ def test_backup_is_always_a_part_of_what_was_committed(seed: int) -> None:
     while runs < 20:
         for _ in range(random.randint(0, 20)):
             busy.step()
-        source, target = RunningLog(busy.home.disk, DIRECTORY), BackupTarget(disk, f"/backup{number}")
+        source, target = RunningLog(busy.home.disk, DIRECTORY), BackupTarget(DirectoryStore(disk, f"/backup{number}"))
         state = source.state
         snapshot = Snapshot(state.commit_hint, b"state") if state.commit_hint > state.starts_at.index else None
         try:
@@ -86,7 +88,7 @@ def test_backup_is_always_a_part_of_what_was_committed(seed: int) -> None:
             source.close()
             target.close()
         runs += 1
-        backup = Backup(disk, f"/backup{number}")
+        backup = Backup(DirectoryStore(disk, f"/backup{number}"))
         found = {entry.index: run.body(entry) for run in backup.runs() for entry in run.entries}
         backup.close()
         assert max(found) == state.commit_hint

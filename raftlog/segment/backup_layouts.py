@@ -1,0 +1,191 @@
+"""How the files of a log lie in the store of a backup: files that grow, or objects that are never changed.
+
+Both begin with `Layout.resume_after`, take the files of the log one after the other, and say at last what the manifest
+must say. Until that is written, the backup is what it was before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from raftlog.segment.backup_manifest import OBJECTS_FORMAT, BackupManifest, ObjectList, StoredObject
+from raftlog.segment.backup_store import LOG_FOLDER, BackupDamaged, BackupRefused, BackupStore, GrowingStore
+from raftlog.segment.codec import EntryRef
+from raftlog.segment.errors import SegmentError
+from raftlog.segment.meta import Base
+
+SNAPSHOT_NAME: Final = "snapshot"
+"""A file in a directory, a folder in object storage."""
+
+LEFTOVERS_STAY_MS: Final = 24 * 3_600_000
+"""An object that no manifest names belongs to a run that goes on, or to one that died. Removed when it is this old."""
+
+_ODD = re.compile(r"[^A-Za-z0-9_-]")
+_RUN = re.compile(r"\d{20}\.(\d+)\..+")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State of the application right after the entry ``index``."""
+
+    index: int
+    data: bytes
+
+
+class Layout(Protocol):
+    """Takes what one run copies. Every method may raise BackupDamaged, `StorageFailed`, `StoreFailed`.
+
+    Attributes:
+        resume_after: the run copies the entries behind this one; what lies before is there already.
+    """
+
+    resume_after: EntryRef
+
+    def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
+        """Store the file that begins at ``start``, or the rest of it; ``before`` is the entry before the first piece.
+
+        What ``pieces`` raises comes out as it is.
+        """
+
+    def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
+        """Store the snapshot of a first run, and check that all is there. Returns the manifest that says so."""
+
+    def tidy(self, manifest: BackupManifest) -> None:
+        """Remove what is of no use now that this manifest is written."""
+
+
+def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_ms: int, node_id: str) -> Layout:
+    """The layout that the store can have.
+
+    Args:
+        before: the manifest of the run before, or of an empty backup if this is the ``first`` run.
+
+    Raises:
+        BackupRefused: the backup has the other one.
+    """
+    has_objects = before.objects is not msgspec.UNSET
+    if isinstance(store, GrowingStore):
+        if has_objects:
+            raise BackupRefused(
+                store.name, "it is a copy of a backup in object storage, which can only be continued there"
+            )
+        return GrowingFiles(store, before, first=first)
+    if not first and not has_objects:
+        raise BackupRefused(
+            store.name, "it is a copy of a backup in a directory, which can only be continued there: use a new prefix"
+        )
+    return ImmutableObjects(store, before, f"{now_ms}.{_ODD.sub('_', node_id)}", now_ms)
+
+
+class GrowingFiles:
+    """Files by their names in the log, cut off behind their last byte that is not zero. Format 1."""
+
+    def __init__(self, store: GrowingStore, before: BackupManifest, *, first: bool) -> None:
+        self.resume_after = before.last
+        self._store = store
+        self._end_pos = before.end_pos
+        if first:
+            for name in list(store.names(LOG_FOLDER)):  # what a run left that did not end
+                store.remove(f"{LOG_FOLDER}/{name}")
+
+    def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
+        """Only what is new is written."""
+        self._store.append(file_name(start), max(self._end_pos - start, 0), pieces)
+
+    def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
+        """Whoever removes files of a backup meanwhile must not end up with a manifest that counts them."""
+        names = set(self._store.names(LOG_FOLDER))
+        for start in range(manifest.base.pos, manifest.end_pos, manifest.segment_bytes):
+            if f"{start:020d}" not in names:
+                raise BackupDamaged(self._store.path(file_name(start)), "the file is missing")
+        if snapshot is not None:
+            self._store.write(SNAPSHOT_NAME, (snapshot.data,))
+        return manifest
+
+    def tidy(self, manifest: BackupManifest) -> None:
+        """There is nothing to remove."""
+
+
+class ImmutableObjects:
+    """One object for each file of the log, under a name that only this run has. Format 2.
+
+    The newest file is not whole yet. A run that has new entries stores it again, whole, under another name. So a
+    manifest is right for as long as its objects are there, whatever other runs do.
+    """
+
+    def __init__(self, store: BackupStore, before: BackupManifest, run: str, now_ms: int) -> None:
+        known = before.objects
+        self._before = ObjectList(last_file=before.base, files=()) if known is msgspec.UNSET else known
+        self.resume_after = self._before.last_file.ref
+        self._store = store
+        self._run = run
+        self._now_ms = now_ms
+        self._last_file = self._before.last_file
+        self._new: list[StoredObject] = []
+
+    def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
+        """Files come whole, since a run begins at the start of the newest one."""
+        nbytes, checksum = 0, hashlib.sha256()
+
+        def counted() -> Iterator[bytes]:
+            nonlocal nbytes
+            for piece in pieces:
+                nbytes += len(piece)
+                checksum.update(piece)
+                yield piece
+
+        name = f"{file_name(start)}.{self._run}"
+        self._store.write(name, counted())
+        self._new.append(StoredObject(start, name, nbytes, checksum.hexdigest()))
+        self._last_file = Base(before.index, before.term, start, before.chain)
+
+    def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
+        """The newest object of the run before is superseded if this run has stored any."""
+        start = self._new[0].start if self._new else manifest.end_pos
+        name = self._before.snapshot
+        if snapshot is not None:
+            name = f"{SNAPSHOT_NAME}/{snapshot.index:020d}.{self._run}"
+            self._store.write(name, (snapshot.data,))
+        objects = ObjectList(
+            last_file=self._last_file,
+            files=(*(each for each in self._before.files if each.start < start), *self._new),
+            snapshot=name,
+            superseded=tuple(each.name for each in self._before.files if each.start >= start),
+        )
+        if missing := objects.names - set(self._names()):
+            raise BackupDamaged(self._store.path(min(missing)), "the object is missing")
+        return msgspec.structs.replace(manifest, format=OBJECTS_FORMAT, objects=objects)
+
+    def tidy(self, manifest: BackupManifest) -> None:
+        """Of the names that this manifest does not have: those that the run before superseded, and old leftovers."""
+        assert manifest.objects is not msgspec.UNSET, "objects without a list of them"
+        wanted = manifest.objects.names | set(manifest.objects.superseded)
+        for name in list(self._names()):
+            run = _RUN.fullmatch(name.rpartition("/")[2])
+            old = run is not None and int(run[1]) < self._now_ms - LEFTOVERS_STAY_MS
+            if name not in wanted and (old or name in self._before.superseded):
+                self._store.remove(name)
+
+    def _names(self) -> Iterator[str]:
+        for folder in (LOG_FOLDER, SNAPSHOT_NAME):
+            yield from (f"{folder}/{name}" for name in self._store.names(folder))
+
+
+def file_name(start: int) -> str:
+    """Name in the store of the file that begins at this physical offset, or the first part of it."""
+    return f"{LOG_FOLDER}/{start:020d}"
+
+
+def quietly_tidy(layout: Layout, manifest: BackupManifest) -> SegmentError | None:
+    """`Layout.tidy`; returns what went wrong. The backup is complete all the same: a later run tries again."""
+    try:
+        layout.tidy(manifest)
+    except SegmentError as error:
+        return error
+    return None

@@ -1,0 +1,152 @@
+"""The manifest of a backup: what the backup has, and so which bytes of its store count. Pure.
+
+There are two formats. In format 1, which directories have, the files of the log grow, and each is found by its name. In
+format 2 they are objects that are never changed: the manifest names each of them, with its length and checksum.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final
+
+import msgspec
+
+from raftlog.segment.backup_store import MANIFEST_NAME
+from raftlog.segment.codec import EntryRef
+from raftlog.segment.errors import FormatTooNew
+from raftlog.segment.meta import Base
+from raftlog.segment.snapshot_install import Manifest, why_impossible
+
+FORMAT: Final = 1
+OBJECTS_FORMAT: Final = 2
+
+_LOG_OBJECT = re.compile(r"log/(\d{20})\.\d+\.[\w-]+")
+_SNAPSHOT_OBJECT = re.compile(r"snapshot/\d{20}\.\d+\.[\w-]+")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """The object of the log file that begins at the physical offset ``start``."""
+
+    start: int
+    name: str
+    nbytes: int
+    sha256: str
+
+
+class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects of a backup of format 2.
+
+    ``files`` are those of the log, in order. The last one is replaced by a longer one when there are new entries;
+    ``last_file`` is the log in front of it. ``snapshot`` is empty if there is none. ``superseded`` are names that the
+    manifest before had and this one has not: they stay until the next run, for whoever is reading by that manifest.
+    """
+
+    last_file: Base
+    files: tuple[StoredObject, ...]
+    snapshot: str = ""
+    superseded: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all objects that belong to the backup."""
+        return frozenset(each.name for each in self.files) | ({self.snapshot} if self.snapshot else set())
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup has.
+
+    ``base`` is where it begins, ``last`` its last entry. ``conf`` is the configuration in force at the base, empty if
+    the source did not know it. ``taken_at_ms`` (since 1970) is when the last run began, ``node_id`` its source.
+    ``snapshot_index`` is the entry that the snapshot was taken behind, 0 if there is none.
+    """
+
+    format: int = FORMAT
+    cluster_id: str
+    node_id: str
+    segment_bytes: int
+    base: Base
+    conf: bytes
+    last: EntryRef
+    taken_at_ms: int
+    snapshot_index: int = 0
+    snapshot_bytes: int = 0
+    snapshot_crc: int = 0
+    objects: ObjectList | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def end_pos(self) -> int:
+        """Physical offset of the end of the last entry."""
+        return self.last.pos + self.last.size
+
+    def as_offer(self, last: EntryRef | None = None, conf: bytes | None = None) -> Manifest:
+        """The same for a replica that takes the log over, up to the entry ``last``."""
+        return Manifest(
+            self.base,
+            self.last if last is None else last,
+            self.conf if conf is None else conf,
+            self.segment_bytes,
+            self.snapshot_bytes,
+            self.snapshot_crc,
+        )
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+class _Sealed(msgspec.Struct):
+    """The content of the manifest's file; the CRC-32 is that of ``backup`` in JSON."""
+
+    crc32: int
+    backup: msgspec.Raw
+
+
+def encode_backup_manifest(manifest: BackupManifest) -> bytes:
+    """The content of the manifest's file: JSON."""
+    inner = msgspec.json.encode(manifest)
+    return b'{"crc32":%d,\n"backup":%s}\n' % (zlib.crc32(inner), inner)
+
+
+def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupManifest:
+    """Raises ValueError for what `encode_backup_manifest` did not write, FormatTooNew for what a newer version did."""
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+        inner = bytes(sealed.backup)
+        if (crc := zlib.crc32(inner)) != sealed.crc32:
+            raise ValueError(f"checksum {crc:#010x} instead of {sealed.crc32:#010x}")
+        if (found := msgspec.json.decode(inner, type=_Format).format) > OBJECTS_FORMAT:
+            raise FormatTooNew(path, "the backup", found, OBJECTS_FORMAT)
+        manifest = msgspec.json.decode(inner, type=BackupManifest)
+        reason = why_impossible(manifest.as_offer()) or _why_objects_impossible(manifest)
+        if reason is not None:
+            raise ValueError(f"invalid backup: {reason}")
+        return manifest
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _why_objects_impossible(manifest: BackupManifest) -> str | None:
+    objects = manifest.objects
+    if objects is msgspec.UNSET:
+        return None if manifest.format < OBJECTS_FORMAT else "it names no objects"
+    starts = range(manifest.base.pos, manifest.end_pos, manifest.segment_bytes)
+    if len(objects.files) != len(starts):
+        return f"it names {len(objects.files)} objects for {len(starts)} log files"
+    for start, each in zip(starts, objects.files, strict=True):
+        name = _LOG_OBJECT.fullmatch(each.name)
+        if each.start != start or name is None or int(name[1]) != start:
+            return f"{each.name!r} is not an object of the file at {start}"
+        if not 0 < each.nbytes <= manifest.segment_bytes or not _SHA256.fullmatch(each.sha256):
+            return f"length or checksum of {each.name} is invalid"
+    before = objects.last_file
+    if before.pos != starts[-1] or not manifest.base.index <= before.index < manifest.last.index:
+        return f"its newest object cannot begin at {before.pos} after entry {before.index}"
+    if bool(objects.snapshot) != bool(manifest.snapshot_index) or (
+        objects.snapshot and not _SNAPSHOT_OBJECT.fullmatch(objects.snapshot)
+    ):
+        return f"{objects.snapshot!r} is not an object of a snapshot"
+    if wrong := [name for name in objects.superseded if not _LOG_OBJECT.fullmatch(name)]:
+        return f"{wrong[0]!r} is not an object of the log"
+    return None

@@ -1,0 +1,247 @@
+"""A backup in a bucket of Amazon S3, or of object storage that speaks its protocol.
+
+boto3 does the work: it finds credentials where all its users keep them, signs, repeats what failed, and uploads large
+objects in parts. It is imported when a bucket is used, since it is an extra of this project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged, BackupRefused, NotStored, StoreFailed
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+
+SCHEME: Final = "s3://"
+PART_BYTES: Final = 8 * 1024 * 1024
+"""Of one part of an upload. Up to a dozen of them are in memory."""
+PARTS_AT_ONCE: Final = 4
+READ_BYTES: Final = 16 * 1024 * 1024
+"""Least bytes of one request that reads."""
+READ_ATTEMPTS: Final = 3
+"""boto3 repeats requests, but not once the content of an answer has begun to come."""
+MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
+CONNECT_SECONDS: Final = 10
+
+_URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
+_MISSING = frozenset(("NoSuchKey", "404", "NotFound"))
+_CONFLICTS = frozenset(("PreconditionFailed", "ConditionalRequestConflict", "412"))
+_SECRET_IN_URL = re.compile(r"//[^/@\s\"']+@")
+
+
+class S3Store:
+    """Objects below a prefix. Use `open_s3`.
+
+    Nothing locks a bucket. Two runs at once do not harm each other, since no object is written twice except the
+    manifest. That one is replaced on condition that it is still the one that was loaded, so the later run is refused.
+    """
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        """``prefix`` is empty or ends with a slash."""
+        self.name = f"{SCHEME}{bucket}/{prefix}".rstrip("/")
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self._etag: str | None = None
+        self._block: tuple[str, int, bytes] = ("", 0, b"")
+
+    def path(self, name: str) -> str:
+        """Its URL."""
+        return f"{self.name}/{name}"
+
+    def begin_writing(self) -> None:
+        """There is nothing to make and no lock."""
+
+    def names(self, folder: str = "") -> Iterator[str]:
+        """Asks for a thousand at a time."""
+        prefix = self._prefix + (folder and f"{folder}/")
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=prefix, Delimiter="/"
+        )
+        with _Failures(f"{self.name}/{folder}", "listing it"):
+            for page in pages:
+                for each in page.get("CommonPrefixes", ()):
+                    yield each["Prefix"][len(prefix) :].rstrip("/")
+                for each in page.get("Contents", ()):
+                    if name := each["Key"][len(prefix) :]:  # a folder that a console made has an object, too
+                        yield name
+
+    def read(self, name: str, length: int, offset: int) -> bytes:
+        """Reads on a bit, and keeps that in memory for the next call."""
+        known, start, block = self._block
+        if known != name or not start <= offset or offset + length > start + len(block):
+            start, block = offset, self._ranged(name, max(length, READ_BYTES), offset)
+            self._block = (name, start, block)
+        return block[offset - start : offset - start + length]
+
+    def load_manifest(self) -> bytes | None:
+        """Remembers which one it was, for `replace_manifest`."""
+        path = self.path(MANIFEST_NAME)
+        try:
+            with _Failures(path, "reading it"):
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MANIFEST_NAME)
+                content: bytes = answer["Body"].read(MANIFEST_BYTES_MAX + 1)
+        except NotStored:
+            self._etag = None
+            return None
+        if len(content) > MANIFEST_BYTES_MAX:
+            raise BackupDamaged(path, f"it has more than {MANIFEST_BYTES_MAX} bytes")
+        self._etag = answer["ETag"]
+        return content
+
+    def replace_manifest(self, content: bytes) -> None:
+        """By a conditional write."""
+        from botocore.exceptions import ClientError
+
+        condition = {"IfNoneMatch": "*"} if self._etag is None else {"IfMatch": self._etag}
+        path = self.path(MANIFEST_NAME)
+        try:
+            with _Failures(path, "writing it"):
+                try:
+                    answer = self._client.put_object(
+                        Bucket=self._bucket,
+                        Key=self._prefix + MANIFEST_NAME,
+                        Body=content,
+                        ContentType="application/json",
+                        **condition,
+                    )
+                    self._etag = answer["ETag"]
+                except ClientError as error:
+                    if _code(error) not in _CONFLICTS:
+                        raise
+                    raise NotStored(path) from error
+        except NotStored as error:
+            if self.load_manifest() != content:  # as it is if the answer to the first attempt was lost
+                raise BackupRefused(
+                    self.name, "another run has changed this backup meanwhile; what this run copied does not count"
+                ) from error
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        """In parts, if it is large."""
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(
+            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+        )
+        config.max_in_memory_upload_chunks = PARTS_AT_ONCE
+        with _Failures(self.path(name), "writing it"):
+            self._client.upload_fileobj(_Stream(pieces), self._bucket, self._prefix + name, Config=config)
+
+    def remove(self, name: str) -> None:
+        """One request."""
+        with _Failures(self.path(name), "removing it"):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+
+    def free_bytes(self) -> int | None:
+        """A bucket does not say."""
+        return None
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def _ranged(self, name: str, length: int, offset: int) -> bytes:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with _Failures(self.path(name), "reading it"):
+            for attempt in range(1, READ_ATTEMPTS + 1):
+                try:
+                    answer = self._client.get_object(
+                        Bucket=self._bucket,
+                        Key=self._prefix + name,
+                        Range=f"bytes={offset}-{offset + length - 1}",
+                    )
+                except ClientError as error:
+                    if _code(error) in ("InvalidRange", "416"):
+                        return b""
+                    raise
+                try:
+                    content: bytes = answer["Body"].read()
+                    return content
+                except BotoCoreError:
+                    if attempt == READ_ATTEMPTS:
+                        raise
+        raise AssertionError("unreachable")
+
+
+def open_s3(url: str, endpoint_url: str | None = None) -> S3Store:
+    """A store for ``s3://BUCKET/PREFIX``. Sends nothing yet.
+
+    Args:
+        endpoint_url: of another service than Amazon's; default: what the environment or the profile says.
+
+    Raises:
+        BackupRefused: the URL is none, or boto3 is not installed.
+        StoreFailed: the configuration of boto3 is wrong.
+    """
+    if _SECRET_IN_URL.search(url) or (endpoint_url and _SECRET_IN_URL.search(endpoint_url)):
+        raise BackupRefused(
+            "the URL of a backup", "credentials do not belong into it: use AWS_ACCESS_KEY_ID, or a profile"
+        )
+    if (found := _URL.fullmatch(url)) is None:
+        raise BackupRefused(url, "is not s3://BUCKET/PREFIX")
+    try:
+        from boto3.session import Session
+        from botocore.config import Config
+    except ImportError as error:
+        raise BackupRefused(url, "this needs boto3: pip install 'raftmq[s3]'") from error
+    bucket, prefix = found[1], (found[2] or "").strip("/")
+    with _Failures(url, "opening it"):
+        try:
+            client = Session().client("s3", endpoint_url=endpoint_url, config=Config(connect_timeout=CONNECT_SECONDS))
+        except ValueError as error:
+            raise StoreFailed(url, "opening it", str(error)) from error
+    return S3Store(client, bucket, prefix and f"{prefix}/")
+
+
+class _Stream:
+    """Pieces as a file that can only be read. Holds one piece besides what was asked for."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def read(self, length: int = -1) -> bytes:
+        """``length`` bytes, fewer only at the end."""
+        taken = bytearray()
+        while length < 0 or len(taken) < length:
+            if not self._rest:
+                if (piece := next(self._pieces, None)) is None:
+                    break
+                self._rest = memoryview(piece)
+            wanted = len(self._rest) if length < 0 else length - len(taken)
+            taken += self._rest[:wanted]
+            self._rest = self._rest[wanted:]
+        return bytes(taken)
+
+
+class _Failures:
+    """Turns what boto3 raises in a block into errors of ours. They have no credentials in them."""
+
+    def __init__(self, path: str, operation: str) -> None:
+        self._path = path
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            return
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if isinstance(error, ClientError):
+            if _code(error) in _MISSING:
+                raise NotStored(self._path) from error
+            said = error.response.get("Error", {})
+            raise StoreFailed(self._path, self._operation, f"{_code(error)}: {said.get('Message', '')}") from error
+        if isinstance(error, BotoCoreError | Boto3Error):
+            raise StoreFailed(self._path, self._operation, _SECRET_IN_URL.sub("//", str(error))) from error
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

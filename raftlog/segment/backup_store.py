@@ -1,0 +1,250 @@
+"""Where a backup is kept: a directory, or a bucket (`backup_s3`). The logic of a backup knows `BackupStore` only.
+
+A store holds byte strings under names such as ``manifest.json`` and ``log/00000000000000000000``. Object storage cannot
+append to what it has. So `append` is in `GrowingStore`, which a directory is: there a run writes only what is new, and
+a full or vanished target leaves whole and synced files. See decision 12.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from typing import Final, Protocol, runtime_checkable
+
+from raftlog.segment.disk import Disk, write_file, write_fully
+from raftlog.segment.errors import SegmentError, StorageFailed
+
+MANIFEST_NAME: Final = "manifest.json"
+LOG_FOLDER: Final = "log"
+LOCK_FILE_NAME: Final = "LOCK"
+SYNC_EVERY_BYTES: Final = 16 * 1024 * 1024
+"""Written bytes are synced in steps of this size: one sync of a whole file would hold up other writers of the disk."""
+
+
+class BackupRefused(SegmentError):
+    """What was asked for makes no sense for this backup; nothing was changed in it."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(f"{target}: {reason}")
+        self.target = target
+        self.reason = reason
+
+
+class BackupDamaged(SegmentError):
+    """A file or an object of a backup is not what was written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: damaged: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class StoreFailed(SegmentError):
+    """Object storage refused an operation, or did not answer."""
+
+    def __init__(self, path: str, operation: str, reason: str) -> None:
+        super().__init__(f"{path}: {operation} failed: {reason}")
+        self.path = path
+        self.operation = operation
+        self.reason = reason
+
+
+class NotStored(SegmentError):
+    """The store is there, and has nothing of this name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: is missing")
+        self.path = path
+
+
+class BackupStore(Protocol):
+    """Holds a backup. For one thread at a time. Every method may raise `StorageFailed` or `StoreFailed`.
+
+    Attributes:
+        name: as the operator calls it, for messages; has no credentials in it.
+    """
+
+    name: str
+
+    def path(self, name: str) -> str:
+        """What to call something in this store in messages."""
+
+    def begin_writing(self) -> None:
+        """Keep other writers out until `close`, if the store can do that. Raises BackupRefused if there is one."""
+
+    def names(self, folder: str = "") -> Iterable[str]:
+        """What is in a folder, not in folders in it; nothing if there is no such folder."""
+
+    def read(self, name: str, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end. Raises NotStored. Is quick for ascending offsets."""
+
+    def load_manifest(self) -> bytes | None:
+        """The manifest, None if there is none."""
+
+    def replace_manifest(self, content: bytes) -> None:
+        """Replace the manifest that was loaded last, durably and in one step.
+
+        Raises:
+            BackupRefused: another process has replaced it since; it is as that one left it.
+        """
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        """Store something, durably; until all of it is there, what had the name before stays.
+
+        What ``pieces`` raises comes out as it is.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove something; no error if there is no such name."""
+
+    def free_bytes(self) -> int | None:
+        """Room that is left, None if that is not known or has no limit."""
+
+    def close(self) -> None:
+        """Let others write to it, and release what is open."""
+
+
+@runtime_checkable
+class GrowingStore(BackupStore, Protocol):
+    """A store in which files can grow."""
+
+    def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
+        """Go on with a file at ``offset``, durably; what was there behind it is dropped. At 0 the file may be missing.
+
+        What ``pieces`` raises comes out as it is; the file is as it was up to ``offset``.
+
+        Raises:
+            BackupDamaged: the file does not reach up to ``offset``.
+        """
+
+
+class DirectoryStore:
+    """A directory on a disk. It may be missing; `begin_writing` makes it."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self.name = directory
+        self._disk = disk
+        self._lock_fd: int | None = None
+        self._open: tuple[str, int] | None = None
+
+    def path(self, name: str) -> str:
+        """Path of a file."""
+        return os.path.join(self.name, name)
+
+    def begin_writing(self) -> None:
+        """Make the directory if it is missing, and lock it."""
+        try:
+            self._disk.mkdir(self.name)
+            self._disk.mkdir(self.path(LOG_FOLDER))
+            self._lock_fd = self._disk.open(self.path(LOCK_FILE_NAME), create=True)
+            self._disk.lock(self._lock_fd)
+        except BlockingIOError as error:
+            raise BackupRefused(self.name, "another process is writing to it") from error
+        except OSError as error:
+            raise self._failed(error, "opening the backup") from error
+
+    def names(self, folder: str = "") -> Iterable[str]:
+        """Names of files and directories."""
+        try:
+            return self._disk.listdir(self.path(folder) if folder else self.name)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise self._failed(error, "listing the backup") from error
+
+    def read(self, name: str, length: int, offset: int) -> bytes:
+        """The file that was read last stays open."""
+        try:
+            if self._open is None or self._open[0] != name:
+                self._release()
+                self._open = (name, self._disk.open(self.path(name)))
+            return self._disk.pread(self._open[1], length, offset)
+        except FileNotFoundError as error:
+            raise NotStored(self.path(name)) from error
+        except OSError as error:
+            raise StorageFailed(self.path(name), error.errno or 0, "read") from error
+
+    def load_manifest(self) -> bytes | None:
+        """Content of ``manifest.json``."""
+        path = self.path(MANIFEST_NAME)
+        try:
+            fd = self._disk.open(path)
+            try:
+                return self._disk.pread(fd, self._disk.size(fd), 0)
+            finally:
+                self._disk.close(fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageFailed(path, error.errno or errno.EIO, "read") from error
+
+    def replace_manifest(self, content: bytes) -> None:
+        """The lock keeps other processes out."""
+        self.write(MANIFEST_NAME, (content,))
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        """By a rename after everything is synced."""
+        path = self.path(name)
+        try:
+            write_file(self._disk, path + ".tmp", b"".join(pieces))
+            self._disk.rename(path + ".tmp", path)
+            self._disk.sync_directory(os.path.dirname(path))
+        except OSError as error:
+            raise self._failed(error, "writing the backup") from error
+
+    def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
+        """Synced in steps, and with the name of a file that is new."""
+        path, disk = self.path(name), self._disk
+        try:
+            # What is there already is not made: the target may have been removed, or mounted elsewhere.
+            fd = disk.open(path, create=offset == 0)
+            try:
+                if (size := disk.size(fd)) < offset:
+                    raise BackupDamaged(path, f"it has {size} bytes where {offset} were written")
+                disk.truncate(fd, offset)
+                unsynced = 0
+                for piece in pieces:
+                    write_fully(disk.pwritev, fd, [piece], offset)
+                    offset += len(piece)
+                    unsynced += len(piece)
+                    if unsynced >= SYNC_EVERY_BYTES:
+                        disk.fdatasync(fd)
+                        unsynced = 0
+                disk.fdatasync(fd)
+            finally:
+                disk.close(fd)
+            disk.sync_directory(os.path.dirname(path))
+        except OSError as error:
+            raise self._failed(error, "writing the backup") from error
+
+    def remove(self, name: str) -> None:
+        """Unlink a file."""
+        try:
+            self._disk.unlink(self.path(name))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._failed(error, "clearing the backup") from error
+
+    def free_bytes(self) -> int | None:
+        """Of its file system, as far as it is for everybody."""
+        try:
+            return self._disk.usage(self.name)[0]
+        except OSError as error:
+            raise StorageFailed(self.name, error.errno or 0, "asking for its room") from error
+
+    def close(self) -> None:
+        """Unlock it."""
+        self._release()
+        if self._lock_fd is not None:
+            self._disk.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _release(self) -> None:
+        if self._open is not None:
+            self._disk.close(self._open[1])
+            self._open = None
+
+    def _failed(self, error: OSError, operation: str) -> StorageFailed:
+        return StorageFailed(error.filename or self.name, error.errno or 0, operation)

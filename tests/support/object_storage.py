@@ -1,0 +1,127 @@
+"""Object storage with the protocol of S3 on a real socket: moto's server, with faults in front of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+BUCKET = "backups"
+ACCESS_KEY = "AKIATESTTESTTEST"
+SECRET_KEY = "a-secret-that-nobody-may-see"
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+}
+
+Fault = Callable[[str, str], int | None]
+"""From method and path with query to an HTTP status that is the answer, 0 for none at all, or None to go on."""
+
+
+class ObjectStorage:
+    """One bucket, `BUCKET`.
+
+    Attributes:
+        requests: method and path with query of each request.
+        fault: decides about each request; see `Fault`. Answering 0 once means that nothing answers any more.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.fault: Fault = lambda method, path: None
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Silent)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._gone = False
+        session = boto3.session.Session(ACCESS_KEY, SECRET_KEY)
+        self._client = session.client("s3", "us-east-1", endpoint_url=self.url)
+
+    def names(self) -> list[str]:
+        """Names of everything in the bucket, in order."""
+        return [each["Key"] for each in self._client.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+
+    def content(self, key: str) -> bytes:
+        """Of one object."""
+        content: bytes = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return content
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store something past the program under test."""
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
+
+    def remove(self, key: str) -> None:
+        """Remove something past the program under test."""
+        self._client.delete_object(Bucket=BUCKET, Key=key)
+
+    def come_back(self) -> None:
+        """Answer again."""
+        self._gone = False
+        self.fault = lambda method, path: None
+
+    def forget(self) -> None:
+        """Be as at the start."""
+        self.come_back()
+        self.requests.clear()
+        for key in self.names():
+            self.remove(key)
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        method = environ["REQUEST_METHOD"]
+        path = f"{environ['PATH_INFO']}?{environ.get('QUERY_STRING', '')}".rstrip("?")
+        self.requests.append((method, path))
+        status = 0 if self._gone else self.fault(method, path)
+        if status is None:
+            answer: Iterable[bytes] = self._app(environ, start_response)
+            return answer
+        if status == 0:
+            self._gone = True
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            return ()
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        code = {403: "AccessDenied", 503: "SlowDown"}[status]
+        start_response(f"{status} {code}", [("Content-Type", "application/xml")])
+        return (f"<Error><Code>{code}</Code><Message>because of the test</Message></Error>".encode(),)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+        self._client.create_bucket(Bucket=BUCKET)
+
+    def stop(self) -> None:
+        """End, and forget everything: moto keeps it for the process."""
+        self.come_back()
+        self._client.close()
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")).close()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@contextmanager
+def object_storage() -> Iterator[ObjectStorage]:
+    """Runs until the end of the block, and forgets everything."""
+    storage = ObjectStorage()
+    storage.start()
+    try:
+        yield storage
+    finally:
+        storage.stop()
+
+
+class _Silent(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - as the base class names it
+        pass

@@ -1,0 +1,24 @@
+"""Data directories with the log of one replica, for commands that read files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raftlog import RealDisk
+from raftlog.segment import NORMAL, SegmentLog
+
+
+def opened(data_dir: Path, segment_bytes: int = 4096) -> SegmentLog:
+    """The log of the replica n1, made if it is missing."""
+    return SegmentLog.open(
+        str(data_dir / "commitlog"), cluster_id="c", node_id="n1", segment_bytes=segment_bytes, disk=RealDisk()
+    )
+
+
+def grow(data_dir: Path, last_index: int, segment_bytes: int = 4096, body_repeats: int = 20) -> None:
+    """Have committed entries up to that one, and a vote file that says so, as a running replica has within a second."""
+    log = opened(data_dir, segment_bytes)
+    for index in range(log.last_index + 1, last_index + 1):
+        log.append(NORMAL, index, 1, b"%06d" % index * body_repeats)
+    log.submit(1, commit_hint=last_index)
+    log.close()
