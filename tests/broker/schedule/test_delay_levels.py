@@ -275,7 +275,7 @@ async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
 ) -> None:
     brokers = note_brokers(monkeypatch)
     monkeypatch.setattr("mq.broker.schedule.delivery._PAUSE_MS", 0)
-    propose, refuse = RaftCore.propose, Appender._refuse
+    propose, settle = RaftCore.propose, Appender._settle
     rooms = 0
 
     def fills_up(core: RaftCore, *given: Any) -> Any:
@@ -283,8 +283,8 @@ async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
         rooms += 1
         return propose(core, *given) if rooms % 2 else Refusal.DISK_FULL
 
-    def refuse_and_run(appender: Appender, *given: Any) -> None:
-        refuse(appender, *given)
+    def settle_and_run(appender: Appender, *given: Any) -> None:
+        settle(appender, *given)
         brokers[0].services.delays.run()  # as its timer may at this moment
 
     async with running(tmp_path, entry_bytes_max=4096) as broker:
@@ -293,7 +293,7 @@ async def test_what_is_under_way_when_the_disk_fills_up_is_not_delivered_again(
             await client.send(body=b"%d" % number, i=properties(DELAY="1"))
         with monkeypatch.context() as patched:
             patched.setattr(RaftCore, "propose", fills_up)
-            patched.setattr(Appender, "_refuse", refuse_and_run)
+            patched.setattr(Appender, "_settle", settle_and_run)
             clock.now_ms += 1000
             bodies = [message.body for message in await wait_stored(client, 200)]
         await beats(client)
