@@ -78,7 +78,8 @@ def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str],
         f"Machine: {machine}; {page.shared_by}.",
         "",
         "Each client comes unmodified from its registry in the version given here and is driven by a small program of",
-        "ours; what a scenario asks for is told in `tests/interop/README.md`.",
+        "ours; what a scenario asks for is told in `tests/interop/README.md`. A dash in a table stands for what a",
+        "client cannot play (the reasons are below), and an empty cell for what was not played yet.",
         "",
     ]
     if page.introduction:
@@ -97,13 +98,16 @@ def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str],
 
 
 def _dates(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
-    """When each client played, from the first scenario to the last."""
-    dates: dict[str, list[str]] = {}
+    """On which day each client played, and what it played earlier."""
+    days: dict[str, dict[str, list[str]]] = {}
     for each in outcomes:
         if each.scenario in titles:
-            dates.setdefault(each.client, []).append(each.played)
-    spans = {client: sorted({min(played), max(played)}) for client, played in dates.items()}
-    words = "Played: " + ", ".join(f"{client} {' to '.join(span)}" for client, span in spans.items()) + "."
+            days.setdefault(each.client, {}).setdefault(each.played.partition(" ")[0], []).append(each.scenario)
+    told = []
+    for client, played in days.items():
+        last, *earlier = sorted(played, reverse=True)
+        told.append(f"{client} on {last}" + "".join(f" ({', '.join(played[day])}: on {day})" for day in earlier))
+    words = "Played: " + "; ".join(told) + "."
     if again := [f"{each.client} {each.scenario}" for each in outcomes if each.again]:
         words += f" Played again after the run, each for itself, perhaps by a newer commit: {', '.join(again)}."
     return words

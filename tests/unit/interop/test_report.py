@@ -27,7 +27,7 @@ def test_each_way_to_secure_servers_has_a_table_with_what_was_played() -> None:
     plain, accounts, tls = (text.index(f"(`{name}`)") for name in (NONE, ACL, TLS))
     failed = text.index("## Failed")
     assert "| send in all forms (`send`) | yes |\n| push consumers (`push`) | **no** |" in text[plain:accounts]
-    assert "go Monday to Tuesday" in text[plain:accounts]
+    assert "go on Tuesday (send: on Monday)" in text[plain:accounts]
     assert "| send in all forms (`send`) | yes |" in text[accounts:tls]
     assert "`push`" not in text[accounts:tls]
     assert "- go: not played: it has no TLS" in text[tls:failed]
