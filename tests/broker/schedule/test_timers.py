@@ -373,7 +373,7 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
         answer = await recall(client, first.ext["recallHandle"], serialization=serialization)
         assert answer == Answer(0, answer.opaque, {"msgId": first.ext["transactionId"]}, None, b"", serialization)
         again = await recall(client, first.ext["recallHandle"])
-        assert (again.code, "no such message waits" in (again.remark or "")) == (ResponseCode.ILLEGAL_OPERATION, True)
+        assert (again.code, "no such pending message" in (again.remark or "")) == (ResponseCode.ILLEGAL_OPERATION, True)
         clock.now_ms = due_ms
         assert [message.body for message in await wait_stored(client, 1)] == [b"second"]
         late = await recall(client, second.ext["recallHandle"])
