@@ -44,7 +44,7 @@ async def test_an_answer_that_cannot_be_passed_on_is_an_error_for_the_asker(tmp_
             await member.reply(question, code, **given)
             answer = await asker.answer(opaque)
             assert (answer.code, answer.ext) == (ResponseCode.SYSTEM_ERROR, {}), (code, given)
-            assert "cannot be passed on" in str(answer.remark)
+            assert "sent an invalid answer" in str(answer.remark)
         assert await member.alive()
 
 
