@@ -27,4 +27,4 @@ async def test_a_broker_says_why(tmp_path: Path) -> None:
         client = await broker.connect()
         answer = await client.request(907)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        assert "neither masters nor slaves" in answer.remark
+        assert "neither masters nor slaves" in (answer.remark or "")
