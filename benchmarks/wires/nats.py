@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,8 @@ class NatsWire:
     """A request is known by the last part of the subject that it is acknowledged on."""
 
     def __init__(self, slots: Slots) -> None:
-        self._inbox = b"_INBOX.bench%d" % slots.first
+        # Of this process alone: acknowledgements for a generator that has ended may still be on their way.
+        self._inbox = b"_INBOX.bench-%d-%d" % (os.getpid(), slots.first)
         self._frames = {
             b"%d" % slot: b"PUB %b %b.%d %d\r\n%b\r\n"
             % (SUBJECT.encode(), self._inbox, slot, slots.body_bytes, slots.body(slot))

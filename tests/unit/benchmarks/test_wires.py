@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 
@@ -14,6 +15,7 @@ from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import LoadFailed, Slots
 
 SLOTS = Slots(first=5, count=3, body_bytes=10)
+INBOX = b"_INBOX.bench-%d-5" % os.getpid()
 
 
 def rocketmq_reply(opaque: int, code: int = 0) -> bytes:
@@ -38,20 +40,20 @@ def test_rocketmq_sends_the_same_frame_again() -> None:
 def nats_ack(slot: int, sequence: int = 1) -> bytes:
     body = b'{"stream":"LOG", "seq":%d}' % sequence
     no_reply_subject = b"" if slot % 2 else b" "  # servers of a cluster write two spaces
-    return b"MSG _INBOX.bench5.%d 1 %b%d\r\n%b\r\n" % (slot, no_reply_subject, len(body), body)
+    return b"MSG %b.%d 1 %b%d\r\n%b\r\n" % (INBOX, slot, no_reply_subject, len(body), body)
 
 
 def test_nats_settles_acknowledgements_and_answers_pings() -> None:
     wire = NatsWire(SLOTS)
     keys, data = wire.first()
     assert list(keys) == [b"5", b"6", b"7"]
-    assert data.startswith(b"PUB jepsen.log _INBOX.bench5.5 10\r\n")
+    assert data.startswith(b"PUB jepsen.log %b.5 10\r\n" % INBOX)
     whole = nats_ack(6) + b"PING\r\n" + nats_ack(5, 123)
     answered, end = wire.settle(whole + nats_ack(7)[:-1])
     assert (answered, end) == ([b"6", b"5"], len(whole))
     following, again = wire.again(answered)
     assert list(following) == [b"6", b"5"]
-    assert again.startswith(b"PONG\r\nPUB jepsen.log _INBOX.bench5.6 10\r\n")
+    assert again.startswith(b"PONG\r\nPUB jepsen.log %b.6 10\r\n" % INBOX)
     assert wire.again([])[1] == b""
 
 
