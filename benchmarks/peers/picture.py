@@ -10,6 +10,8 @@ from benchmarks.peers.samples import LOADS, Load, Measured, Sample, Spread
 
 WIDTH, GAP, LABEL, VALUE = 960, 30, 130, 64
 BAR, STEP, HEAD, LEGEND = 16, 24, 40, 34
+ROOM_FOR_SPREAD = 1.5
+"""How far the scale goes beyond the longest bar, at most."""
 COLOURS = {"majority, on disk": "#1d4ed8", "one server, on disk": "#0f766e", "majority, page cache": "#f59e0b"}
 """By what an acknowledgement is worth."""
 
@@ -53,20 +55,27 @@ def _panel(
         if peer.name in measured and (spread := measured[peer.name].spread(load, figure)) is not None
     ]
     room = WIDTH // 2 - GAP - LABEL - VALUE
-    scale = room / max((spread.most for _, spread in bars), default=1.0)
+    # One window that was much slower than all others must not make every bar short.
+    end = min(
+        max((spread.most for _, spread in bars), default=1.0),
+        ROOM_FOR_SPREAD * max((spread.median for _, spread in bars), default=1.0),
+    )
+    scale = room / end
     lines = [f'<text x="{GAP}" y="24" font-size="13" font-weight="600">{escape(load.name)}: {escape(unit)}</text>']
     for number, (peer, spread) in enumerate(bars):
-        lines += _bar(peer, spread, HEAD + number * STEP, scale, form.format(spread.median))
+        lines += _bar(peer, spread, HEAD + number * STEP, scale, end, form.format(spread.median))
     return len(bars), lines
 
 
-def _bar(peer: Peer, spread: Spread, y: int, scale: float, value: str) -> list[str]:
+def _bar(peer: Peer, spread: Spread, y: int, scale: float, end: float, value: str) -> list[str]:
+    """A spread that goes beyond ``end`` is cut there, and has no stroke across."""
     middle = y + BAR / 2
-    least, most = LABEL + spread.least * scale, LABEL + spread.most * scale
+    least, most = LABEL + spread.least * scale, LABEL + min(spread.most, end) * scale
+    across = f"M{most:.1f} {y + 4}v8" if spread.most <= end else ""
     return [
         f'<text x="{LABEL - 6}" y="{y + 12}" text-anchor="end">{escape(peer.name)}</text>',
         f'<rect x="{LABEL}" y="{y}" width="{spread.median * scale:.1f}" height="{BAR}" '
         f'fill="{COLOURS[peer.durability]}"/>',
-        f'<path d="M{least:.1f} {middle}H{most:.1f}M{least:.1f} {y + 4}v8M{most:.1f} {y + 4}v8" stroke="#0f172a"/>',
+        f'<path d="M{least:.1f} {middle}H{most:.1f}M{least:.1f} {y + 4}v8{across}" stroke="#0f172a"/>',
         f'<text x="{most + 6:.1f}" y="{y + 12}">{value}</text>',
     ]

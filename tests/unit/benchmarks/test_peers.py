@@ -72,6 +72,14 @@ def test_a_picture_has_a_bar_for_each_figure() -> None:
     assert all(float(bar.get("x", "0")) + float(bar.get("width", "0")) < width / 2 for bar in bars)
 
 
+def test_one_slow_window_does_not_shorten_all_bars() -> None:
+    slow = outcome()
+    slow.measured["raftmq"].samples["1x1"][0] = Sample(10.0, 500.0, 2.5, 30.0, 4.0, 0.25, 0.02)
+    picture = ET.fromstring(draw(list(PEERS.values()), slow.measured))
+    bars = [float(each.get("width", "0")) for each in picture.iter(f"{SVG}rect") if each.get("height") == "16"]
+    assert min(bars) > 20
+
+
 def test_every_peer_has_a_colour_and_a_name_of_its_own() -> None:
     assert {peer.durability for peer in PEERS.values()} == set(COLOURS)
     assert len(PEERS) >= 9
