@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -135,6 +136,14 @@ def without(rows: Sequence[Row], cell: Cell) -> list[Row]:
     return [row for row in rows if (row.workload, row.faults, row.seconds) != key]
 
 
+def _by_day(rows: Sequence[Row]) -> list[str]:
+    """When the runs began, for a report that was made in pieces; the software may have changed between them."""
+    days = Counter(row.began[:10] for row in rows if row.began)
+    if len(days) < 2:
+        return []
+    return ["Runs by day: " + ", ".join(f"{count} on {day}" for day, count in sorted(days.items())) + "."]
+
+
 def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
     """The page for people and, beside it, the same for programs.
 
@@ -160,6 +169,7 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
             if (count := sum(row.verdict == verdict for row in rows))
         )
         + ".",
+        *_by_day(rows),
         "",
         "| workload | faults | seconds of faults | back end | verdict | operations | acknowledged | faults seen |",
         "|---|---|---|---|---|---|---|---|",

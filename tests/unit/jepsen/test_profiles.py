@@ -109,6 +109,15 @@ def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
     assert read_rows(report, CI) == [], "rows of another profile are not mixed in"
 
 
+def test_report_made_in_pieces_says_which_day_each_run_is_of(tmp_path: Path) -> None:
+    report = tmp_path / "jepsen.md"
+    one = row("valid", began="2026-11-24 13:51:32 UTC")
+    write_report(report, NIGHTLY, [one], [], planned=9)
+    assert "Runs by day" not in report.read_text()
+    write_report(report, NIGHTLY, [one, row("valid", faults="clock", began="2026-11-26 02:00:00 UTC")], [], planned=9)
+    assert "Runs by day: 1 on 2026-11-24, 1 on 2026-11-26." in report.read_text()
+
+
 def test_report_tells_rare_states_that_were_never_met_from_those_that_were_not_looked_for(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     older = row("valid", met={HANDED_OVER: 2})
