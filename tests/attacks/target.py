@@ -116,13 +116,15 @@ class Target:
         self._sent += 1
 
     async def serve_first(self) -> None:
-        """Serve somebody for the first time, and wait until the consumer group that this makes is there."""
+        """Serve somebody for the first time, and wait until the consumer group that this makes is known everywhere."""
         await self.serve_somebody()
-        async with self.client(ADMIN) as admin:
+        async with self.client(ADMIN) as admin, connected(self.namesrv) as names:
             with trio.fail_after(SECONDS_MAX):
                 while b'"%RETRY%G"' not in await body(admin, RequestCode.GET_ALL_TOPIC_CONFIG):
                     pass
                 while b'"G"' not in await body(admin, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG):
+                    pass
+                while b'"%RETRY%G"' not in await body(names, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER):
                     pass
             await admin.wait_for(lambda info: info["raftmq.appliedIndex"] == info["raftmq.lastIndex"])
 

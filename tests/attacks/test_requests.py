@@ -111,7 +111,7 @@ async def test_an_account_that_is_removed_loses_its_rights_on_open_connections(t
                 while (answer := await producer.request(RequestCode.SEND_MESSAGE_V2, send_ext("T"))).code == 0:
                     target.note_sent()
             assert answer.code == NO_PERMISSION
-            assert "no account" in str(answer.remark)
+            assert "unknown access key" in str(answer.remark)
         finally:
             target.acl_file.write_text(ACCOUNTS)
             with trio.fail_after(30):

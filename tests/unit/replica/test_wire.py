@@ -288,6 +288,6 @@ def test_an_append_frame_that_contradicts_itself() -> None:
     assert "announces 2" in refuse(prev=4, nbytes=len(entry), count=2, data=entry)
     assert "announces 0" in refuse(prev=4, nbytes=len(entry), count=0, data=entry)
     assert "announces 1" in refuse(prev=4, nbytes=0, count=1, data=b"")
-    assert "behind index 7" in refuse(prev=7, nbytes=len(entry), count=1, data=entry)
+    assert "after index 7" in refuse(prev=7, nbytes=len(entry), count=1, data=entry)
     assert "entry bytes" in refuse(prev=4, nbytes=2**32 - 1, count=1, data=entry)
     assert "cut off" in refuse(prev=4, nbytes=len(entry) - 1, count=1, data=entry[:-1])

@@ -352,7 +352,7 @@ def test_a_place_that_there_is_not_is_told(columns: dict[str, list[Any]], given:
 
 
 def test_a_queue_of_one_among_several_groups_needs_the_group() -> None:
-    with pytest.raises(WriteFailed, match="in the broker groups a, b: with a column queue_id the sink needs a column"):
+    with pytest.raises(WriteFailed, match="in the broker groups a, b: with a column queue_id the sink also needs"):
         Cluster("b", "a").write([rows(body=[b"x"], queue_id=[0])])
 
 

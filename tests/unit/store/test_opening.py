@@ -158,7 +158,7 @@ def test_without_the_log_s_beginning_the_checkpoint_before_is_good_enough(tmp_pa
 def test_without_any_record_of_the_log_s_beginning_nothing_is_made_up(tmp_path: Path) -> None:
     log = random_log(5, 40)
     own = _checkpointed(tmp_path, log, 10, 12)
-    with pytest.raises(StoreLost, match=r"begins at entry 16.*behind entry 12"):
+    with pytest.raises(StoreLost, match=r"begins at entry 16.*begins after entry 12"):
         open_store(str(own), TINY, log=bounds(log, 15))
     assert load_checkpoint(str(own)) is not None
 
