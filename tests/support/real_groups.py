@@ -89,7 +89,7 @@ async def wait_level(cluster: DevCluster) -> None:
     with trio.fail_after(SECONDS_MAX):
         while True:
             tables = []
-            with contextlib.suppress(OSError):  # one may be starting
+            with contextlib.suppress(OSError, trio.BrokenResourceError):  # one may be starting
                 for node_id in cluster.node_ids:
                     async with connected(cluster, node_id) as client:
                         tables.append(await client.info())
