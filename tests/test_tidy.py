@@ -69,6 +69,9 @@ LONG_FILES: dict[str, int] = {}
 """Files that may be longer, with the length they must not exceed. Entries may be lowered and removed, never raised."""
 
 
+CONSTRUCTOR_LINES_MAX = 60
+
+
 def python_files() -> list[Path]:
     return sorted(
         path for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.py") if "__pycache__" not in path.parts
@@ -131,6 +134,15 @@ def length_breaches(lengths: Iterable[tuple[str, int]], allowed: dict[str, int])
             yield f"{relative}: {lines} lines; take it off LONG_FILES"
 
 
+def long_constructors(source: str) -> Iterator[str]:
+    """Constructors in which a reader loses the thread, each as `line: length and the remedy`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and node.end_lineno is not None:
+            lines = node.end_lineno - node.lineno + 1
+            if lines > CONSTRUCTOR_LINES_MAX:
+                yield f"{node.lineno}: a constructor of {lines} lines; group the state, or build the parts in methods"
+
+
 # ------------------------------------------------------------------------------------------ the project
 
 
@@ -163,6 +175,16 @@ def test_nothing_is_left_to_be_fixed_before_merge() -> None:
 def test_files_are_short_enough_to_have_one_subject() -> None:
     lengths = [(path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())) for path in python_files()]
     breaches = list(length_breaches(lengths, LONG_FILES))
+    assert not breaches, "\n".join(breaches)
+
+
+def test_constructors_of_what_is_shipped_are_short() -> None:
+    breaches = [
+        f"{relative}:{what}"
+        for path in python_files()
+        if (relative := path.relative_to(ROOT).as_posix()).startswith(("raftlog/", "mq/", "spark/"))
+        for what in long_constructors(path.read_text())
+    ]
     assert not breaches, "\n".join(breaches)
 
 
@@ -405,6 +427,12 @@ def test_length_ratchet_only_goes_down() -> None:
     assert not list(length_breaches([("a.py", 700)], {"a.py": 700}))
     assert list(length_breaches([("a.py", 701)], {"a.py": 700}))
     assert list(length_breaches([("a.py", 500)], {"a.py": 700}))
+
+
+def test_long_constructors_are_found() -> None:
+    body = "\n".join("        self.x = 1" for _ in range(59))
+    assert not list(long_constructors(f"class A:\n    def __init__(self):\n{body}\n"))
+    assert list(long_constructors(f"class A:\n    def __init__(self):\n        self.x = 1\n{body}\n"))
 
 
 def test_titles_in_code_do_not_count() -> None:
