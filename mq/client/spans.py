@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from mq.client.errors import ClientError, MessageRefused
+from mq.client.errors import ClientError
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 
 if TYPE_CHECKING:
@@ -188,9 +188,11 @@ class SendSpan:
             return message
         return msgspec.structs.replace(message, properties={**message.properties, **self.carrier})
 
-    def refused(self, error: MessageRefused) -> None:
+    def not_sent(self, error: BaseException) -> None:
         """The message never left this process."""
-        self._failed(error, error.stored)
+        _fail(self._span, error)
+        self._span.set_attribute(OUTCOME, "no")
+        self._span.end()
 
     def abandoned(self) -> None:
         """Nobody waits for the outcome any more."""

@@ -296,12 +296,17 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
         outgoing, span = self._make_ready(message, queue)
-        route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
-        queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
-        if not queues:
-            raise NoRoute(message.topic, "no writable queue has a leader")
-        chosen = self._rng.choice(queues)
-        connection = await self._remoting.connection(leader_in(route, chosen.broker_name))
+        try:
+            route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
+            queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
+            if not queues:
+                raise NoRoute(message.topic, "no writable queue has a leader")
+            chosen = self._rng.choice(queues)
+            connection = await self._remoting.connection(leader_in(route, chosen.broker_name))
+        except BaseException as error:
+            if span is not None:
+                span.not_sent(error)
+            raise
         fields = send_fields(self.group, outgoing, chosen)
         connection.send_oneway(RequestCode.SEND_MESSAGE_V2, fields, outgoing.body)
         if span is not None:
@@ -388,7 +393,7 @@ class Producer(anyio.AsyncContextManagerMixin):
             self._check_queue(outgoing.topic, queue)
         except MessageRefused as error:
             if span is not None:
-                span.refused(error)
+                span.not_sent(error)
             raise
         pending = Pending(outgoing.unique_key)
         done = self._done(messages, outgoing, pending.settle, span)
@@ -461,7 +466,7 @@ class Producer(anyio.AsyncContextManagerMixin):
             )
         except MessageRefused as error:
             if span is not None:
-                span.refused(error)
+                span.not_sent(error)
             raise
         return outgoing, span
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from mq.client import Message, MessageRefused, SendOutcomeUnknown, SendRejected
+from mq.client import Message, MessageRefused, SendOutcomeUnknown, SendRejected, TopicNotFound
 from tests.support.producing import producer_of
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 
@@ -62,6 +62,18 @@ async def test_an_error_says_whether_the_message_may_be_stored() -> None:
         assert sends.outcome() == ("unknown", "cancelled", StatusCode.ERROR)
         await producer.send_oneway(Message("T", b"x"))
         assert sends.outcome() == ("unknown", "", StatusCode.UNSET)
+
+
+@pytest.mark.anyio
+async def test_a_send_without_an_answer_that_finds_no_leader_is_an_error() -> None:
+    sends = Sends()
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        producer_of(cluster, otel=sends.provider, auto_create_topics=False) as producer,
+    ):
+        with pytest.raises(TopicNotFound):
+            await producer.send_oneway(Message("Missing", b"x"))
+        assert sends.outcome() == ("no", "mq.client.errors.TopicNotFound", StatusCode.ERROR)
 
 
 def python(code: str) -> str:
