@@ -10,7 +10,7 @@ import msgspec
 from mq.protocol.codes import RequestCode
 from mq.protocol.receipts import Receipt, encode_bits, mark_of
 from mq.protocol.records import StoredMessage
-from tests.support.running_broker import Answer, Client
+from tests.support.running_broker import Answer, Client, until
 
 MINUTE_MS = 60_000
 
@@ -135,3 +135,15 @@ def _key(message: StoredMessage) -> str:
     carried = message.properties.get("POP_CK")
     mark = Receipt.decode(carried).mark if carried else mark_of(message.topic)
     return f"{mark}@{message.queue_id}"
+
+
+async def again(client: Client, **given: Any) -> list[Any]:
+    """What a pop gets as soon as it gets anything."""
+    found: list[Any] = []
+
+    async def got() -> bool:
+        found.extend(await popped(client, **given))
+        return bool(found)
+
+    await until(got)
+    return found

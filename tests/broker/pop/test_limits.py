@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mq.broker.pop import pop as pops
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
-from tests.support.popping import ack, now_ms, pop, popped
-from tests.support.running_broker import Client, properties, running, until
+from tests.support.popping import ack, again, now_ms, pop, popped
+from tests.support.running_broker import properties, running
 
 pytestmark = pytest.mark.trio
 
 FOUND, NOT_FOUND, FULL, TIMEOUT = 0, 19, 209, 210
-
-
-async def again(client: Client, **given: Any) -> list[Any]:
-    """What a pop gets as soon as it gets anything."""
-    found: list[Any] = []
-
-    async def got() -> bool:
-        found.extend(await popped(client, **given))
-        return bool(found)
-
-    await until(got)
-    return found
 
 
 @pytest.mark.parametrize("room", [0, 160, 400])

@@ -11,7 +11,18 @@ import trio
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON
 from mq.protocol.operator_bodies import read_progress
-from tests.support.popping import MINUTE_MS, ack, batch_ack, batch_body, now_ms, pop, pop_ext, popped, read_popped
+from tests.support.popping import (
+    MINUTE_MS,
+    ack,
+    again,
+    batch_ack,
+    batch_body,
+    now_ms,
+    pop,
+    pop_ext,
+    popped,
+    read_popped,
+)
 from tests.support.running_broker import Client, properties, running, until
 
 pytestmark = pytest.mark.trio
@@ -27,18 +38,6 @@ async def filled(client: Client, count: int, queues: int = 1, **given: Any) -> N
     await client.create_topic("T", queues)
     for number in range(count):
         assert (await client.send(body=b"%d" % number, e=number % queues, **given)).code == 0
-
-
-async def again(client: Client, **given: Any) -> list[Any]:
-    """What a pop gets as soon as it gets anything."""
-    found: list[Any] = []
-
-    async def got() -> bool:
-        found.extend(await popped(client, **given))
-        return bool(found)
-
-    await until(got)
-    return found
 
 
 async def test_a_pop_answers_with_receipts_and_hides_the_messages_from_others(tmp_path: Path) -> None:
