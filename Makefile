@@ -102,9 +102,9 @@ test-all: $(INSTALLED)
 
 .PHONY: .test-brokers .test-others .test-processes .test-in-process-and-spark
 .test-brokers:
-	$(PY) -m pytest $(SELECTED) tests/broker tests/simulation
+	$(PY) -m pytest $(SELECTED) tests/broker tests/simulation tests/attacks tests/unit/jepsen
 .test-others:
-	$(PY) -m pytest $(SELECTED) --ignore=tests/broker --ignore=tests/simulation
+	$(PY) -m pytest $(SELECTED) --ignore=tests/broker --ignore=tests/simulation --ignore=tests/attacks --ignore=tests/unit/jepsen
 .test-processes:
 	@$(TWICE) processes tests/process
 .test-in-process-and-spark:
