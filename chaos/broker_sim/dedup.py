@@ -20,11 +20,12 @@ from chaos.limits import replaced
 from chaos.violation import Violation
 from mq.broker.state import producer_sequences
 from mq.broker.state.commands import AdvanceDelay
-from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE
+from mq.broker.write_path.pending import NO_PLACE
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import stored_range
 
 _PRODUCERS = 3
@@ -140,7 +141,7 @@ class Dedup(Workload):
     def _batch_stored(self, batch: list[Sent], answer: Answer) -> None:
         positions = [int(each[16:32], 16) for each in answer.ext["msgId"].split(",")]
         offset = int(answer.ext["queueOffset"])
-        already = int(answer.ext[ALREADY_STORED])
+        already = int(answer.ext[SENT_ALREADY_STORED])
         self.counts[f"batches {'new' if not already else 'known' if already == len(batch) else 'partly known'}"] += 1
         for number, (sent, position) in enumerate(zip(batch, positions, strict=True)):
             self.counts["acknowledged"] += 1

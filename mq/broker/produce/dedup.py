@@ -23,13 +23,14 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
 from mq.broker.state.producer_sequences import WINDOW, Stored
-from mq.broker.write_path.pending import ALREADY_STORED, NO_PLACE, SendRequest
+from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 from mq.protocol.recall import recall_fields
 from mq.protocol.records import FIXED, RecordError, StoredMessage, decode_record
+from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange, sent_range
 from raftlog import SegmentError
 from raftlog.segment import EntryGone
@@ -252,7 +253,7 @@ class Dedup(Service):
     def _batch_answer(
         self, call: Call[SendRequest], numbers: SequenceRange, stored: Sequence[Stored], unique_keys: Sequence[bytes]
     ) -> bytes:
-        more = {ALREADY_STORED: str(numbers.message_count)}
+        more = {SENT_ALREADY_STORED: str(numbers.message_count)}
         queue_id, offset = call.request.ext.queue_id, -1
         places = [NO_PLACE] * numbers.message_count
         if found := self._places_of_batch(stored):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.outcome import OnOutcome, Stored
 from mq.broker.write_path.pending import (
-    ALREADY_STORED,
     NO_PLACE,
     InternalRecord,
     Pending,
@@ -33,6 +32,7 @@ from mq.protocol.records import (
     TRANSACTION_MASK,
     encode_record,
 )
+from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
@@ -218,7 +218,7 @@ class EntryBuilder:
         more: dict[str, str] | None = None
         if batch.parts is not None:
             sequenced += [SequencedRecord(*numbers, places[at], store_ms) for at, numbers in batch.parts]
-            more = {ALREADY_STORED: str(batch.already_stored)}
+            more = {SENT_ALREADY_STORED: str(batch.already_stored)}
         if not call.request.flag & ONEWAY_FLAG:
             if batch.already_stored:  # the others are elsewhere
                 first, places = -1, [NO_PLACE] * (len(places) + batch.already_stored)

@@ -14,8 +14,6 @@ from mq.protocol.records import FIXED
 from mq.protocol.sequencing import SequenceRange
 from mq.store.dispatch import META_TOPIC
 
-ALREADY_STORED = "alreadyStored"
-"""Field of the answer to a numbered batch: how many of its messages were there before it came."""
 NO_PLACE = 2**64 - 1
 """Stands for a physical offset that is not known."""
 

@@ -26,7 +26,7 @@ from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
-from mq.broker.write_path.pending import ALREADY_STORED, InternalRecord, PendingCommand
+from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.properties import TagCodes
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol import properties as props
@@ -36,6 +36,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
 from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import sent_range, stored_range
 from mq.store.annotation import split_annotation
 from mq.store.sequenced import scan_sequenced
@@ -292,7 +293,7 @@ class RepeatsMachine(RuleBasedStateMachine):
     def answered(self, client: Client, ext: dict[str, str]) -> None:
         producer, first, last = client.numbers
         records = [self.stored[producer, number] for number in range(first, last + 1)]
-        if ALREADY_STORED in ext and ext["queueOffset"] == "-1":
+        if SENT_ALREADY_STORED in ext and ext["queueOffset"] == "-1":
             assert len(ext["msgId"].split(",")) == client.numbers.message_count
             return
         record = records[0]
