@@ -38,7 +38,7 @@ help:
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make coverage   which branches the quick tests reach; writes htmlcov'
 	@echo 'make check   lint, format, types, import direction, own rules'
-	@echo 'make interop   clients that others wrote, as far as their tools are here; writes docs/reports/interop.md'
+	@echo 'make interop   clients of other projects, as far as their tools are here; writes docs/reports/interop.md'
 	@echo 'make jepsen   real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"'
 	@echo 'make docker-image   the container image raftmq:local; needs Docker'
 	@echo 'make bench   msgs/s, latency and CPU per message; writes docs/performance.md'

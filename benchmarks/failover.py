@@ -222,7 +222,7 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
             ("leader cut off", 2.5, 5.0, [bench.cut_off] * plan.tries),
             ("follower gone", None, 5.0, [bench.follower_gone] * plan.tries),
             ("transfer", 0.1, 0.1, [bench.transferred] * plan.tries),
-            ("restart of one node after the other", None, 4.0, restarts * plan.rounds),
+            ("rolling restart", None, 4.0, restarts * plan.rounds),
         ]
         for name, p50_goal, max_goal, tries in events:
             if plan.only and not any(word in name for word in plan.only):

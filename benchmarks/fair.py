@@ -126,9 +126,9 @@ async def _measure(
         note(Figure(case, f"{name}, p99", 1e3 * share_of(values, 0.99), "ms", goal))
         note(Figure(case, f"{name}, longest", 1e3 * max(values), "ms"))
     note(Figure(case, "not acknowledged, or not delivered", report.failed + report.missing, "", 0))
-    note(Figure(case, "changes of the leader", watch.changes, "", 0))
+    note(Figure(case, "leader changes", watch.changes, "", 0))
     note(Figure(case, "longest delay at the leader", watch.delay_ms, "ms"))
-    note(Figure(case, "processor time of the leader", 100 * used, "% of one"))
+    note(Figure(case, "CPU of the leader", 100 * used, "% of one"))
     note(Figure(case, "load average before", load, ""))
 
 
@@ -151,9 +151,9 @@ async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
         job = Job("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
         begin = trio.current_time()
         async with neighbours(job):
-            note(Figure("many", "seconds to make topics, groups and offsets", trio.current_time() - begin, "s"))
+            note(Figure("many", "setup of topics, groups and offsets", trio.current_time() - begin, "s"))
             if await cluster.leader() != leader:
-                note(Figure("many", "changes of the leader meanwhile", 1, "", 0))
+                note(Figure("many", "leader changes during setup", 1, "", 0))
                 leader = await cluster.leader()
             await _measure("many", cluster, leader, plan, note, MANY_SECONDS)
 

@@ -109,7 +109,9 @@ async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
     note(Figure("lateness", "latest", 1e3 * max(report.late), "ms"))
     note(Figure("lateness", "early", sum(late < 0 for late in report.late), "messages", 0))
     note(
-        Figure("lateness", "not sent, missing, or there twice", report.unsent + report.missing + report.repeated, "", 0)
+        Figure(
+            "lateness", "unsent, missing, or delivered twice", report.unsent + report.missing + report.repeated, "", 0
+        )
     )
 
 

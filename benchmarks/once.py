@@ -266,8 +266,8 @@ def markdown(run: Run, *, command: str) -> str:
         f"Machine: {machine()}; servers and clients share it. Load average before: {run.load_average:.1f}.",
         "",
         f"In {run.seconds:,.0f} s the leader of three brokers was killed (SIGKILL) **{run.kills} times**, every",
-        f"{KILL_EVERY_SECONDS:g} s, and started again {DOWN_SECONDS:g} s later. Each message was sent once; what the",
-        "producer was told decides how often it must be visible in the end. Read from outside, from every queue.",
+        f"{KILL_EVERY_SECONDS:g} s, and started again {DOWN_SECONDS:g} s later. Each message was sent once; the",
+        "result that the producer got decides how often it must be visible. A reader checked all queues at the end.",
         "",
         "| topic | acknowledged: once | unknown: at most once | refused or rolled back: never | visible "
         "| missing | twice | wrongly visible |",
@@ -281,7 +281,7 @@ def markdown(run: Run, *, command: str) -> str:
         "",
         f"{DELAYED} waits by level 1 or 2, {TIMED} for a time of its own, 1 to 10 s away.",
         f"Of the transactions {run.committed:,} were committed, {run.rolled_back:,} rolled back, and",
-        f"{run.left_open:,} left to a check-back; the brokers asked {run.checks:,} times.",
+        f"{run.left_open:,} left to check-back; the brokers checked back {run.checks:,} times.",
         "",
     ]
     return "\n".join(lines)

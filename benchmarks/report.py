@@ -19,7 +19,7 @@ def markdown(
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each case: {min(loads):.1f} to {max(loads):.1f}.",
         f"Machine: {machine}; servers and load generator share it.",
-        f"Each line is the median window of {len(measurements[0].windows)}, after a warm-up.",
+        f"Each line is the median of {len(measurements[0].windows)} windows, after a warm-up.",
         "",
     ]
     for nodes in sorted({measurement.case.nodes for measurement in measurements}):
@@ -34,9 +34,9 @@ def markdown(
             "",
         ]
     lines += [
-        "CPU is user and system time of the process (`/proc/PID/stat`) over the window, divided by the messages",
+        "CPU is user and system time of the process (`/proc/PID/stat`) during the window, divided by the messages",
         "acknowledged in it. The last column is the load generator's own CPU: per message, and the share of one core",
-        "that its busiest process used. Against a server that answers at once and does nothing, the same generator",
+        "that its busiest process used. Against a server that answers at once without doing any work, it",
         "reached " + ", ".join(f"{rate:,.0f} msgs/s at {load}" for load, rate in ceilings.items()) + ".",
     ]
     return "\n".join(lines)

@@ -85,7 +85,7 @@ async def measure_cost(plan: Plan, directory: Path, note: Note) -> None:
     share = CONFIGURED_SECONDS / SCRAPE_SECONDS
     note(Figure("cost", "CPU of the broker, not scraped", statistics.median(without), "us/message"))
     note(Figure("cost", "CPU of the broker, scraped once a second", statistics.median(scraped), "us/message"))
-    note(Figure("cost", "median growth of neighbouring windows", statistics.median(growth), "%"))
+    note(Figure("cost", "median growth between adjacent windows", statistics.median(growth), "%"))
     note(Figure("cost", f"of that, scraped every {share:g} s", statistics.median(growth) / share, "%", 1))
 
 
@@ -150,7 +150,7 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("large", f"a client's request during {name}, median", 1e3 * statistics.median(waits), "ms"))
         note(Figure("large", f"a client's request during {name}, p99", 1e3 * p99, "ms"))
     worst = 1e3 * (max(probe.scraped) - statistics.median(probe.quiet))
-    note(Figure("large", "added to a request by a scrape, at most", worst, "ms", 5))
+    note(Figure("large", "longest delay that a scrape adds to a request", worst, "ms", 5))
 
 
 async def _consume_everything(cluster: DevCluster, names: int) -> None:

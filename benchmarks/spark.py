@@ -101,7 +101,7 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("scan", "bodies read, a partition per queue by plain pulls", rate["pulls"], "MB/s"))
         note(Figure("scan", "bodies read from Parquet", rate["parquet"], "MB/s"))
         share = 100 * rate["raftmq"] / rate["parquet"]
-        note(Figure("scan", "of what Parquet reaches", share, "%", 50, is_limit=False))
+        note(Figure("scan", "of the rate from Parquet", share, "%", 50, is_limit=False))
         note(Figure("scan", "CPU of Spark's workers", statistics.median(worker_cpu) / gigabytes, "s/GB", 1.8))
         note(Figure("scan", "CPU of all replicas", statistics.median(replica_cpu) / gigabytes, "s/GB", 0.6))
         counts = [await spark.ask("count", "raftmq", options | {"columns": "queue_offset"}) for _ in range(ROUNDS)]
@@ -112,9 +112,9 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("scan", "bytes that followers served", served["Follower"] / 1e6, "MB"))
         note(Figure("scan", "bytes that the leader served", served["Leader"] / 1e6, "MB", 0))
         note(Figure("scan", "memory of a worker, at most", spark.worker_rss_bytes_max() / 1e6, "MB", 300))
-        note(Figure("scan", "memory that a replica grew by in four scans", grown / 2**20, "MiB", 64))
+        note(Figure("scan", "growth of a replica's memory over four scans", grown / 2**20, "MiB", 64))
         grown = most_grown(before_scans, rss_of_replicas(cluster))
-        note(Figure("scan", "the same after plain pulls and counts as well", grown / 2**20, "MiB"))
+        note(Figure("scan", "growth including plain pulls and counts", grown / 2**20, "MiB"))
 
 
 async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
@@ -147,7 +147,7 @@ async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
         names = tuple(topic_name(number) for number in range(topics))
         first, again = await trio.to_thread.run_sync(_plan_often, cluster.namesrv, names)
         note(Figure("planning", f"routes and offsets of {topics * 8:,} queues", 1e3 * first, "ms"))
-        note(Figure("planning", f"offsets of {topics * 8:,} queues, whose routes are known", 1e3 * again, "ms", 10))
+        note(Figure("planning", f"offsets of {topics * 8:,} queues, with routes cached", 1e3 * again, "ms", 10))
 
 
 def _plan_often(namesrv: str, topics: tuple[str, ...]) -> tuple[float, float]:
@@ -226,8 +226,8 @@ async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
         beside = [each["ms"]["triggerExecution"] - each["ms"].get("addBatch", 0) for each in batches if each["rows"]]
         offsets = [each["ms"].get("latestOffset", 0) for each in batches if each["rows"]]
         note(Figure("batches", "micro-batches", len(beside), ""))
-        note(Figure("batches", "a micro-batch beside its rows", statistics.median(beside) / 1e3, "s", 1))
-        note(Figure("batches", "of it for the latest offsets", statistics.median(offsets), "ms"))
+        note(Figure("batches", "overhead of a micro-batch", statistics.median(beside) / 1e3, "s", 1))
+        note(Figure("batches", "of that, fetching the latest offsets", statistics.median(offsets), "ms"))
 
 
 async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
@@ -251,13 +251,13 @@ async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
         scans = Scans(cluster, spark, leader, options)
         cost = cost_of(*await produce_beside(cluster, plan, leader, own, scans.run), [])
         note(Figure("leader", "messages/s produced without a scan", cost.rates[0], "/s"))
-        note(Figure("leader", "messages/s produced beside a scan", cost.rates[1], "/s"))
-        note(Figure("leader", "rows scanned meanwhile", scans.rows / 1e6, "million"))
+        note(Figure("leader", "messages/s produced during a scan", cost.rates[1], "/s"))
+        note(Figure("leader", "rows scanned during the run", scans.rows / 1e6, "million"))
         burnt = cost_of(*await produce_beside(cluster, plan, leader, own, partial(burn, others, scans.share)), [])
-        note(Figure("leader", "processor time that the scan takes", 100 * scans.share, "% of one"))
+        note(Figure("leader", "CPU of the scan", 100 * scans.share, "% of one"))
         note(Figure("leader", "cost of a scan", cost.percent, "%"))
-        note(Figure("leader", "cost of burning as much", burnt.percent, "%"))
-        note(Figure("leader", "cost of a scan beyond that", cost.percent - burnt.percent, "%", 5))
+        note(Figure("leader", "cost of burning the same CPU time", burnt.percent, "%"))
+        note(Figure("leader", "cost of a scan beyond its CPU time", cost.percent - burnt.percent, "%", 5))
         if await cluster.leader() != leader:
             raise DevClusterFailed("leader: the leader changed meanwhile; is this machine too busy?")
 

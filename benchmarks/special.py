@@ -92,7 +92,7 @@ async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
         await store("timed", wanted, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
         await trio.sleep(1)  # what was on its way when the last one that counts was answered
         count = await pending()
-        note(Figure("timers", "messages that wait", count, "", wanted, is_limit=False))
+        note(Figure("timers", "pending timers", count, "", wanted, is_limit=False))
         growth = (rss_bytes(cluster.pid("n0")) - before) / 1e6
         note(Figure("timers", "growth of resident memory", growth, "MB", 100))
         cluster.kill("n0")
@@ -100,9 +100,9 @@ async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
         began = trio.current_time()
         await cluster.start("n0")
         await cluster.wait_ready()
-        note(Figure("timers", "start after a kill", trio.current_time() - began, "s", 20))
-        note(Figure("timers", "waiting messages lost by the kill", count - await pending(), "messages", 0))
-        note(Figure("timers", "resident memory after that start", rss_bytes(cluster.pid("n0")) / 1e6, "MB"))
+        note(Figure("timers", "restart after a kill", trio.current_time() - began, "s", 20))
+        note(Figure("timers", "pending timers lost in the kill", count - await pending(), "messages", 0))
+        note(Figure("timers", "resident memory after the restart", rss_bytes(cluster.pid("n0")) / 1e6, "MB"))
 
 
 async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
@@ -116,7 +116,7 @@ async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
             goal = 5000 if kind == "transactions" else None
             note(Figure("transactions", f"{name}/s, {IN_FLIGHT} calls in flight", rate, "/s", goal, is_limit=False))
             note(Figure("transactions", f"CPU of the leader, {name}", costs[kind], "us each"))
-        note(Figure("transactions", "cost of one in plain sends", costs["transactions"] / costs["sends"], ""))
+        note(Figure("transactions", "cost of a transaction in plain sends", costs["transactions"] / costs["sends"], ""))
 
 
 async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
@@ -126,7 +126,7 @@ async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
         await send_messages(cluster, plan, wanted, leader)
         report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, plan, "pops", connections=1, flows=8))
         rate = statistics.median(report.done) / plan.seconds
-        note(Figure("pop", "messages/s taken and acknowledged", rate, "/s", 20_000, is_limit=False))
+        note(Figure("pop", "messages/s popped and acknowledged", rate, "/s", 20_000, is_limit=False))
         note(Figure("pop", "CPU of the leader", 1e6 * cpu / max(1, sum(report.done)), "us/message"))
 
 

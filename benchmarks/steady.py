@@ -84,7 +84,7 @@ async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory:
         note(figure)
     note(Figure(case, "stored by each replica", stored / 1e6, "MB"))
     note(Figure(case, "CPU of all replicas after the load", 1e6 * used_after * BODY_BYTES / stored, "us/message"))
-    note(Figure(case, "until they had nothing left to do", idle_after, "s"))
+    note(Figure(case, "time until all replicas were idle", idle_after, "s"))
     note(Figure(case, "resident memory of the leader, at the end", memory[-1], "MiB"))
     note(Figure(case, "resident memory of all child processes, at the end", children, "MiB"))
 
@@ -129,7 +129,7 @@ def figures_of(case: str, windows: Sequence[Window], seconds: float) -> list[Fig
     return [
         Figure(case, f"messages/s, first {seconds:g} s", windows[0].messages_per_second, "/s"),
         Figure(case, "messages/s, steady", median([window.messages_per_second for window in steady]), "/s"),
-        Figure(case, "messages/s, steady, the least in a window", min(w.messages_per_second for w in steady), "/s"),
+        Figure(case, "messages/s, steady, slowest window", min(w.messages_per_second for w in steady), "/s"),
         Figure(case, "p50, steady", median([window.p50_ms for window in steady]), "ms"),
         Figure(case, "p99, steady", median([window.p99_ms for window in steady]), "ms"),
         Figure(case, f"CPU of the leader itself, first {seconds:g} s", windows[0].leader_us, "us/message"),

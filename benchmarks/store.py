@@ -61,7 +61,7 @@ async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
             note(Figure("queues", f"resident memory, {queues:,} queues", rss_bytes(pid) / 1e6, "MB", 600))
             note(Figure("queues", f"open descriptors, {queues:,} queues", descriptors, ""))
     share = 100 * rates[topics] / rates[1]
-    note(Figure("queues", "throughput kept with many queues", share, "%", 80, is_limit=False))
+    note(Figure("queues", "throughput with many queues, relative to 8 queues", share, "%", 80, is_limit=False))
 
 
 async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:

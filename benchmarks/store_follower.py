@@ -120,10 +120,15 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
             note(Figure("follower", f"messages read, {name}", cost.read / 1e6, "million"))
             if goal is not None:
                 burnt = await produce_beside(cluster, plan, leader, own, partial(burn, others, reader.share))
+                note(Figure("follower", f"CPU of the reader, {name}", 100 * reader.share, "% of one"))
                 note(
-                    Figure("follower", f"processor time that the reader takes, {name}", 100 * reader.share, "% of one")
+                    Figure(
+                        "follower",
+                        f"cost of burning the same CPU time, {name}",
+                        cost_of(*burnt, []).percent,
+                        "%",
+                    )
                 )
-                note(Figure("follower", f"cost of burning as much, {name}", cost_of(*burnt, []).percent, "%"))
 
 
 class _Reader:

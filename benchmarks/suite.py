@@ -94,7 +94,7 @@ class Suite:
         if not plan.no_write:
             self._write(plan, figures, unfinished, before)
         if unfinished is not None:
-            print(f"bench: {unfinished} was not done when {plan.limit:g} s were over", file=sys.stderr)
+            print(f"bench: {unfinished} had not finished after {plan.limit:g} s", file=sys.stderr)
             sys.exit(1)
 
     def _write(self, plan: Plan, figures: list[Figure], unfinished: str | None, before: float) -> None:
@@ -108,6 +108,6 @@ class Suite:
         command = f"make bench-{self.name}" + (f' ARGS="{given}"' if given else "")
         section = table(figures, command=command, machine=machine(), date=date, load_average=before)
         if unfinished is not None:
-            section += f"\n\nNot complete: after {plan.limit:g} s the case {unfinished} was not done."
+            section += f"\n\nIncomplete: the case {unfinished} had not finished after {plan.limit:g} s."
         document.write_text(replace_section(document.read_text(), section, *self.marks))
         print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")

@@ -65,7 +65,7 @@ class Totals:
 
     def summary(self, cpu_seconds: float) -> str:
         """One line."""
-        broken = f"broken: {[seed for seed, _ in self.broken]}" if self.broken else "nothing broke"
+        broken = f"violations: {[seed for seed, _ in self.broken]}" if self.broken else "no violations"
         return (
             f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
             f"{self.acknowledged} acknowledged of {self.committed} committed entries, {self.reads} reads, "
@@ -84,7 +84,7 @@ class Totals:
         if not self.counts:
             return []
         rows = [f"| {name} | {count:,} |" for name, count in sorted(self.counts.items())]
-        return ["## What clients did, and what became of it", "", "| | |", "| --- | ---: |", *rows, ""]
+        return ["## Client operations and outcomes", "", "| | |", "| --- | ---: |", *rows, ""]
 
     def as_markdown(self, cpu_seconds: float, command: str) -> str:
         """A page for people."""
@@ -107,30 +107,30 @@ class Totals:
                     "elections": self.elections,
                     "damaged logs repaired": self.repairs,
                     "logs replaced by fetched files": self.resets,
-                    "broken promises": len(self.broken),
+                    "violations": len(self.broken),
                 }
             ),
             "",
             *self._counts_table(),
             "## Faults",
             "",
-            "| fault | ordered | took effect |",
+            "| fault | injected | took effect |",
             "| --- | ---: | ---: |",
             *[f"| {name} | {count} | {self.effective[name]} |" for name, count in sorted(self.injected.items())],
             "",
             "## Points",
             "",
-            "Rare but allowed behaviour at the seams, switched on in half of the runs each.",
+            "Rare but legal behaviour of disk, network and scheduler. Each point is enabled in half of the runs.",
             "",
-            "| point | asked | happened |",
+            "| point | evaluated | triggered |",
             "| --- | ---: | ---: |",
             *[f"| {name} | {self.asked[name]} | {self.happened[name]} |" for name in sorted(POINTS)],
             "",
-            f"Never happened: {', '.join(self.never_hit) or 'none'}.",
+            f"Never triggered: {', '.join(self.never_hit) or 'none'}.",
             "",
         ]
         if self.broken:
-            lines += ["## Broken promises", ""]
+            lines += ["## Violations", ""]
             lines += [
                 f"- `python -m chaos{self._option} --seed {seed} --trace`: {broke}" for seed, broke in self.broken
             ]

@@ -156,13 +156,13 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
     lines = [
         "# Real brokers under faults",
         "",
-        f"Written by `raftmq-jepsen matrix --profile {profile}`; what is checked and how is in "
+        f"Written by `raftmq-jepsen matrix --profile {profile}`. For what is checked, and how, see "
         "[checking the promises](../jepsen.md).",
         f"The profile {profile}: {PROFILES[profile]}.",
         "",
         f"{len(rows)} of {planned} runs, {total:,} operations checked, "
         f"{sum(row.acknowledged for row in rows):,} messages acknowledged, "
-        f"{faults} of {sum(row.injected for row in rows)} faults seen to take effect. "
+        f"{faults} of {sum(row.injected for row in rows)} faults observed to take effect. "
         + ", ".join(
             f"{count} {verdict}"
             for verdict in (_VALID, _BROKEN, _UNKNOWN, NOT_RUN)
@@ -171,7 +171,7 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
         + ".",
         *_by_day(rows),
         "",
-        "| workload | faults | seconds of faults | back end | verdict | operations | acknowledged | faults seen |",
+        "| workload | faults | seconds of faults | back end | verdict | operations | acknowledged | faults observed |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
@@ -186,12 +186,12 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
             lines.append(f"- {row.workload} under {row.faults}: {row.verdict}. `{row.command}`")
             lines += [f"  - {told}" for told in row.told]
     if missing:
-        lines += ["", "## What could not be had there", "", *(f"- {each}" for each in missing)]
-    lines += ["", "## Promises", "", "What the README promises, and how often these runs checked it.", ""]
+        lines += ["", "## Not available on this machine", "", *(f"- {each}" for each in missing)]
+    lines += ["", "## Promises", "", "The promises of the README, and how often these runs checked each.", ""]
     lines += promise_lines(rows, _VALID)
-    lines += ["", "## Rare states", "", "Found in the logs of brokers and in histories.", "", "| state | met |"]
+    lines += ["", "## Rare states", "", "Counted in the logs of brokers and in histories.", "", "| state | count |"]
     lines += ["|---|---|", *(f"| {state} | {_times_met(rows, state)} |" for state in STATES)]
-    lines += ["", "## The runs again", ""]
+    lines += ["", "## Commands of the runs", ""]
     lines += [f"- {row.began}, raftmq {row.version}, load {row.load}: `{row.command}`" for row in rows if row.command]
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text("\n".join(lines) + "\n")

@@ -24,7 +24,7 @@ from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "jepsen.md"
 BEGIN, END = "<!-- written by python -m jepsen.proof -->\n", "<!-- end -->\n"
-HEAD = "| mistake | | run | tries | noticed | after |\n|---|---|---|---:|---|---:|\n"
+HEAD = "| bug | | run | tries | detected as | after |\n|---|---|---|---:|---|---:|\n"
 
 
 class Row(NamedTuple):

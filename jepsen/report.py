@@ -30,20 +30,20 @@ def page(history: History, verdict: Verdict) -> str:
         f"<h1>{escape(title)}: <span class='{word}'>{word}</span></h1>",
         f"<p>{escape(str(system))}, {escape(str(plan.get('began')))}, back end "
         f"{escape(str(plan.get('backend')))}, load average at the beginning {escape(str(plan.get('load')))}.<br>",
-        f"Again: <code>{escape(str(plan.get('command')))}</code>. The seed repeats the faults and what clients choose; "
-        "it does not repeat the timing of a real machine.</p>",
+        f"Repeat with: <code>{escape(str(plan.get('command')))}</code>. The seed determines faults and client choices; "
+        "it does not determine timing.</p>",
         _outside(history),
         "<h2>Promises</h2>",
         _promises(verdict.results),
         *(_anomalies(result) for result in verdict.results if result.anomalies),
-        "<h2>What happened when</h2>",
-        "<p>Each dot is a send: when it began and how long it took (green: acknowledged, red: refused, orange: outcome "
-        "unknown). Bands are faults. The bars below say which replica led.</p>",
+        "<h2>Timeline</h2>",
+        "<p>Each dot is a send, by start and duration (green: acknowledged, red: refused, orange: outcome "
+        "unknown). Bands are faults. The bars below show which replica led.</p>",
         draw(history),
         "<h2>Faults</h2>",
         _faults(history.faults, history.began),
-        "<p>An outcome that nobody knows is no failure of the broker: the message may be there or not, and both are "
-        "checked. UNKNOWN means that the run cannot tell, and counts as failed.</p></body></html>\n",
+        "<p>An unknown outcome is not a failure of the broker: the message may or may not be stored, and both are "
+        "checked. UNKNOWN means that the run could not decide, and counts as failed.</p></body></html>\n",
     ]
     return "\n".join(parts)
 
@@ -57,7 +57,7 @@ def _outside(history: History) -> str:
         for event in history.of_run("took-part")
     ]
     java = history.plan.get("java", "not asked")
-    told = [] if "java" in history.plan.get("programs", ()) else [f"RocketMQ's Java client took no part: {java}"]
+    told = [] if "java" in history.plan.get("programs", ()) else [f"RocketMQ's Java client did not run: {java}"]
     return f"<p>Clients in processes of their own: {escape('; '.join([*parts, *told]))}.</p>"
 
 
@@ -71,7 +71,7 @@ def _promises(results: Iterable[Result]) -> str:
             f"<tr><td>{escape(result.name)}</td><td>{escape(result.promise)}</td>"
             f"<td class='{word}'>{word}</td><td>{escape(looked)}{why}</td></tr>"
         )
-    head = "<tr><th>checker</th><th>promise</th><th>verdict</th><th>looked at</th></tr>"
+    head = "<tr><th>checker</th><th>promise</th><th>verdict</th><th>checked</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
 
@@ -89,10 +89,10 @@ def _faults(faults: list[Fault], start: int) -> str:
     rows = []
     for fault in faults:
         ends = "the end" if fault.ended is None else f"{(fault.ended - start) / 1e9:.1f} s"
-        seen = fault.seen or "nobody saw it take effect"
+        seen = fault.seen or "not observed to take effect"
         rows.append(
             f"<tr><td>{escape(fault.what)}</td><td>{(fault.began - start) / 1e9:.1f} s</td><td>{ends}</td>"
             f"<td>{escape(seen)}</td></tr>"
         )
-    head = "<tr><th>fault</th><th>from</th><th>to</th><th>seen from outside</th></tr>"
+    head = "<tr><th>fault</th><th>from</th><th>to</th><th>observed</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"

@@ -26,11 +26,11 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         f"{outcome.rounds} rounds, in which the systems took turns; in each turn {plan.windows} windows of "
         f"{plan.seconds:g} s of each load, after a warm-up.",
         _others(outcome),
-        "Figures are the medians of all windows; in brackets are the least and the most.",
+        "Figures are medians over all windows, with minimum and maximum in brackets.",
         "",
     ]
     if outcome.rounds < plan.rounds:
-        lines += [f"For {plan.rounds} rounds, {plan.limit:g} s were too short.", ""]
+        lines += [f"The time limit of {plan.limit:g} s ended the run before {plan.rounds} rounds were complete.", ""]
     measured = [peer for peer in peers if peer.name in outcome.measured]
     lines += [
         f"![Rate and latency of each system]({PICTURE})",
@@ -53,9 +53,9 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         ]
     failures = [f"- {peer.name}: {what}" for peer in measured for what in outcome.measured[peer.name].failures]
     if failures:
-        lines += ["Failures in this run; a load that was refused was tried once more:", "", *failures, ""]
+        lines += ["Failures in this run; a refused load was retried once:", "", *failures, ""]
     if outcome.left_out:
-        lines += ["Left out, since this machine does not have it:", ""]
+        lines += ["Not measured, because this machine does not have the software:", ""]
         lines += [f"- {name}: {reason}" for name, reason in outcome.left_out.items()]
         lines += [""]
     return "\n".join(lines).rstrip()
@@ -75,8 +75,8 @@ def _others(outcome: Outcome) -> str:
     if statistics.median(each) < OTHERS_MAX:
         return text
     return (
-        f"{text} **The machine was busy**: rates and latencies are lower and longer than on an idle one, most of all "
-        "for servers that compile themselves while they run. CPU per message depends less on it."
+        f"{text} **The machine was busy**: rates are lower and latencies longer than on an idle one, above all "
+        "for servers with a JIT compiler. CPU per message depends less on the load."
     )
 
 

@@ -133,15 +133,15 @@ def table(findings: Sequence[Finding], seeds_max: int) -> str:
     """A page about what was found."""
     found = [finding.seeds for finding in findings if finding.seeds is not None]
     lines = [
-        "# Planted mistakes",
+        "# Planted bugs",
         "",
-        "Each is a patch in `chaos/planted`, applied to a copy of the production code; `python -m chaos.planted` runs",
-        f"seeds from 0 on until the simulation notices, {seeds_max} at most.",
+        "Each bug is a patch in `chaos/planted`, applied to a copy of the production code. `python -m chaos.planted`",
+        f"runs seeds from 0 until the simulation detects it, at most {seeds_max}.",
         "",
         f"Found: {len(found)} of {len(findings)}"
-        + (f"; median {statistics.median(found):g} seeds, most {max(found)}." if found else "."),
+        + (f"; seeds needed: median {statistics.median(found):g}, maximum {max(found)}." if found else "."),
         "",
-        "| mistake | | workload | seeds | noticed by |",
+        "| bug | | workload | seeds | detected by |",
         "| --- | --- | --- | ---: | --- |",
     ]
     for finding in findings:

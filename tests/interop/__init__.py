@@ -1,1 +1,1 @@
-"""Clients that others wrote, against real brokers; see README.md."""
+"""Clients of other projects, against real brokers; see README.md."""

@@ -174,13 +174,13 @@ class GoClient:
     @property
     def skips(self) -> Mapping[str, str]:
         return {
-            "lite-pull": "this client has none",
-            "lookup": "this client has none",
+            "lite-pull": "this client does not support it",
+            "lookup": "this client does not support it",
             **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
             "admin acl": "this client signs a single request of its admin client",
             "requests-killed": "this client crashes when a request cannot be sent",
-            **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
-            **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
+            **dict.fromkeys(("timers", "timers-killed", "recall"), "this client supports delay levels only"),
+            **dict.fromkeys(("pop", "pop-killed"), "this client does not support it"),
         }
 
     @property
@@ -223,15 +223,15 @@ class NodeClient:
             "leader-killed-orderly": ordered,
             "transfer-orderly": ordered,
             "pull": "this client has no pull consumer",
-            "lite-pull": "this client has none",
-            "reset": "this client takes no notice of what a broker asks of it",
-            "lookup": "this client has none",
-            "admin": "this client has none",
+            "lite-pull": "this client does not support it",
+            "reset": "this client ignores requests from brokers",
+            "lookup": "this client does not support it",
+            "admin": "this client does not support it",
             **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
-            **dict.fromkeys(("timers", "timers-killed", "recall"), "this client knows levels only"),
-            **dict.fromkeys(("transactions", "transactions-killed"), "this client has none"),
-            **dict.fromkeys(("pop", "pop-killed"), "this client has no consumer of this kind"),
-            **dict.fromkeys(("request-reply", "requests-killed"), "this client has none"),
+            **dict.fromkeys(("timers", "timers-killed", "recall"), "this client supports delay levels only"),
+            **dict.fromkeys(("transactions", "transactions-killed"), "this client does not support it"),
+            **dict.fromkeys(("pop", "pop-killed"), "this client does not support it"),
+            **dict.fromkeys(("request-reply", "requests-killed"), "this client does not support it"),
             **dict.fromkeys(("trace", "trace-killed"), "this client writes none"),
         }
 
@@ -372,7 +372,7 @@ def build_servers(version: str = SERVERS_VERSION, *, offline: bool = False) -> N
         run_tool([*maven, "dependency:copy-dependencies"], HERE)
 
 
-_SINCE_5 = "this client has it from 5.0 on"
+_SINCE_5 = "this client supports it since 5.0"
 _JAVA4_SKIPS = dict.fromkeys(("timers", "timers-killed", "recall", "pop", "pop-killed", "users"), _SINCE_5)
 
 CLIENTS: dict[str, Client] = {

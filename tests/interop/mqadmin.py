@@ -170,7 +170,7 @@ def markdown(versions: Mapping[str, str], *, machine: str, date: str) -> str:
         "",
         *_INTRODUCTION,
         "",
-        f"| command | arguments | {' | '.join(map(_release, versions.values()))} | said |",
+        f"| command | arguments | {' | '.join(map(_release, versions.values()))} | answer |",
         f"|---|---|{'---|' * len(versions)}---|",
     ]
     for step in STEPS:
@@ -185,13 +185,13 @@ def markdown(versions: Mapping[str, str], *, machine: str, date: str) -> str:
 
 _INTRODUCTION = (
     "The commands of RocketMQ's `mqadmin`, unmodified, with a group of three replicas that has accounts: an",
-    "administrator signs them, by `conf/tools.yml`. Each was run with `-n` and the name server besides the",
-    "arguments given here; words in capitals stand for names and addresses. A dash: this version has no such command.",
+    "administrator signs the requests (`conf/tools.yml`). Each was run with `-n`, the name server, and the",
+    "arguments shown. Words in capitals stand for names and addresses. A dash: this version does not have the command.",
     "",
-    f"- {WORKS}: it did what it says, and its output was checked for it.",
-    f"- {ENDLESS}: it goes on until it is stopped; it was stopped after {ENDLESS_SECONDS:g} s, and had worked so far.",
-    f"- {REFUSED}: nothing was done, and the answer says why; it is in the last column.",
-    f"- {NO_REQUEST}: it sends no request to brokers or name servers, but reads files of a RocketMQ broker.",
+    f"- {WORKS}: the command succeeded, and its output was checked.",
+    f"- {ENDLESS}: the command runs until it is stopped; it was stopped after {ENDLESS_SECONDS:g} s without an error.",
+    f"- {REFUSED}: the broker refused; the last column shows its answer.",
+    f"- {NO_REQUEST}: the command sends no request, but reads files of a RocketMQ broker.",
 )
 
 

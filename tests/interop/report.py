@@ -77,9 +77,9 @@ def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str],
         f"Written by `make interop` on {date}.",
         f"Machine: {machine}; {page.shared_by}.",
         "",
-        "Each client comes unmodified from its registry in the version given here and is driven by a small program of",
-        "ours; what a scenario asks for is told in `tests/interop/README.md`. A dash in a table stands for what a",
-        "client cannot play (the reasons are below), and an empty cell for what was not played yet.",
+        "Each client is the unmodified release from its registry, driven by a small program of ours.",
+        "`tests/interop/README.md` describes the scenarios. A dash in a table marks a scenario that the client",
+        "does not support (reasons below), an empty cell one that has not run yet.",
         "",
     ]
     if page.introduction:
@@ -92,7 +92,7 @@ def markdown(page: Page, outcomes: Sequence[Outcome], titles: Mapping[str, str],
         if any(outcome.scenario in titles for outcome in mine):
             lines += [table(mine, titles), "", *textwrap.wrap(_dates(mine, titles), 120), ""]
         lines += _whole(mine)
-    for heading, passed in (("Failed", False), ("Not played", None), ("Noted", True)):
+    for heading, passed in (("Failed", False), ("Not run", None), ("Noted", True)):
         lines += _notes(heading, [each for each in outcomes if each.passed is passed and each.scenario != ALL])
     return "\n".join(lines)
 
@@ -107,15 +107,15 @@ def _dates(outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> str:
     for client, played in days.items():
         last, *earlier = sorted(played, reverse=True)
         told.append(f"{client} on {last}" + "".join(f" ({', '.join(played[day])}: on {day})" for day in earlier))
-    words = "Played: " + "; ".join(told) + "."
+    words = "Dates: " + "; ".join(told) + "."
     if again := [f"{each.client} {each.scenario}" for each in outcomes if each.again]:
-        words += f" Played again after the run, each for itself, perhaps by a newer commit: {', '.join(again)}."
+        words += f" Run again separately after that, possibly with a newer commit: {', '.join(again)}."
     return words
 
 
 def _whole(outcomes: Sequence[Outcome]) -> list[str]:
     """The clients that played nothing, and why."""
-    lines = [f"- {each.client}: not played: {_flat(each.note)}" for each in outcomes if each.scenario == ALL]
+    lines = [f"- {each.client}: not run: {_flat(each.note)}" for each in outcomes if each.scenario == ALL]
     return [*lines, ""] if lines else []
 
 

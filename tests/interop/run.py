@@ -32,7 +32,7 @@ REPORTS = HERE.parent.parent / "docs" / "reports"
 PAGES = {
     REMOTING: Page(
         REPORTS / "interop.md",
-        "Clients that others wrote",
+        "Clients of other projects",
         "name server, three brokers and the client share it",
         "",
     ),

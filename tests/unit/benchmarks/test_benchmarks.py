@@ -169,7 +169,7 @@ def test_steady_is_the_second_half_and_children_count_apart() -> None:
     found = {figure.name: figure.value for figure in figures_of("pipelined", windows, 5.0)}
     assert found["messages/s, first 5 s"] == 40_000
     assert found["messages/s, steady"] == 16_500
-    assert found["messages/s, steady, the least in a window"] == 16_000
+    assert found["messages/s, steady, slowest window"] == 16_000
     assert found["CPU of the leader itself, steady"] == 35
     assert found["CPU of a follower itself, steady"] == 17.5
     assert found["CPU of a replica's child processes, steady"] == 25

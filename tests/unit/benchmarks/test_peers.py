@@ -51,7 +51,7 @@ def test_a_page_names_what_failed_and_what_was_left_out() -> None:
     assert text.count("| nats | majority") == 1
     assert "- nats: 64x1: the server closed the connection" in text
     assert "- etcd: etcd is not installed" in text
-    assert "For 2 rounds, 870 s were too short." in text
+    assert "The time limit of 870 s ended the run before 2 rounds were complete." in text
     assert "300; 200 without files" in text
     assert "Other processes used 0.02 cores meanwhile (0.02 to 0.02)." in text
     assert "busy" not in text

@@ -30,7 +30,7 @@ def test_each_way_to_secure_servers_has_a_table_with_what_was_played() -> None:
     assert "go on Tuesday (send: on Monday)" in text[plain:accounts]
     assert "| send in all forms (`send`) | yes |" in text[accounts:tls]
     assert "`push`" not in text[accounts:tls]
-    assert "- go: not played: it has no TLS" in text[tls:failed]
+    assert "- go: not run: it has no TLS" in text[tls:failed]
     assert "- go push (none): 3 lost" in text[failed:]
 
 

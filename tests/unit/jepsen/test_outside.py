@@ -101,7 +101,7 @@ async def test_page_says_who_took_part_and_that_java_did_not(tmp_path: Path) -> 
     history.plan.update(workload="queue", java="not installed: java")
     text = page(history, Verdict([]))
     assert "client0 sent 1 messages and received 1" in text
-    assert "Java client took no part: not installed: java" in text
+    assert "Java client did not run: not installed: java" in text
 
 
 def test_java_client_takes_part_with_the_newest_libraries_that_are_here(
