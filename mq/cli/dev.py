@@ -1,4 +1,4 @@
-"""`raftmq dev`: a whole group on this machine, with one command and no configuration."""
+"""`raftmq dev`: whole broker groups on this machine, with one command and no configuration."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ import trio
 import typer
 from rich.console import Console
 
-from mq.cli.dev_cluster import HOST, PORTS_FILE, DevCluster, DevClusterFailed, Ports, check_ports_of_new_directory
+from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.cli.dev_groups import GROUPS_MAX, open_groups
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.servers import cancel_on_signal, checked, split_settings
 from mq.settings import metrics_address_beside
 
-SEGMENT_BYTES = 64 * 1024 * 1024
-"""Each replica reserves so much at once, so that somebody who tries things out does not need gigabytes."""
-
 
 def dev(
     directory: Annotated[Path, typer.Option("--dir", help="Directory for data and logs; kept between runs.")],
-    nodes: Annotated[int, typer.Option(help="Replicas: 1, 3 or 5.")] = 3,
+    nodes: Annotated[int, typer.Option(help="Replicas of each group: 1, 3 or 5.")] = 3,
+    groups: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=GROUPS_MAX,
+            help="Broker groups, to use many cores; may grow with the next start. Default: as the last time, or 1.",
+        ),
+    ] = None,
     base_port: Annotated[
         int | None,
         typer.Option(
             min=1024,
-            max=65_000,
-            help="Name server; brokers get the next ones. Default: 9876, and 10911 and up for brokers.",
+            max=62_000,
+            help="Name server; brokers get the next ones, those of the next group 200 more. Default: 9876, and 10911 "
+            "and up for brokers.",
         ),
     ] = None,
     setting: Annotated[
@@ -34,7 +41,7 @@ def dev(
         typer.Option("--set", help="A setting of all brokers; may be repeated.", metavar="NAME=VALUE"),
     ] = None,
 ) -> None:
-    """Run a name server and a group of brokers until ctrl-C. A second run in the same directory finds all data."""
+    """Run a name server and groups of brokers until ctrl-C. A second run in the same directory finds all data."""
     if nodes not in (1, 3, 5):
         raise CommandFailed(f"--nodes {nodes}: a group has 1, 3 or 5 replicas")
     settings = split_settings(setting or [])
@@ -45,16 +52,15 @@ def dev(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(cancel_on_signal, nursery.cancel_scope)
-            check_ports_of_new_directory(directory, nodes, ports)
-            remember_segment_bytes(directory, settings)
-            async with DevCluster.open(
+            async with open_groups(
                 directory,
+                groups,
                 nodes=nodes,
                 ports=ports,
                 settings=settings,
                 on_progress=lambda text: console.print(f"{text} ..."),
-            ) as cluster:
-                await _announce(cluster, console)
+            ) as clusters:
+                await _announce(clusters, console)
                 await trio.sleep_forever()
 
     try:
@@ -74,29 +80,21 @@ def _check_settings(settings: dict[str, str]) -> None:
     checked(lambda: BrokerSettings.load(**(ours | settings)))
 
 
-def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
-    """Set the size of log files to that of this directory, where it never changes, unless ``settings`` have one.
-
-    A new directory gets small files; one from before sizes were remembered has those of a broker. Raises OSError.
-    """
-    path = directory / "segment_bytes"
-    if not (directory / PORTS_FILE).exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(settings.get("segment_bytes", str(SEGMENT_BYTES)) + "\n")
-    if path.exists():
-        settings.setdefault("segment_bytes", path.read_text().strip())
-
-
-async def _announce(cluster: DevCluster, console: Console) -> None:
-    leader = await cluster.leader()
-    console.print(f"name server   {cluster.namesrv}")
-    for node_id in cluster.node_ids:
-        console.print(f"{node_id:13s} {cluster.address(node_id)}{'  (leader)' if node_id == leader else ''}")
-    metrics = metrics_address_beside((HOST, cluster.ports.clients[0]))
+async def _announce(clusters: list[DevCluster], console: Console) -> None:
+    first = clusters[0]
+    console.print(f"name server   {first.namesrv}")
+    for cluster in clusters:
+        leader = await cluster.leader()
+        if len(clusters) > 1:
+            console.print(f"{cluster.group}:")
+        for node_id in cluster.node_ids:
+            console.print(f"{node_id:13s} {cluster.address(node_id)}{'  (leader)' if node_id == leader else ''}")
+    metrics = metrics_address_beside((HOST, first.ports.clients[0]))
     if metrics is not None:
         console.print(f"metrics       http://{metrics[0]}:{metrics[1]}/metrics; 100 above the port of each server")
-    console.print(f"logs          {cluster.directory / 'logs'}")
-    option = "" if cluster.namesrv == "127.0.0.1:9876" else f" --namesrv {cluster.namesrv}"
+    for cluster in clusters:
+        console.print(f"logs          {cluster.directory / 'logs'}")
+    option = "" if first.namesrv == "127.0.0.1:9876" else f" --namesrv {first.namesrv}"
     console.print("\nIn another terminal:", highlight=False)
     console.print(f"  echo hello | raftmq produce Greetings{option}", highlight=False)
     console.print(f"  raftmq consume Greetings --group readers --count 1{option}", highlight=False)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,8 @@ STOP_SECONDS_MAX = 10.0
 HOST = "127.0.0.1"
 PORTS_FILE = "cluster.json"
 """In the directory of a group: its ports. Without it the directory is new."""
+GROUP_PORTS = 200
+"""The ports of the next broker group here are so much higher; the metrics of a broker are 100 above its port."""
 
 
 class DevClusterFailed(Exception):
@@ -67,17 +69,26 @@ class Ports:
         first = base + 1
         return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
 
+    def of_group(self, number: int) -> Ports:
+        """The ports of another group beside this one, ``number`` 1 and up: same name server, other brokers."""
+        step = number * GROUP_PORTS
+        return Ports(
+            self.namesrv,
+            tuple(port + step for port in self.clients),
+            tuple(port + step for port in self.replication),
+        )
+
     @classmethod
-    def free(cls, nodes: int, rng: random.Random | None = None) -> Ports:
-        """Ports that nobody listens on now.
+    def free(cls, nodes: int, rng: random.Random | None = None, *, groups: int = 1) -> Ports:
+        """Ports that nobody listens on now, and so for each `of_group` of ``groups`` groups.
 
         They lie below the range from which the kernel takes ports for outgoing connections: a port from that range
         could be lost to one of them between the death of a broker and its restart.
         """
         rng = rng or random.Random()
         for _ in range(200):
-            ports = cls.from_base(rng.randrange(12_000, 32_000 - 2 * nodes), nodes)
-            if all(map(_is_free, ports.all)):
+            ports = cls.from_base(rng.randrange(12_000, 32_000 - 2 * nodes - (groups - 1) * GROUP_PORTS), nodes)
+            if all(_is_free(port) for number in range(groups) for port in ports.of_group(number).all):
                 return ports
         raise DevClusterFailed("no range of free ports was found between 12000 and 32000 in 200 attempts")
 
@@ -103,7 +114,7 @@ class _Child:
 
 @dataclass(slots=True)
 class DevCluster:
-    """One name server and one broker group in ``directory``; made by `open`.
+    """One broker group in ``directory``, with its name server unless it uses that of another one; made by `open`.
 
     ``node_ids`` are n0, n1, ...; each keeps its data in a directory of that name, logs are in ``logs/``. Starting
     again in the same directory uses the same ports, since replicas must find each other again.
@@ -135,6 +146,7 @@ class DevCluster:
         listen_host: str = HOST,
         client_host: str = HOST,
         checkout: Path | None = None,
+        beside: DevCluster | None = None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> AsyncIterator[DevCluster]:
         """Start everything, wait until the group has a leader and all replicas are registered, and stop it at the end.
@@ -144,6 +156,7 @@ class DevCluster:
             settings: further settings of every broker, by the names of BrokerSettings.
             listen_host, client_host: where brokers wait for clients, and where these are told to find them.
             checkout: another version of this project that servers are run from; see the class.
+            beside: a running group whose name server this one uses; without it a name server is started.
             on_progress: told in words what is being waited for.
 
         Raises:
@@ -151,18 +164,20 @@ class DevCluster:
                 use, and nothing in it was changed.
             OSError: the directory cannot be used.
         """
-        check_ports_of_new_directory(directory, nodes, ports)
+        shared = None if beside is None else beside.ports.namesrv
+        check_ports_of_new_directory(directory, nodes, ports, shared)
         directory = _made(directory)
         with _held(directory):
-            ports = _choose_ports(directory, nodes, ports)
+            ports = _choose_ports(directory, nodes, ports, shared)
             create_secret(str(directory / FILE_NAME))
             async with lone_errors(), trio.open_nursery() as nursery:
                 cluster = cls(
                     directory, ports, dict(settings or {}), group, listen_host, client_host, checkout, nursery
                 )
                 try:
-                    on_progress("starting the name server")
-                    await cluster._start_namesrv()
+                    if beside is None:
+                        on_progress("starting the name server")
+                        await cluster._start_namesrv()
                     for node_id in cluster.node_ids:
                         on_progress(f"starting {node_id}")
                         await cluster.start(node_id)
@@ -419,41 +434,48 @@ def _held(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_ports_of_new_directory(directory: Path, nodes: int, wanted: Ports | None) -> None:
+def check_ports_of_new_directory(
+    directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None = None
+) -> None:
     """Raises DevClusterFailed, before anything is written, if a new group cannot have its ports.
 
     Says nothing of a directory that has a group: that may be the one which listens.
     """
     if not (directory / PORTS_FILE).exists():
-        _free_ports(directory, nodes, wanted)
+        _free_ports(directory, nodes, wanted, shared_namesrv)
 
 
-def _choose_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
+def _choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
     """As `_free_ports`, and writes them down for the next time."""
-    chosen = _free_ports(directory, nodes, wanted)
+    chosen = _free_ports(directory, nodes, wanted, shared_namesrv)
     path = directory / PORTS_FILE
-    if chosen != _remembered_ports(path):
+    if chosen != remembered_ports(path):
         path.write_text(json.dumps(asdict(chosen)) + "\n")
     return chosen
 
 
-def _free_ports(directory: Path, nodes: int, wanted: Ports | None) -> Ports:
+def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
     """``wanted``; else the ports this directory was used with; else the conventional ones.
+
+    With ``shared_namesrv`` that is the port of the name server, on which another group's name server may listen.
 
     Raises DevClusterFailed if somebody listens there, and if the directory belongs to a group of another size.
     """
-    known = _remembered_ports(directory / PORTS_FILE)
+    known = remembered_ports(directory / PORTS_FILE)
     if known is not None and len(known.clients) != nodes:
         raise DevClusterFailed(f"{directory} holds a group of {len(known.clients)} replicas, not of {nodes}")
     chosen = wanted or known or Ports.conventional(nodes)
-    if taken := [port for port in chosen.all if not _is_free(port)]:
+    if shared_namesrv is not None:
+        chosen = replace(chosen, namesrv=shared_namesrv)
+    if taken := [port for port in chosen.all if port != shared_namesrv and not _is_free(port)]:
         raise DevClusterFailed(
             f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports with --base-port"
         )
     return chosen
 
 
-def _remembered_ports(path: Path) -> Ports | None:
+def remembered_ports(path: Path) -> Ports | None:
+    """What the file has; None if there is none. Raises DevClusterFailed if it cannot be read."""
     if not path.exists():
         return None
     try:

@@ -184,8 +184,8 @@ def test_a_group_without_a_leader_is_described_in_words(status: GroupStatus | No
 
 def test_directory_remembers_its_ports(tmp_path: Path) -> None:
     chosen = Ports.free(3)
-    assert _choose_ports(tmp_path, 3, chosen) == chosen
-    assert _choose_ports(tmp_path, 3, None) == chosen
+    assert _choose_ports(tmp_path, 3, chosen, None) == chosen
+    assert _choose_ports(tmp_path, 3, None, None) == chosen
 
 
 def test_directory_with_a_group_at_work_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -202,22 +202,22 @@ def test_directory_with_a_group_at_work_is_refused_and_left_as_it_is(tmp_path: P
 
 def test_ports_that_are_taken_are_not_remembered(tmp_path: Path) -> None:
     first, others = Ports.free(1), Ports.free(1)
-    _choose_ports(tmp_path, 1, first)
+    _choose_ports(tmp_path, 1, first, None)
     with socket.create_server(("127.0.0.1", others.namesrv)), pytest.raises(DevClusterFailed):
-        _choose_ports(tmp_path, 1, others)
-    assert _choose_ports(tmp_path, 1, None) == first
+        _choose_ports(tmp_path, 1, others, None)
+    assert _choose_ports(tmp_path, 1, None, None) == first
 
 
 def test_directory_of_another_group_size_is_refused(tmp_path: Path) -> None:
-    _choose_ports(tmp_path, 3, Ports.free(3))
+    _choose_ports(tmp_path, 3, Ports.free(3), None)
     with pytest.raises(DevClusterFailed, match="3 replicas, not of 1"):
-        _choose_ports(tmp_path, 1, None)
+        _choose_ports(tmp_path, 1, None, None)
 
 
 def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(DevClusterFailed, match=r"cluster\.json cannot be read"):
-        _choose_ports(tmp_path, 3, None)
+        _choose_ports(tmp_path, 3, None, None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mq.cli.dev import SEGMENT_BYTES, remember_segment_bytes
+from mq.cli.dev_cluster import PORTS_FILE, DevClusterFailed, Ports
+from mq.cli.dev_groups import SEGMENT_BYTES, count_groups, group_directory, open_groups, remember_segment_bytes
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,25 @@ def test_a_directory_from_before_keeps_its_files(tmp_path: Path) -> None:
     settings: dict[str, str] = {}
     remember_segment_bytes(tmp_path, settings)
     assert settings == {}
+
+
+def test_ports_of_sixteen_groups_and_their_metrics_differ() -> None:
+    for first in (Ports.conventional(5), Ports.from_base(12_000, 5)):
+        groups = [first.of_group(number) for number in range(16)]
+        used = [first.namesrv]
+        for ports in groups:
+            assert ports.namesrv == first.namesrv
+            used += [*ports.clients, *ports.replication, *(port + 100 for port in ports.clients)]
+        assert len(set(used)) == len(used)
+
+
+@pytest.mark.trio
+async def test_a_directory_of_two_groups_is_not_started_with_one(tmp_path: Path) -> None:
+    assert count_groups(tmp_path) == 0
+    for number in range(2):
+        group_directory(tmp_path, number).mkdir(exist_ok=True)
+        (group_directory(tmp_path, number) / PORTS_FILE).write_text("{}")
+        assert count_groups(tmp_path) == number + 1
+    with pytest.raises(DevClusterFailed, match="holds 2 broker groups, not 1"):
+        async with open_groups(tmp_path, 1):
+            pass

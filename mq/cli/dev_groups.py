@@ -1,0 +1,111 @@
+"""Several broker groups on one machine, with one name server: how a machine with many cores is used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from mq.cli.dev_cluster import (
+    PORTS_FILE,
+    DevCluster,
+    DevClusterFailed,
+    Ports,
+    check_ports_of_new_directory,
+    remembered_ports,
+)
+
+GROUPS_MAX = 16
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""Each replica reserves so much at once, so that somebody who tries things out does not need gigabytes."""
+
+
+def group_name(number: int) -> str:
+    """``broker-a``, ``broker-b``, ..."""
+    return f"broker-{chr(ord('a') + number)}"
+
+
+def group_directory(directory: Path, number: int) -> Path:
+    """Where a group keeps data and logs: the first one in ``directory`` itself, each other one in a directory there."""
+    return directory / group_name(number) if number else directory
+
+
+def count_groups(directory: Path) -> int:
+    """How many groups were started in that directory before; 0 if it is new."""
+    return next(number for number in count() if not (group_directory(directory, number) / PORTS_FILE).exists())
+
+
+@asynccontextmanager
+async def open_groups(
+    directory: Path,
+    groups: int | None = None,
+    *,
+    nodes: int = 3,
+    ports: Ports | None = None,
+    settings: Mapping[str, str] | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[list[DevCluster]]:
+    """Start a name server and groups of ``nodes`` replicas each, and stop all of them at the end.
+
+    Args:
+        groups: at least as many as the directory has; default: so many, or one.
+        ports: those of the first group, see `Ports.of_group`; default: as in `DevCluster.open`.
+        settings: further settings of every broker. Without ``segment_bytes``, new groups have small log files.
+        on_progress: told in words what is being waited for.
+
+    Raises:
+        DevClusterFailed: as `DevCluster.open`; or the directory has more groups.
+        OSError: the directory cannot be used.
+    """
+    known = count_groups(directory)
+    groups = groups or max(known, 1)
+    if groups < known:
+        raise DevClusterFailed(f"{directory} holds {known} broker groups, not {groups}; all of them have messages")
+    wanted = [_ports_of(directory, number, nodes, ports) for number in range(groups)]
+    for number, each in enumerate(wanted):
+        shared = each.namesrv if each is not None and number else None
+        check_ports_of_new_directory(group_directory(directory, number), nodes, each, shared)
+    clusters = list[DevCluster]()
+    async with AsyncExitStack() as stack:
+        for number in range(groups):
+            name, home = group_name(number), group_directory(directory, number)
+            own = dict(settings or {})
+            remember_segment_bytes(home, own)
+            # Group after group: each takes all cores of a small machine while it starts.
+            cluster = DevCluster.open(
+                home,
+                nodes=nodes,
+                ports=wanted[number],
+                settings=own,
+                group=name,
+                beside=clusters[0] if clusters else None,
+                on_progress=on_progress if groups == 1 else partial(_say, on_progress, name),
+            )
+            clusters.append(await stack.enter_async_context(cluster))
+        yield clusters
+
+
+def _say(on_progress: Callable[[str], None], name: str, text: str) -> None:
+    on_progress(f"{name}: {text}")
+
+
+def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> Ports | None:
+    """None for those that the group had the last time."""
+    if first is None and (group_directory(directory, number) / PORTS_FILE).exists():
+        return None
+    return (first or remembered_ports(directory / PORTS_FILE) or Ports.conventional(nodes)).of_group(number)
+
+
+def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
+    """Set the size of log files to that of this directory, where it never changes, unless ``settings`` have one.
+
+    A new directory gets small files; one from before sizes were remembered has those of a broker. Raises OSError.
+    """
+    path = directory / "segment_bytes"
+    if not (directory / PORTS_FILE).exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(settings.get("segment_bytes", str(SEGMENT_BYTES)) + "\n")
+    if path.exists():
+        settings.setdefault("segment_bytes", path.read_text().strip())
