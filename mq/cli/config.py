@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mq.broker.rocketmq_conf import ConfInvalid, Converted, convert, to_toml
 from mq.cli.errors import CommandFailed
 from mq.cli.output import Json, print_json
+from mq.cli.rocketmq_conf import ConfInvalid, Converted, convert, to_toml
 
 app = typer.Typer(help="Convert settings files of RocketMQ.", no_args_is_help=True)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.rocketmq_conf import NOT_APPLICABLE, TAKEN, ConfInvalid, convert, to_toml
 from mq.broker.settings import BrokerSettings
+from mq.cli.rocketmq_conf import NOT_APPLICABLE, TAKEN, ConfInvalid, convert, to_toml
 
 DLEDGER = """\
 # a replica of three, as in RocketMQ's conf/dledger
