@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Sequence
 import structlog
 import trio
 
-from mq.broker.access.accounts import AclFileInvalid
 from mq.broker.access.addresses import is_loopback
 from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
@@ -32,6 +31,7 @@ from mq.broker.state.table import SnapshotDamaged
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
+from mq.protocol.plain_acl import AclFileInvalid
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.errors import StoreError, StoreLost

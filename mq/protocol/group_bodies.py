@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import msgspec
+
+from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData
+from mq.protocol.errors import BodyError
 from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
 from mq.protocol.queue_tables import QueueRef
 from mq.protocol.wire_names import wire
@@ -117,6 +121,16 @@ class ProcessQueueInfo(Body, rename=wire(cached_mib="cachedMsgSizeInMiB", droppe
     last_consume_timestamp: int = 0
     last_lock_timestamp: int = 0
     try_unlock_times: int = 0
+
+
+def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData]:
+    """The subscriptions in what a consumer says of itself (request code 307). Raises BodyError."""
+    info = fastjson.parse(body, values_max=values_max)
+    told = info.get("subscriptionSet") if isinstance(info, dict) else None
+    try:
+        return msgspec.convert(told, list[SubscriptionData])
+    except msgspec.ValidationError as error:
+        raise BodyError(f"subscriptions of a client: {error}") from error
 
 
 class ConsumeResult(Body, rename=wire(spent_ms="spentTimeMills")):

@@ -145,13 +145,18 @@ class CloneGroupOffset(Request, tag=int(Code.CLONE_GROUP_OFFSET)):
     ext: CloneGroupOffsetExt = msgspec.field(name="extFields")
 
 
-class ResetOffsetExt(Ext, rename=wire(timestamp_ms="timestamp", force="isForce")):
-    """``timestamp_ms`` -1 means the end; ``queue_id`` below 0 all queues. Without ``force`` only backwards."""
+class OffsetsWereResetExt(Ext, rename=wire(timestamp_ms="timestamp", force="isForce")):
+    """``timestamp_ms`` -1 means the end. Without ``force`` only backwards."""
 
     topic: str
     group: str
     timestamp_ms: I64
     force: bool = False
+
+
+class ResetOffsetExt(OffsetsWereResetExt, rename=wire(timestamp_ms="timestamp", force="isForce")):
+    """``queue_id`` below 0 means all queues."""
+
     queue_id: I32 = -1
     offset: I64 | None = None
 
@@ -165,7 +170,7 @@ class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFF
 class ResetConsumerClientOffset(Request, tag=int(Code.RESET_CONSUMER_CLIENT_OFFSET)):
     """220, broker to client, one-way: go on from the offsets in the body."""
 
-    ext: ResetOffsetExt = msgspec.field(name="extFields")
+    ext: OffsetsWereResetExt = msgspec.field(name="extFields")
 
 
 # -- what clients are asked --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body, decode_as
 from mq.protocol.wire_names import I32, I64, wire
 
+_LONG: Final = range(-(2**63), 2**63)
 _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -64,6 +65,13 @@ def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}
+
+
+def read_member_offsets(body: bytes | memoryview) -> dict[QueueRef, int]:
+    """The offsets in a consumer's answer to request code 221; what is no offset is left out. Raises BodyError."""
+    value = fastjson.parse(body) if body else {}
+    table = read_queue_table(value.get("messageQueueTable") or {}) if isinstance(value, dict) else {}
+    return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset in _LONG}
 
 
 def read_offsets_file(data: bytes) -> dict[QueueRef, int]:

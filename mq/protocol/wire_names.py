@@ -28,13 +28,13 @@ PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=-(2**63), le=2**63 
 def wire(**special: str) -> Callable[[str], str]:
     """A ``rename`` for a Struct: ``our_name="nameOnTheWire"`` for each exception, camel case for the rest."""
 
-    def wire_name(name: str) -> str:
-        if name in special:
-            return special[name]
-        first, *others = name.split("_")
-        return first + "".join(word.capitalize() for word in others)
+    return lambda name: special.get(name) or camel_case(name)
 
-    return wire_name
+
+def camel_case(name: str) -> str:
+    """``queue_id`` as ``queueId``."""
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from mq.broker.access.accounts import Account, Accounts, AclFileInvalid, parse_accounts
+from mq.broker.access.accounts import Account, Accounts, parse_accounts
 from mq.broker.access.addresses import compiled
 from mq.broker.access.needs import ROWS, Role, Row
 from mq.broker.access.policies import UserAccount, rules_of
@@ -19,6 +19,7 @@ from mq.broker.state.users import User, Users
 from mq.protocol.chunks import Incoming, headers_of
 from mq.protocol.errors import HeaderError
 from mq.protocol.headers import Response, UnknownRequest
+from mq.protocol.plain_acl import AclFileInvalid
 from mq.protocol.signing import ACCESS_KEY, Signer, header_fields
 
 Log = structlog.stdlib.BoundLogger

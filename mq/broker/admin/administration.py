@@ -68,7 +68,7 @@ class Administration(Service):
             on_changed=on_settings_changed,
         )
         runtime = RuntimeInfo(context, stats=stats, disk_usage=disk_usage)
-        status = ReplicaStatus(context, runtime=runtime.table, counters=context.counters, cpu_seconds=cpu_seconds)
+        status = ReplicaStatus(context, runtime=runtime, counters=context.counters, cpu_seconds=cpu_seconds)
         self._services: tuple[Service, ...] = (
             Topics(context),
             ConsumerGroups(context, version=version),

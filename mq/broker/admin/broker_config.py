@@ -11,11 +11,13 @@ from typing import Any, Final
 import structlog
 from pydantic import ValidationError
 
+from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
+from mq.protocol.broker_properties import AUTO_CREATE_TOPIC, DELETE_HOUR, FORBIDDEN, RETENTION_HOURS, BrokerProperties
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
@@ -26,13 +28,12 @@ from mq.protocol.replies import VersionReply
 Log = structlog.stdlib.BoundLogger
 
 CHANGEABLE: Final = {
-    "autoCreateTopicEnable": "auto_create_topics",
-    "fileReservedTime": "retention_hours",
-    "deleteWhen": "delete_when",
+    AUTO_CREATE_TOPIC: "auto_create_topics",
+    RETENTION_HOURS: "retention_hours",
+    DELETE_HOUR: "delete_when",
 }
 """Settings that can change while the broker runs, by RocketMQ's names."""
 
-_FORBIDDEN: Final = frozenset({"brokerConfigPath", "configBlackList"})
 _OURS: Final = "raftmq."
 
 
@@ -98,58 +99,48 @@ class BrokerConfig(Service):
     def properties(self) -> dict[str, str]:
         """All settings: those that stock brokers have by their names, and all by ours."""
         settings, leads = self._settings, self._leads()
-        return {
-            **{_OURS + name: _text(value) for name, value in settings.model_dump().items()},
-            **{stock: _text(getattr(settings, name)) for stock, name in CHANGEABLE.items()},
-            "fileReservedTime": f"{settings.retention_hours:g}",
-            "deleteWhen": f"{settings.delete_when:02d}",
-            "brokerClusterName": settings.cluster,
-            "brokerName": settings.group,
-            "brokerId": "0" if leads else str(int(settings.node_id[1:]) + 1),
-            "brokerRole": "SYNC_MASTER" if leads else "SLAVE",
-            "brokerIP1": (settings.advertise or settings.listen).rpartition(":")[0],
-            "listenPort": str(settings.listen_address[1]),
-            "namesrvAddr": settings.namesrv,
-            "storePathRootDir": str(settings.data_dir),
-            "storePathCommitLog": str(settings.log_dir),
-            "mappedFileSizeCommitLog": str(settings.segment_bytes),
-            "flushDiskType": "SYNC_FLUSH" if settings.durability == "quorum-fsync" else "ASYNC_FLUSH",
-            "maxMessageSize": str(settings.message_bytes_max),
-            "defaultTopicQueueNums": str(settings.default_topic_queues),
-            "autoCreateSubscriptionGroup": _text(settings.auto_create_groups),
-            "brokerPermission": "6",
-            "slaveReadEnable": "true",
-            "rejectTransactionMessage": _text(not settings.transactions),
-            "transactionTimeOut": str(round(settings.transaction_timeout_seconds * 1000)),
-            "transactionCheckInterval": str(round(settings.transaction_check_seconds * 1000)),
-            "transactionCheckMax": str(settings.transaction_checks_max),
-            "filterServerNums": "0",
-            "messageDelayLevel": settings.delay_levels,
-            "timerMaxDelaySec": str(settings.timer_delay_max_seconds),
-            "timerWheelEnable": "true",
-            "recallMessageEnable": "true",
-            "msgTraceTopicName": TRACE_TOPIC,
-            "storeReplyMessageEnable": _text(settings.store_reply_message),
-            "traceOn": "true",
-            "traceTopicEnable": "true",
-            "useTLS": "false",
-            "maxTransferCountOnMessageInMemory": str(settings.pull_messages_max),
-            "maxTransferBytesOnMessageInMemory": str(settings.pull_bytes_max),
-            "longPollingEnable": "true",
-            "registerNameServerPeriod": str(round(settings.register_seconds * 1000)),
-            "diskMaxUsedSpaceRatio": str(round(settings.disk_full_ratio * 100)),
-            "enableDLegerCommitLog": "true",
-            "dLegerGroup": settings.group,
-            "dLegerSelfId": settings.node_id,
-            "dLegerPeers": settings.peers,
-        }
+        stock = BrokerProperties(
+            auto_create_topic_enable=settings.auto_create_topics,
+            file_reserved_time=f"{settings.retention_hours:g}",
+            delete_when=f"{settings.delete_when:02d}",
+            broker_cluster_name=settings.cluster,
+            broker_name=settings.group,
+            broker_id=LEADER_ID if leads else broker_id_of(settings.node_id),
+            broker_role="SYNC_MASTER" if leads else "SLAVE",
+            broker_ip1=(settings.advertise or settings.listen).rpartition(":")[0],
+            listen_port=settings.listen_address[1],
+            namesrv_addr=settings.namesrv,
+            store_path_root_dir=str(settings.data_dir),
+            store_path_commit_log=str(settings.log_dir),
+            mapped_file_size_commit_log=settings.segment_bytes,
+            flush_disk_type="SYNC_FLUSH" if settings.durability == "quorum-fsync" else "ASYNC_FLUSH",
+            max_message_size=settings.message_bytes_max,
+            default_topic_queue_nums=settings.default_topic_queues,
+            auto_create_subscription_group=settings.auto_create_groups,
+            reject_transaction_message=not settings.transactions,
+            transaction_time_out=round(settings.transaction_timeout_seconds * 1000),
+            transaction_check_interval=round(settings.transaction_check_seconds * 1000),
+            transaction_check_max=settings.transaction_checks_max,
+            message_delay_level=settings.delay_levels,
+            timer_max_delay_sec=settings.timer_delay_max_seconds,
+            msg_trace_topic_name=TRACE_TOPIC,
+            store_reply_message_enable=settings.store_reply_message,
+            max_transfer_count_on_message_in_memory=settings.pull_messages_max,
+            max_transfer_bytes_on_message_in_memory=settings.pull_bytes_max,
+            register_name_server_period=round(settings.register_seconds * 1000),
+            disk_max_used_space_ratio=round(settings.disk_full_ratio * 100),
+            dledger_group=settings.group,
+            dledger_self_id=settings.node_id,
+            dledger_peers=settings.peers,
+        )
+        return {_OURS + name: _text(value) for name, value in settings.model_dump().items()} | stock.fields()
 
     def _checked(self, wanted: Mapping[str, str]) -> dict[str, Any]:
         """What is to change, by our names. Raises RequestRefused."""
         current = self.properties()
         changes: dict[str, Any] = {}
         for name, value in wanted.items():
-            if name in _FORBIDDEN:
+            if name in FORBIDDEN:
                 raise RequestRefused(ResponseCode.NO_PERMISSION, f"the setting {name} cannot be changed")
             if name not in current:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no setting {name[:80]}")

@@ -19,7 +19,6 @@ from mq.broker.net.clients import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.protocol import fastjson
 from mq.protocol.bodies import SubscriptionData, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
@@ -47,7 +46,7 @@ from mq.protocol.group_requests import (
 )
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.headers import Response
-from mq.protocol.queue_tables import QueueRef, queue_table, read_queue_table
+from mq.protocol.queue_tables import QueueRef, queue_table, read_member_offsets
 from mq.protocol.wire_names import PhysicalOffset
 
 STATUS_SECONDS = 5.0
@@ -57,7 +56,6 @@ RELAYED_LENGTH_MAX = 8192
 RELAY_VERSION_MIN = 62
 """Clients before 3.1.8 know nothing of what is relayed to them."""
 
-_LONG = range(-(2**63), 2**63)
 
 Tables = dict[str, Mapping[QueueRef, int]]
 
@@ -176,7 +174,7 @@ class GroupMembers(Service):
             open_questions -= 1
             if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
                 try:
-                    tables[client_id] = _read_offsets(text)
+                    tables[client_id] = read_member_offsets(text)
                 except BodyError:
                     pass  # as one that did not answer
             if not open_questions:
@@ -292,12 +290,6 @@ def _data(known: GroupSubscription) -> SubscriptionData:
         version=known.version,
         expression_type=known.expression_type,
     )
-
-
-def _read_offsets(text: bytes) -> Mapping[QueueRef, int]:
-    value = fastjson.parse(text) if text else {}
-    table = read_queue_table(value.get("messageQueueTable") or {}) if isinstance(value, dict) else {}
-    return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset in _LONG}
 
 
 def _status(tables: Tables) -> bytes:

@@ -31,6 +31,7 @@ from mq.protocol.group_requests import (
     GetBrokerConsumeStats,
     GetConsumeStats,
     InvokeBrokerToResetOffset,
+    OffsetsWereResetExt,
     QueryCorrectionOffset,
     ResetOffsetExt,
     UpdateAndGetGroupForbidden,
@@ -281,16 +282,11 @@ class GroupOffsets(Service):
         group = self._clients.consumer_group(ext.group)
         if group is None:
             return
-        fields = {
-            "topic": ext.topic,
-            "group": ext.group,
-            "timestamp": str(ext.timestamp_ms),
-            "isForce": str(ext.force).lower(),
-        }
+        told = OffsetsWereResetExt(topic=ext.topic, group=ext.group, timestamp_ms=ext.timestamp_ms, force=ext.force)
         frame = encode_request(
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
             0,
-            ext=fields,
+            ext=told.fields(),
             body=offset_table_body(table, as_list=as_list),
             oneway=True,
         )

@@ -35,109 +35,109 @@ _G: Final = Kind.GAUGE
 _C: Final = Kind.COUNTER
 BY_COUNTER: Final[Mapping[str, _Named]] = {
     "connections": _Named("raftmq_client_connections", _G, "Open connections of clients and of other replicas."),
-    "connectionsRefused": _Named(
+    "connections_refused": _Named(
         "raftmq_client_connections_refused",
         _C,
         "Connections closed at once: connections_max or the file descriptors were reached.",
     ),
-    "connectionsDropped": _Named(
+    "connections_dropped": _Named(
         "raftmq_client_connections_dropped", _C, "Connections closed because the client read or wrote too slowly."
     ),
-    "tlsFailures": _Named("raftmq_tls_failures", _C, "Connections closed after a TLS error of the client."),
-    "unfinishedBytes": _Named("raftmq_requests_incomplete_bytes", _G, "Bytes of partly received requests."),
-    "unfinishedWaiting": _Named(
+    "tls_failures": _Named("raftmq_tls_failures", _C, "Connections closed after a TLS error of the client."),
+    "unfinished_bytes": _Named("raftmq_requests_incomplete_bytes", _G, "Bytes of partly received requests."),
+    "unfinished_waiting": _Named(
         "raftmq_requests_incomplete_waiting", _G, "Clients whose requests wait for receive memory."
     ),
-    "unreadBytes": _Named("raftmq_replies_unread_bytes", _G, "Bytes of replies that clients have not read."),
-    "unreadWaiting": _Named(
+    "unread_bytes": _Named("raftmq_replies_unread_bytes", _G, "Bytes of replies that clients have not read."),
+    "unread_waiting": _Named(
         "raftmq_replies_unread_waiting", _G, "Clients that must read replies before the broker reads their requests."
     ),
     "messages": _Named("raftmq_messages_appended", _C, "Messages appended to the log by this replica as the leader."),
     "elections": _Named("raftmq_elections_won", _C, "Elections won by this replica."),
-    "pendingBytes": _Named(
+    "pending_bytes": _Named(
         "raftmq_messages_unacknowledged_bytes", _G, "Bytes of pending writes: messages not acknowledged yet."
     ),
-    "heldPulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
-    "heldBytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
-    "longestDelayMs": _Named(
+    "held_pulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
+    "held_bytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
+    "longest_delay_ms": _Named(
         "raftmq_event_loop_delay_max_seconds", _G, "The longest delay of the event loop in the last minute.", 1e-3
     ),
-    "bulkReads": _Named("raftmq_bulk_reads", _C, "Bulk reads served, such as those of Spark."),
-    "bulkReadsBehind": _Named("raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."),
-    "bulkReadsBusy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were running."),
-    "bulkReadsDamaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
-    "bulkReadsWaiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
-    "logLeases": _Named("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
-    "lockedQueues": _Named("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
-    "fencedCommits": _Named(
+    "bulk_reads": _Named("raftmq_bulk_reads", _C, "Bulk reads served, such as those of Spark."),
+    "bulk_reads_behind": _Named("raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."),
+    "bulk_reads_busy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were running."),
+    "bulk_reads_damaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
+    "bulk_reads_waiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
+    "log_leases": _Named("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
+    "locked_queues": _Named("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
+    "fenced_commits": _Named(
         "raftmq_offset_commits_fenced", _C, "Offset commits refused: the client had lost the lock of the queue."
     ),
-    "heldPops": _Named("raftmq_pops_waiting", _G, "Pops that wait for messages."),
-    "popCheckpoints": _Named("raftmq_pops_open", _G, "Pops with unacknowledged messages."),
-    "popRevived": _Named(
+    "held_pops": _Named("raftmq_pops_waiting", _G, "Pops that wait for messages."),
+    "pop_checkpoints": _Named("raftmq_pops_open", _G, "Pops with unacknowledged messages."),
+    "pop_revived": _Named(
         "raftmq_pop_messages_redelivered",
         _C,
         "Popped messages redelivered: not acknowledged within their invisible time.",
     ),
-    "popLost": _Named(
+    "pop_lost": _Named(
         "raftmq_pop_messages_expired", _C, "Popped messages not redelivered: retention had deleted them."
     ),
-    "repeatedSends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
-    "repliesPushed": _Named("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
-    "repliesRelayed": _Named("raftmq_replies_relayed", _C, "Replies pushed through another replica."),
-    "repliesNotPushed": _Named(
+    "repeated_sends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
+    "replies_pushed": _Named("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
+    "replies_relayed": _Named("raftmq_replies_relayed", _C, "Replies pushed through another replica."),
+    "replies_not_pushed": _Named(
         "raftmq_replies_failed", _C, "Replies not pushed: the producer was not found or did not confirm."
     ),
-    "repliesUnderWayBytes": _Named("raftmq_replies_waiting_bytes", _G, "Bytes of replies in flight."),
-    "queueBlocksRestored": _Named(
+    "replies_under_way_bytes": _Named("raftmq_replies_waiting_bytes", _G, "Bytes of replies in flight."),
+    "queue_blocks_restored": _Named(
         "raftmq_queue_blocks_restored", _C, "Damaged consume queue blocks restored from the log."
     ),
-    "forwardedTaken": _Named(
+    "forwarded_taken": _Named(
         "raftmq_forwarded_requests_served", _C, "Forwarded requests that this replica served as the leader."
     ),
-    "forwardedSends": _Named("raftmq_forwarded_sends", _C, "Sends forwarded to the leader."),
-    "forwardedOffsets": _Named("raftmq_forwarded_offset_commits", _C, "Offset commits forwarded to the leader."),
-    "forwardedOthers": _Named("raftmq_forwarded_other_requests", _C, "Other requests forwarded to the leader."),
-    "forwardedBytes": _Named("raftmq_forwarded_bytes", _C, "Bytes of requests forwarded to the leader."),
-    "forwardedWaiting": _Named("raftmq_forwarded_waiting", _G, "Forwarded requests without an answer yet."),
-    "forwardedRefused": _Named(
+    "forwarded_sends": _Named("raftmq_forwarded_sends", _C, "Sends forwarded to the leader."),
+    "forwarded_offsets": _Named("raftmq_forwarded_offset_commits", _C, "Offset commits forwarded to the leader."),
+    "forwarded_others": _Named("raftmq_forwarded_other_requests", _C, "Other requests forwarded to the leader."),
+    "forwarded_bytes": _Named("raftmq_forwarded_bytes", _C, "Bytes of requests forwarded to the leader."),
+    "forwarded_waiting": _Named("raftmq_forwarded_waiting", _G, "Forwarded requests without an answer yet."),
+    "forwarded_refused": _Named(
         "raftmq_forwarded_refused", _C, "Forwarded requests refused: no leader accepted them in time."
     ),
-    "forwardedRetried": _Named("raftmq_forwarded_retried", _C, "Forwarded requests that were retried."),
-    "forwardedUnknown": _Named("raftmq_forwarded_unknown", _C, "Forwarded requests with an unknown outcome."),
-    "delayedPending": _Named("raftmq_delayed_messages", _G, "Pending messages of delay levels."),
-    "delayedUnreadable": _Named("raftmq_delayed_messages_unreadable", _G, "Due messages that the disk cannot read."),
-    "delayedDelivered": _Named("raftmq_delayed_messages_delivered", _C, "Delayed messages delivered."),
-    "delayedDropped": _Named("raftmq_delayed_messages_dropped", _C, "Delayed messages dropped: topic deleted."),
-    "delayedExpired": _Named("raftmq_delayed_messages_expired", _C, "Delayed messages lost to a full disk."),
-    "timersPending": _Named("raftmq_timers", _G, "Pending timed messages."),
-    "timersDelivered": _Named("raftmq_timers_delivered", _C, "Timed messages delivered."),
-    "timersUnreadable": _Named("raftmq_timers_unreadable", _G, "Due timed messages that the disk cannot read."),
-    "timersLateMs": _Named("raftmq_timers_late_seconds", _G, "Delay of the last delivered timed message.", 1e-3),
-    "timersRolled": _Named("raftmq_timers_rolled", _C, "Timed messages stored again for another day."),
-    "timersRecalled": _Named("raftmq_timers_recalled", _C, "Timed messages recalled."),
-    "timersDropped": _Named("raftmq_timers_dropped", _C, "Timed messages dropped: topic deleted."),
-    "timersExpired": _Named("raftmq_timers_expired", _C, "Timed messages lost to a full disk."),
-    "transactionsOpen": _Named("raftmq_transactions_open", _G, "Half messages neither committed nor rolled back."),
-    "transactionsPutOff": _Named("raftmq_transactions_check_postponed", _G, "Half messages with a postponed check."),
-    "transactionsCommitted": _Named("raftmq_transactions_committed", _C, "Transactions committed."),
-    "transactionsRolledBack": _Named("raftmq_transactions_rolled_back", _C, "Transactions rolled back."),
-    "transactionsEndedAgain": _Named(
+    "forwarded_retried": _Named("raftmq_forwarded_retried", _C, "Forwarded requests that were retried."),
+    "forwarded_unknown": _Named("raftmq_forwarded_unknown", _C, "Forwarded requests with an unknown outcome."),
+    "delayed_pending": _Named("raftmq_delayed_messages", _G, "Pending messages of delay levels."),
+    "delayed_unreadable": _Named("raftmq_delayed_messages_unreadable", _G, "Due messages that the disk cannot read."),
+    "delayed_delivered": _Named("raftmq_delayed_messages_delivered", _C, "Delayed messages delivered."),
+    "delayed_dropped": _Named("raftmq_delayed_messages_dropped", _C, "Delayed messages dropped: topic deleted."),
+    "delayed_expired": _Named("raftmq_delayed_messages_expired", _C, "Delayed messages lost to a full disk."),
+    "timers_pending": _Named("raftmq_timers", _G, "Pending timed messages."),
+    "timers_delivered": _Named("raftmq_timers_delivered", _C, "Timed messages delivered."),
+    "timers_unreadable": _Named("raftmq_timers_unreadable", _G, "Due timed messages that the disk cannot read."),
+    "timers_late_ms": _Named("raftmq_timers_late_seconds", _G, "Delay of the last delivered timed message.", 1e-3),
+    "timers_rolled": _Named("raftmq_timers_rolled", _C, "Timed messages stored again for another day."),
+    "timers_recalled": _Named("raftmq_timers_recalled", _C, "Timed messages recalled."),
+    "timers_dropped": _Named("raftmq_timers_dropped", _C, "Timed messages dropped: topic deleted."),
+    "timers_expired": _Named("raftmq_timers_expired", _C, "Timed messages lost to a full disk."),
+    "transactions_open": _Named("raftmq_transactions_open", _G, "Half messages neither committed nor rolled back."),
+    "transactions_put_off": _Named("raftmq_transactions_check_postponed", _G, "Half messages with a postponed check."),
+    "transactions_committed": _Named("raftmq_transactions_committed", _C, "Transactions committed."),
+    "transactions_rolled_back": _Named("raftmq_transactions_rolled_back", _C, "Transactions rolled back."),
+    "transactions_ended_again": _Named(
         "raftmq_transactions_ended_again", _C, "Transactions ended again, without effect."
     ),
-    "transactionsGivenUp": _Named("raftmq_transactions_given_up", _C, "Transactions given up after the last check."),
-    "transactionsExpired": _Named("raftmq_transactions_expired", _C, "Half messages deleted by retention."),
-    "transactionsResumed": _Named("raftmq_transactions_resumed", _C, "Given-up transactions resumed by an operator."),
-    "transactionChecks": _Named("raftmq_transaction_checks", _C, "Check-back requests sent to producers."),
-    "transactionChecksUnanswerable": _Named(
+    "transactions_given_up": _Named("raftmq_transactions_given_up", _C, "Transactions given up after the last check."),
+    "transactions_expired": _Named("raftmq_transactions_expired", _C, "Half messages deleted by retention."),
+    "transactions_resumed": _Named("raftmq_transactions_resumed", _C, "Given-up transactions resumed by an operator."),
+    "transaction_checks": _Named("raftmq_transaction_checks", _C, "Check-back requests sent to producers."),
+    "transaction_checks_unanswerable": _Named(
         "raftmq_transaction_checks_unanswerable", _C, "Check-backs for which no producer of the group was connected."
     ),
 }
 """Our own metrics by the name of the counter. Every counter has a row, but for the two families of bulk reads."""
 
 _BULK_PREFIXES: Final = {
-    "bulkRowsAs": ("raftmq_bulk_rows", "Messages sent to bulk readers, by role of this replica and by client."),
-    "bulkBytesAs": ("raftmq_bulk_bytes", "Bytes sent to bulk readers, by role of this replica and by client."),
+    "bulk_rows_as_": ("raftmq_bulk_rows", "Messages sent to bulk readers, by role of this replica and by client."),
+    "bulk_bytes_as_": ("raftmq_bulk_bytes", "Bytes sent to bulk readers, by role of this replica and by client."),
 }
 
 
@@ -252,7 +252,8 @@ class BrokerMetrics:
                 continue
             for prefix, samples in bulk.items():
                 if name.startswith(prefix):
-                    samples.append(((*self.labels.values(), name.removeprefix(prefix)), value))
+                    as_whom = name.removeprefix(prefix)
+                    samples.append(((*self.labels.values(), as_whom[0].upper() + as_whom[1:]), value))
         for prefix, (name, text) in _BULK_PREFIXES.items():
             yield Family(name, Kind.COUNTER, text, (*self.labels, "as"), bulk[prefix])
 

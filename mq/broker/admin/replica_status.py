@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from mq.broker.admin.raft_members import member_roles
+from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.service import Route, Service
 from mq.broker.state.format_level import LEVEL_NEWEST, announced_level
 from mq.monitoring.process import VERSION
 from mq.protocol import bodies
-from mq.protocol.codes import MQ_VERSION
+from mq.protocol.broker_figures import OwnFigures, PeerFigures, counter_figures, delay_progress
 from mq.protocol.headers import GetBrokerRuntimeInfo
 from raftlog import NEWEST_VERSION, OLDEST_VERSION
 
@@ -22,7 +24,7 @@ class ReplicaStatus(Service):
 
     Args:
         runtime: figures that stock tools look for.
-        counters: figures of the running process, added to the answer as they are.
+        counters: figures of the running process.
         cpu_seconds: CPU time of the process and its children.
     """
 
@@ -30,7 +32,7 @@ class ReplicaStatus(Service):
         self,
         context: BrokerContext,
         *,
-        runtime: Callable[[], dict[str, str]],
+        runtime: RuntimeInfo,
         counters: Callable[[], dict[str, int]],
         cpu_seconds: Callable[[], float],
     ) -> None:
@@ -46,47 +48,49 @@ class ReplicaStatus(Service):
         settings, replica = self._settings, self._replica
         core, log = replica.core, replica.log
         status = core.status()
-        runtime = self._runtime()
+        stock = self._runtime.figures()
         commit_position = log.end_pos
         if replica.commit_index < log.last_index:
             ref = log.locate(replica.commit_index + 1)
             commit_position = ref.pos
         peers = {
-            peer.peer: {"matchIndex": peer.match, "active": peer.active, "state": peer.state.name.lower()}
+            peer.peer: PeerFigures(match_index=peer.match, active=peer.active, state=peer.state.name.lower())
             for peer in status.peers
         }
+        own = OwnFigures(
+            cluster=settings.cluster,
+            group=settings.group,
+            node_id=settings.node_id,
+            role=core.role.name.lower(),
+            term=core.term,
+            leader_id=core.leader_id or "",
+            last_index=core.last_index,
+            commit_index=replica.commit_index,
+            applied_index=replica.applied_index,
+            durable_index=core.durable,
+            commit_position=commit_position,
+            base_index=status.base.index,
+            base_position=log.base_pos,
+            end_position=log.end_pos,
+            priority=settings.priority,
+            abstaining=status.abstaining,
+            disk_used=stock.commit_log_disk_ratio,
+            members=_json(member_roles(status.conf)),
+            durability=settings.durability,
+            software_version=VERSION,
+            replication_versions=f"{OLDEST_VERSION}-{NEWEST_VERSION}",
+            format_level=self._metadata.format_level.level,
+            format_level_newest=LEVEL_NEWEST,
+            format_level_max=announced_level(settings.format_level_max),
+            access_control="off" if settings.acl_file is None else "on",
+            cpu_ms=round(self._cpu_seconds() * 1000),
+            peers=_json(peers),
+        )
         return {
-            "brokerVersionDesc": "V4_9_8",
-            "brokerVersion": str(MQ_VERSION),
-            **runtime,
-            "raftmq.cluster": settings.cluster,
-            "raftmq.group": settings.group,
-            "raftmq.nodeId": settings.node_id,
-            "raftmq.role": core.role.name.lower(),
-            "raftmq.term": str(core.term),
-            "raftmq.leaderId": core.leader_id or "",
-            "raftmq.lastIndex": str(core.last_index),
-            "raftmq.commitIndex": str(replica.commit_index),
-            "raftmq.appliedIndex": str(replica.applied_index),
-            "raftmq.durableIndex": str(core.durable),
-            "raftmq.commitPosition": str(commit_position),
-            "raftmq.baseIndex": str(status.base.index),
-            "raftmq.basePosition": str(log.base_pos),
-            "raftmq.priority": str(settings.priority),
-            "raftmq.abstaining": str(status.abstaining).lower(),
-            "raftmq.diskUsed": runtime["commitLogDiskRatio"],
-            "raftmq.members": json.dumps(member_roles(status.conf), separators=(",", ":")),
-            "raftmq.endPosition": str(log.end_pos),
-            "raftmq.durability": settings.durability,
-            "raftmq.softwareVersion": VERSION,
-            "raftmq.replicationVersions": f"{OLDEST_VERSION}-{NEWEST_VERSION}",
-            "raftmq.formatLevel": str(self._metadata.format_level.level),
-            "raftmq.formatLevelNewest": str(LEVEL_NEWEST),
-            "raftmq.formatLevelMax": str(announced_level(settings.format_level_max)),
-            "raftmq.accessControl": "off" if settings.acl_file is None else "on",
-            "raftmq.cpuMs": str(round(self._cpu_seconds() * 1000)),
-            "raftmq.peers": json.dumps(peers, separators=(",", ":")),
-            **{f"raftmq.{name}": str(value) for name, value in self._counters().items()},
+            **stock.fields(),
+            **delay_progress(self._runtime.delays()),
+            **own.fields(),
+            **counter_figures(self._counters()),
         }
 
     def routes(self) -> Iterator[Route]:
@@ -96,3 +100,7 @@ class ReplicaStatus(Service):
     def handle(self, call: Call[GetBrokerRuntimeInfo]) -> bytes:
         """Request code 28."""
         return call.response(body=bodies.KVTable(self.table()).encode())
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,8 +1,4 @@
-"""The figures of GET_BROKER_RUNTIME_INFO (request code 28) that stock tools look for, by RocketMQ's names.
-
-What a stock broker queues for its threads is served here by one thread at once: those queues are empty, but for the
-sends that wait for the next round.
-"""
+"""The figures of GET_BROKER_RUNTIME_INFO (request code 28) that stock tools look for."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from typing import Final
 from mq.broker.admin.stats import Stats
 from mq.broker.base.counters import CounterSeries
 from mq.broker.context import BrokerContext
+from mq.protocol.broker_figures import StockFigures
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import RecordError, decode_record
@@ -40,70 +37,58 @@ class RuntimeInfo:
         self._boot_ms = context.wall_clock_ms()
         self._earliest: tuple[int, int] | None = None
 
-    def table(self) -> dict[str, str]:
-        """Everything as name and text. Raises OSError when the disk cannot be asked."""
+    def figures(self) -> StockFigures:
+        """All figures, but for the progress of delay levels. Raises OSError when the disk cannot be asked."""
         free, total = self._disk_usage()
         ratio = f"{1 - free / total:.4f}" if total else "0"
-        return {
-            "bootTimestamp": str(self._boot_ms),
-            "runtime": _duration((self._wall_clock_ms() - self._boot_ms) // 1000),
-            **self._traffic(),
-            **self._waiting(),
-            **self._log(),
-            **self._delays(),
-            "commitLogDiskRatio": ratio,
-            "consumeQueueDiskRatio": ratio,
-            "commitLogDirCapacity": f"Total : {_bytes(total)}, Free : {_bytes(free)}.",
-            "brokerActive": "true",
-        }
-
-    def _traffic(self) -> dict[str, str]:
         stats = self._stats
         stats.look()
         figures, now_ms = stats.figures, stats.now_ms
         puts, gets = figures.puts, figures.gets
         transferred = gets.rates(now_ms)
-        return {
-            "putTps": puts.rates(now_ms),
-            "getTotalTps": _both(figures.found, figures.missed, now_ms),
-            "getFoundTps": figures.found.rates(now_ms),
-            "getMissTps": figures.missed.rates(now_ms),
-            "getTransferedTps": transferred,
-            "getTransferredTps": transferred,
-            "msgPutTotalYesterdayMorning": str(figures.puts_by_midnight[0]),
-            "msgPutTotalTodayMorning": str(figures.puts_by_midnight[1]),
-            "msgPutTotalTodayNow": str(puts.nums),
-            "msgGetTotalYesterdayMorning": str(figures.gets_by_midnight[0]),
-            "msgGetTotalTodayMorning": str(figures.gets_by_midnight[1]),
-            "msgGetTotalTodayNow": str(gets.nums),
-            "putMessageTimesTotal": str(puts.nums),
-            "putMessageSizeTotal": str(puts.nbytes),
-            "putMessageAverageSize": str(round(puts.nbytes / puts.nums, 3) if puts.nums else 0.0),
-        }
-
-    def _waiting(self) -> dict[str, str]:
-        waiting = {"send": len(self._appender.pending), "pull": 0, "query": 0, "ack": 0}
-        table = {"pageCacheLockTimeMills": "0", "EndTransactionQueueSize": "0"}
-        for kind, count in waiting.items():
-            table[f"{kind}ThreadPoolQueueSize"] = str(count)
-            table[f"{kind}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        table["sendThreadPoolQueueCapacity"] = str(self._settings.pending_bytes_max)
-        table["pullThreadPoolQueueCapacity"] = str(self._settings.held_pulls_max)
-        return table
-
-    def _log(self) -> dict[str, str]:
         replica = self._replica
         log = replica.log
         committed = self._position(replica.commit_index)
-        return {
-            "earliestMessageTimeStamp": str(self._earliest_ms()),
-            "commitLogMinOffset": str(log.base_pos),
-            "commitLogMaxOffset": str(committed),
-            "dispatchBehindBytes": str(committed - self._position(replica.applied_index)),
-            "remainHowManyDataToFlush": _bytes(log.end_pos - self._position(replica.core.durable)),
-            "remainTransientStoreBufferNumbs": "0",
-            "startAcceptSendRequestTimeStamp": "0",
-        }
+        return StockFigures(
+            boot_timestamp=self._boot_ms,
+            runtime=_duration((self._wall_clock_ms() - self._boot_ms) // 1000),
+            put_tps=puts.rates(now_ms),
+            get_total_tps=_both(figures.found, figures.missed, now_ms),
+            get_found_tps=figures.found.rates(now_ms),
+            get_miss_tps=figures.missed.rates(now_ms),
+            get_transfered_tps=transferred,
+            get_transferred_tps=transferred,
+            msg_put_total_yesterday_morning=figures.puts_by_midnight[0],
+            msg_put_total_today_morning=figures.puts_by_midnight[1],
+            msg_put_total_today_now=puts.nums,
+            msg_get_total_yesterday_morning=figures.gets_by_midnight[0],
+            msg_get_total_today_morning=figures.gets_by_midnight[1],
+            msg_get_total_today_now=gets.nums,
+            put_message_times_total=puts.nums,
+            put_message_size_total=puts.nbytes,
+            put_message_average_size=round(puts.nbytes / puts.nums, 3) if puts.nums else 0.0,
+            send_thread_pool_queue_size=len(self._appender.pending),
+            send_thread_pool_queue_capacity=self._settings.pending_bytes_max,
+            pull_thread_pool_queue_capacity=self._settings.held_pulls_max,
+            earliest_message_time_stamp=self._earliest_ms(),
+            commit_log_min_offset=log.base_pos,
+            commit_log_max_offset=committed,
+            dispatch_behind_bytes=committed - self._position(replica.applied_index),
+            remain_how_many_data_to_flush=_bytes(log.end_pos - self._position(replica.core.durable)),
+            commit_log_disk_ratio=ratio,
+            consume_queue_disk_ratio=ratio,
+            commit_log_dir_capacity=f"Total : {_bytes(total)}, Free : {_bytes(free)}.",
+        )
+
+    def delays(self) -> dict[int, tuple[int, int]]:
+        """By delay level that was ever used: how many messages are delivered, and how many are stored."""
+        levels: dict[int, tuple[int, int]] = {}
+        for level in range(1, LEVEL_MAX + 1):
+            end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+            delivered = self._metadata.delay_offsets.get(level, 0)
+            if end or delivered:
+                levels[level] = delivered, end
+        return levels
 
     def _position(self, index: int) -> int:
         """Where the entry behind this one begins."""
@@ -131,15 +116,6 @@ class RuntimeInfo:
             if ref.kind == EntryKind.NORMAL:
                 return decode_record(memoryview(data)[HEADER_BYTES:], verify=False).store_timestamp_ms
         return -1
-
-    def _delays(self) -> dict[str, str]:
-        table: dict[str, str] = {}
-        for level in range(1, LEVEL_MAX + 1):
-            end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
-            delivered = self._metadata.delay_offsets.get(level, 0)
-            if end or delivered:
-                table[f"scheduleMessageOffset_{level}"] = f"{delivered},{end}"
-        return table
 
 
 def _both(found: CounterSeries, missed: CounterSeries, now_ms: int) -> str:

@@ -112,9 +112,10 @@ class Topics(Service):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"the topic {name} is conflict with system reserved words"
             )
-        for field, count in (("readQueueNums", wanted.read_queue_nums), ("writeQueueNums", wanted.write_queue_nums)):
+        for kind, count in (("read", wanted.read_queue_nums), ("write", wanted.write_queue_nums)):
             if not 1 <= count <= QUEUES_MAX:
-                raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{field} is {count}; allowed: 1 to {QUEUES_MAX}")
+                remark = f"{count} {kind} queues are asked for; allowed: 1 to {QUEUES_MAX}"
+                raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         if not 0 <= wanted.perm <= 7:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {wanted.perm}; allowed: 0 to 7")
         known = self._metadata.topics.get(name)

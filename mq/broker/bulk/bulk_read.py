@@ -95,10 +95,10 @@ class BulkReads:
         self._free_at = 0.0
         """Until then the bytes that were given out so far take up what may be given out in a second."""
         self._counts: dict[str, int] = dict.fromkeys(
-            ("bulkReads", "bulkReadsBusy", "bulkReadsBehind", "bulkReadsDamaged"), 0
+            ("bulk_reads", "bulk_reads_busy", "bulk_reads_behind", "bulk_reads_damaged"), 0
         )
-        for role in ("Leader", "Follower"):
-            self._counts |= {f"bulk{what}As{role}": 0 for what in ("Rows", "Bytes")}
+        for role in ("leader", "follower"):
+            self._counts |= {f"bulk_{what}_as_{role}": 0 for what in ("rows", "bytes")}
         self._by_client: dict[str, int] = {}
 
     def routes(self) -> Iterator[Route]:
@@ -107,7 +107,7 @@ class BulkReads:
 
     def counters(self) -> dict[str, int]:
         """Figures: requests, and rows and bytes by role and by client."""
-        return {**self._counts, "bulkReadsWaiting": len(self._queue) + len(self._held), **self._by_client}
+        return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._held), **self._by_client}
 
     def handle(self, call: Call[BulkRead]) -> bytes | None:
         """Request code 9007. Raises RequestRefused."""
@@ -127,12 +127,12 @@ class BulkReads:
             codes = parse_tags(ext.topic, ext.tags).codes
         except SubscriptionError as error:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
-        self._counts["bulkReads"] += 1
+        self._counts["bulk_reads"] += 1
         deadline = self._clock() + ext.wait_ms / 1000
         call.drop_body()
         read = _Read(call, ranges, codes, deadline)
         if (pause_ms := self._pause_ms(call.connection)) > 0:
-            self._counts["bulkReadsBusy"] += 1
+            self._counts["bulk_reads_busy"] += 1
             return self._frame(read, encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
         call.connection.held_pulls += 1
         self._queue.append(read)
@@ -202,12 +202,12 @@ class BulkReads:
         if found.is_behind and self._clock() < read.deadline:
             if len(self._held) >= self._waiting_max:
                 # Those who wait for messages keep nobody from reading what is there.
-                self._counts["bulkReadsBusy"] += 1
+                self._counts["bulk_reads_busy"] += 1
                 return encode_no_records(BulkStatus.BUSY, pause_ms=_PAUSE_MS)
             self._held.append(read)
             return b""
         if found.nothing:
-            self._counts["bulkReadsBehind"] += found.is_behind
+            self._counts["bulk_reads_behind"] += found.is_behind
             return found.nothing
         self._start(read, found.spans, bytes_max, limit_pos)
         return b""
@@ -310,17 +310,17 @@ class BulkReads:
         return encode_no_records(BulkStatus.NOT_FOLLOWER, text=",".join(self._other_replicas()))
 
     def _damaged(self, damage: Exception) -> bytes:
-        self._counts["bulkReadsDamaged"] += 1
+        self._counts["bulk_reads_damaged"] += 1
         return encode_no_records(BulkStatus.DAMAGED, text=str(damage))
 
     def _count(self, read: _Read, rows: int, nbytes: int) -> None:
-        role = "Leader" if self._replica.is_leader else "Follower"
+        role = "leader" if self._replica.is_leader else "follower"
         name = _NAME.sub("_", read.call.request.ext.client_id)[:_NAME_LENGTH_MAX] or _OTHERS
-        self._counts[f"bulkRowsAs{role}"] += rows
-        self._counts[f"bulkBytesAs{role}"] += nbytes
-        keys = f"bulkRowsAs{role}.{name}", f"bulkBytesAs{role}.{name}"
+        self._counts[f"bulk_rows_as_{role}"] += rows
+        self._counts[f"bulk_bytes_as_{role}"] += nbytes
+        keys = f"bulk_rows_as_{role}.{name}", f"bulk_bytes_as_{role}.{name}"
         if keys[0] not in self._by_client and len(self._by_client) >= 2 * CLIENTS_COUNTED_MAX:
-            keys = f"bulkRowsAs{role}.{_OTHERS}", f"bulkBytesAs{role}.{_OTHERS}"
+            keys = f"bulk_rows_as_{role}.{_OTHERS}", f"bulk_bytes_as_{role}.{_OTHERS}"
         for key, value in zip(keys, (rows, nbytes), strict=True):
             self._by_client[key] = self._by_client.get(key, 0) + value
 

@@ -44,7 +44,7 @@ class LogLeases:
     def counters(self) -> dict[str, int]:
         """Figures."""
         self._drop_over()
-        return {"logLeases": len(self._leases)}
+        return {"log_leases": len(self._leases)}
 
     def first_pos(self) -> int:
         """The lowest physical offset that a reader holds, NOTHING if none does."""

@@ -85,7 +85,7 @@ class QueueLockService(Service):
 
     def counters(self) -> dict[str, int]:
         """Counts since the start; see `Service`."""
-        return {"lockedQueues": self._metadata.lock_count, "fencedCommits": self.fenced}
+        return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fenced}
 
     def periodic(self) -> Iterator[Periodic]:
         """Actions and the seconds in between; see `Service`."""

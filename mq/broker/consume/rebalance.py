@@ -62,15 +62,15 @@ class Rebalance(Service):
         """
         query = decoded(AssignmentQuery.decode, call.body)
         for what, text in (
-            ("consumerGroup", query.consumer_group),
-            ("clientId", query.client_id),
-            ("strategyName", query.strategy_name),
-            ("messageModel", query.message_model),
+            ("consumer group", query.consumer_group),
+            ("client id", query.client_id),
+            ("strategy", query.strategy_name),
+            ("message model", query.message_model),
         ):
             if len(text) > CLIENT_ID_LENGTH_MAX:  # it is kept until name servers have answered
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER,
-                    f"{what} of {len(text)} characters; maximum: {CLIENT_ID_LENGTH_MAX}",
+                    f"the {what} has {len(text)} characters; maximum: {CLIENT_ID_LENGTH_MAX}",
                 )
 
         def found(queues: Queues | None) -> None:

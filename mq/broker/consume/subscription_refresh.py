@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from mq.broker.net.client_requests import NoAnswer
 from mq.broker.net.clients import ClientRegistry, HeartbeatRefused
 from mq.broker.net.connection import ClientConnection
-from mq.protocol import fastjson
-from mq.protocol.bodies import SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
+from mq.protocol.group_bodies import read_subscriptions
 from mq.protocol.group_requests import RunningInfoExt
 from mq.protocol.headers import Response
 
@@ -57,16 +54,6 @@ class SubscriptionRefresh:
         if not isinstance(response, Response) or response.code != ResponseCode.SUCCESS or len(body) > BODY_BYTES_MAX:
             return
         try:
-            self._clients.update_subscriptions(connection, group, _subscriptions(body))
+            self._clients.update_subscriptions(connection, group, read_subscriptions(body, values_max=VALUES_MAX))
         except (BodyError, HeartbeatRefused):
             return  # its next heartbeat is answered with what is wrong
-
-
-def _subscriptions(body: bytes) -> list[SubscriptionData]:
-    """The subscriptions in what a client says of itself. Raises BodyError."""
-    info = fastjson.parse(body, values_max=VALUES_MAX)
-    told = info.get("subscriptionSet") if isinstance(info, dict) else None
-    try:
-        return msgspec.convert(told, list[SubscriptionData])
-    except msgspec.ValidationError as error:
-        raise BodyError(f"subscriptions of a client: {error}") from error

@@ -180,10 +180,10 @@ class Pops(Service):
     def counters(self) -> dict[str, int]:
         """Figures: pops that wait, checkpoints that are open, and what became of messages whose time was over."""
         return {
-            "heldPops": len(self.polling),
-            "popCheckpoints": self._metadata.pops.count,
-            "popRevived": self.revival.revived,
-            "popLost": self.revival.lost,
+            "held_pops": len(self.polling),
+            "pop_checkpoints": self._metadata.pops.count,
+            "pop_revived": self.revival.revived,
+            "pop_lost": self.revival.lost,
         }
 
     # -- time and messages -------------------------------------------------------------------------------------------

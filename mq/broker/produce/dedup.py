@@ -152,7 +152,7 @@ class Dedup(Service):
 
     def counters(self) -> dict[str, int]:
         """Counts since the start; see `Service`."""
-        return {"repeatedSends": self.answered}
+        return {"repeated_sends": self.answered}
 
     def resign(self) -> None:
         """This replica does not lead any more. What is under way tells those who wait for it how it ends."""

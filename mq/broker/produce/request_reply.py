@@ -112,10 +112,10 @@ class Replies(Service):
     def counters(self) -> dict[str, int]:
         """Figures since the start."""
         return {
-            "repliesPushed": self._pushed,
-            "repliesRelayed": self._relayed,
-            "repliesNotPushed": self._not_pushed,
-            "repliesUnderWayBytes": self._under_way_bytes,
+            "replies_pushed": self._pushed,
+            "replies_relayed": self._relayed,
+            "replies_not_pushed": self._not_pushed,
+            "replies_under_way_bytes": self._under_way_bytes,
         }
 
     # -- who replies -------------------------------------------------------------------------------------------------

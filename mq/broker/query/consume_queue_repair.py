@@ -46,7 +46,7 @@ class QueueRepair(Service):
 
     def counters(self) -> dict[str, int]:
         """Counts since the start; see `Service`."""
-        return {"queueBlocksRestored": self.restored}
+        return {"queue_blocks_restored": self.restored}
 
     def run(self) -> None:
         """Begin with a damaged block if there is one and no other is being restored; called by a timer."""

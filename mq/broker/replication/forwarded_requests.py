@@ -65,7 +65,7 @@ class ForwardedRequests(Service):
 
     def counters(self) -> dict[str, int]:
         """Counts since the start; see `Service`."""
-        return {"forwardedTaken": self.taken}
+        return {"forwarded_taken": self.taken}
 
     def handle(self, call: Call[Forward]) -> None:
         """Request code 9002. Raises RequestRefused, see `mq.protocol.forwarding` for what its codes mean."""

@@ -225,14 +225,14 @@ class Forwarder(Service):
     def counters(self) -> dict[str, int]:
         """Figures since the start: requests by kind, and what became of them; and how many wait now."""
         return {
-            "forwardedSends": self._sends,
-            "forwardedOffsets": self._offsets,
-            "forwardedOthers": self._others,
-            "forwardedBytes": self._forwarded_bytes,
-            "forwardedWaiting": len(self._held) + len(self._sent),
-            "forwardedRefused": self._refused,
-            "forwardedRetried": self._retried,
-            "forwardedUnknown": self._unknown,
+            "forwarded_sends": self._sends,
+            "forwarded_offsets": self._offsets,
+            "forwarded_others": self._others,
+            "forwarded_bytes": self._forwarded_bytes,
+            "forwarded_waiting": len(self._held) + len(self._sent),
+            "forwarded_refused": self._refused,
+            "forwarded_retried": self._retried,
+            "forwarded_unknown": self._unknown,
         }
 
     # -- the connection ----------------------------------------------------------------------------------------------

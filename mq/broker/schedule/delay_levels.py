@@ -99,11 +99,11 @@ class Delays(Service):
     def counters(self) -> dict[str, int]:
         """Figures of this replica, by name."""
         return {
-            "delayedPending": self.pending,
-            "delayedUnreadable": len(self.unreadable),
-            "delayedDelivered": self.delivered,
-            "delayedDropped": self.dropped,
-            "delayedExpired": self.expired,
+            "delayed_pending": self.pending,
+            "delayed_unreadable": len(self.unreadable),
+            "delayed_delivered": self.delivered,
+            "delayed_dropped": self.dropped,
+            "delayed_expired": self.expired,
         }
 
     def note_dropped(self, topic: str) -> None:

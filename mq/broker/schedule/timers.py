@@ -118,14 +118,14 @@ class Timers(Service):
     def counters(self) -> dict[str, int]:
         """Figures of this replica, by name."""
         return {
-            "timersPending": self.pending,
-            "timersDelivered": self.delivered,
-            "timersUnreadable": len(self._unreadable),
-            "timersLateMs": self.late_ms,
-            "timersRolled": self.rolled,
-            "timersRecalled": self.recalled,
-            "timersDropped": self.dropped,
-            "timersExpired": self.expired,
+            "timers_pending": self.pending,
+            "timers_delivered": self.delivered,
+            "timers_unreadable": len(self._unreadable),
+            "timers_late_ms": self.late_ms,
+            "timers_rolled": self.rolled,
+            "timers_recalled": self.recalled,
+            "timers_dropped": self.dropped,
+            "timers_expired": self.expired,
         }
 
     # -- for those who recall ------------------------------------------------------------------------------------------

@@ -140,15 +140,15 @@ class CheckBacks(Service):
         """Figures of this replica, since its start but for those that are open."""
         ended = self._transactions
         return {
-            "transactionsOpen": self._halves.open_count,
-            "transactionsPutOff": len(self._metadata.checks.put_off),
-            "transactionsCommitted": ended.committed,
-            "transactionsRolledBack": ended.rolled_back,
-            "transactionsEndedAgain": ended.ended_again,
-            "transactionsGivenUp": ended.given_up,
-            "transactionsExpired": self.expired,
-            "transactionChecks": self.asked,
-            "transactionChecksUnanswerable": self.unanswerable,
+            "transactions_open": self._halves.open_count,
+            "transactions_put_off": len(self._metadata.checks.put_off),
+            "transactions_committed": ended.committed,
+            "transactions_rolled_back": ended.rolled_back,
+            "transactions_ended_again": ended.ended_again,
+            "transactions_given_up": ended.given_up,
+            "transactions_expired": self.expired,
+            "transaction_checks": self.asked,
+            "transaction_checks_unanswerable": self.unanswerable,
         }
 
     def run(self) -> None:

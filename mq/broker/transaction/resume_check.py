@@ -63,7 +63,7 @@ class ResumeCheck(Service):
 
     def counters(self) -> dict[str, int]:
         """Counts since the start; see `Service`."""
-        return {"transactionsResumed": self.resumed}
+        return {"transactions_resumed": self.resumed}
 
     def resign(self) -> None:
         """This replica does not lead any more."""

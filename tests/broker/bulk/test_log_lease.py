@@ -56,7 +56,7 @@ def test_no_lease_lasts_longer_than_the_setting_allows(tmp_path: Path) -> None:
     held = Leases(tmp_path, log_lease_seconds_max=60)
     assert b'"seconds":"60"' in held.hold("a", 0, 2**31 - 1)
     held.now = 60.0
-    assert held.leases.counters() == {"logLeases": 0}
+    assert held.leases.counters() == {"log_leases": 0}
 
 
 async def hold(client: Client, lease_id: object, position: object, seconds: object) -> Answer:

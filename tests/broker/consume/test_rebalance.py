@@ -151,13 +151,21 @@ async def test_a_group_is_told_to_pop_before_it_has_members(tmp_path: Path) -> N
 
 @pytest.mark.trio
 @ENCODINGS
-@pytest.mark.parametrize("field", ["clientId", "consumerGroup", "strategyName", "messageModel"])
-async def test_texts_without_end_are_not_kept(tmp_path: Path, serialization: int, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [
+        ("clientId", "client id"),
+        ("consumerGroup", "consumer group"),
+        ("strategyName", "strategy"),
+        ("messageModel", "message model"),
+    ],
+)
+async def test_texts_without_end_are_not_kept(tmp_path: Path, serialization: int, field: str, what: str) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         query = body({"clientId": "c1", "consumerGroup": "G", "topic": "T"} | {field: "x" * 256})
         answer = await client.request(RequestCode.QUERY_ASSIGNMENT, body=query, serialization=serialization)
-        remark = f"{field} of 256 characters; maximum: 255"
+        remark = f"the {what} has 256 characters; maximum: 255"
         assert (answer.code, answer.ext, answer.remark) == (ResponseCode.INVALID_PARAMETER, {}, remark)
 
 

@@ -228,8 +228,8 @@ async def test_a_request_reaches_the_leader_whole_and_its_answer_the_client_as_i
             "too \u20ac",
             {"x": "1"} | ({"forwardedTo": leader.address} if serialization == JSON else {}),
         )
-        assert world.figures["forwardedSends"] == world.figures["forwardedOffsets"] == 1
-        assert world.figures["forwardedWaiting"] == 1
+        assert world.figures["forwarded_sends"] == world.figures["forwarded_offsets"] == 1
+        assert world.figures["forwarded_waiting"] == 1
 
 
 async def test_what_a_leader_did_not_serve_goes_to_the_next_one_in_order(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ async def test_what_a_leader_did_not_serve_goes_to_the_next_one_in_order(tmp_pat
         assert await new.serve(6) == [3, 4, 5, 6, 7, 8]
         await until(lambda: client.opaques == [1, 2, 3, 4, 5, 6, 7, 8])
         assert not client.closed
-        assert world.figures["forwardedRetried"] == 3
+        assert world.figures["forwarded_retried"] == 3
         assert old.incoming == []
 
 
@@ -276,7 +276,7 @@ async def test_of_a_leader_that_dies_sends_are_in_doubt_and_commits_are_repeated
         assert await (await world.leader()).serve(1) == [2]
         await until(lambda: consumer.opaques == [2])
         assert not consumer.closed
-        assert world.figures["forwardedUnknown"] == 2
+        assert world.figures["forwarded_unknown"] == 2
 
 
 async def test_a_request_in_doubt_that_nobody_serves_again_is_not_refused(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ async def test_a_request_in_doubt_that_nobody_serves_again_is_not_refused(tmp_pa
         assert consumer.answers == []
         assert late.answers[0].code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert not late.closed
-        assert (world.figures["forwardedUnknown"], world.figures["forwardedRefused"]) == (1, 1)
+        assert (world.figures["forwarded_unknown"], world.figures["forwarded_refused"]) == (1, 1)
 
 
 async def test_a_change_of_a_topic_in_doubt_is_not_repeated(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ async def test_a_change_of_a_topic_in_doubt_is_not_repeated(tmp_path: Path) -> N
         await leader.streams[0].aclose()
         await until(lambda: operator.closed)
         assert operator.answers == []
-        assert world.figures["forwardedWaiting"] == 0
+        assert world.figures["forwarded_waiting"] == 0
 
 
 async def test_an_answer_of_unknown_outcome_closes_the_connection_of_the_sender_only(tmp_path: Path) -> None:
@@ -324,14 +324,14 @@ async def test_without_a_leader_requests_wait_and_are_then_refused(tmp_path: Pat
         client, oneway = FakeConnection(), FakeConnection()
         world.ask(client, send(1), serialization=BINARY)
         world.ask(oneway, send(2, oneway=True))
-        assert world.figures["forwardedWaiting"] == 2
+        assert world.figures["forwarded_waiting"] == 2
         await until(lambda: bool(client.answers))
         assert client.answers[0].code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert client.answers[0].opaque == 1
         assert oneway.answers == []
         assert not client.closed
-        assert world.figures["forwardedRefused"] == 2
-        assert world.figures["forwardedWaiting"] == 0
+        assert world.figures["forwarded_refused"] == 2
+        assert world.figures["forwarded_waiting"] == 0
 
 
 async def test_requests_that_wait_are_served_when_somebody_leads(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ async def test_who_leads_serves_itself_what_waits(tmp_path: Path) -> None:
         await stream.send_all(encode_response(request.opaque, code))
         await until(lambda: world.serves_locally)
         assert client.served == [(send(1), b"one", BINARY), (send(2), b"two", JSON)]
-        assert world.figures["forwardedWaiting"] == 0
+        assert world.figures["forwarded_waiting"] == 0
 
 
 async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:

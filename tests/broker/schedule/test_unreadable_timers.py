@@ -30,13 +30,13 @@ def test_what_cannot_be_read_is_tried_ever_less_often_until_it_can(
     assert [(at - started_ms) // SECOND for at in tries[:7]] == [0, 1, 3, 7, 15, 31, 63]
     assert all(60 * SECOND <= later - at <= 62 * SECOND for at, later in pairwise(tries[6:]))
     assert len(tries) in (14, 15)
-    assert machine.timers.counters()["timersUnreadable"] == 1
+    assert machine.timers.counters()["timers_unreadable"] == 1
     monkeypatch.undo()
     machine.pass_time(MINUTE)
     machine.run_timers(50)
     machine.settle()
     assert machine.visible["m0"] == 1
-    assert machine.timers.counters()["timersUnreadable"] == 0
+    assert machine.timers.counters()["timers_unreadable"] == 0
 
 
 def test_what_cannot_be_read_is_done_with_once_the_log_has_lost_it(
@@ -48,14 +48,14 @@ def test_what_cannot_be_read_is_done_with_once_the_log_has_lost_it(
     machine.pass_time(HOUR)
     machine.run_timers(50)
     machine.settle()
-    assert (machine.timers.pending, machine.timers.counters()["timersUnreadable"]) == (1, 1)
+    assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (1, 1)
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * SECOND))
     assert queue is not None
     queue.min_offset = 1
     machine.pass_time(MINUTE)
     machine.run_timers(50)
     machine.settle()
-    assert (machine.timers.pending, machine.timers.counters()["timersUnreadable"]) == (0, 0)
+    assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (0, 0)
     assert machine.timers.expired == 1
     del machine.messages["m0"]
 

@@ -1,0 +1,135 @@
+"""RocketMQ's ``plain_acl.yml``, the file with a broker's accounts: pure, but for YAML.
+
+Whatever the file says that means nothing here is refused: a misspelled permission must not become another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from mq.protocol.signing import KEY_LENGTH_MIN
+
+PERMISSIONS: Final = frozenset({"PUB", "SUB"})
+GLOBAL_ADDRESSES: Final = "globalWhiteRemoteAddresses"
+_DENY: Final = "DENY"
+_FILE_FIELDS: Final = frozenset((GLOBAL_ADDRESSES, "accounts", "dataVersion"))
+_ACCOUNT_FIELDS: Final = frozenset(
+    (
+        "accessKey",
+        "secretKey",
+        "whiteRemoteAddress",
+        "admin",
+        "defaultTopicPerm",
+        "defaultGroupPerm",
+        "topicPerms",
+        "groupPerms",
+    )
+)
+
+
+class AclFileInvalid(Exception):
+    """The file with the accounts does not say what it should; where and what is in the message."""
+
+
+Permissions = frozenset[str]
+"""Some of PERMISSIONS."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAccount:
+    """One account. ``white_remote_address`` is the pattern as it stands in the file."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    white_remote_address: str
+    admin: bool
+    default_topic: Permissions
+    default_group: Permissions
+    topics: dict[str, Permissions]
+    groups: dict[str, Permissions]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAcl:
+    """The file: accounts with different access keys, and patterns of the addresses from which everything is allowed."""
+
+    accounts: list[PlainAccount]
+    white_remote_addresses: list[str]
+
+
+def decode_plain_acl(text: str) -> PlainAcl:
+    """Read the text of a ``plain_acl.yml``. Raises AclFileInvalid."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise AclFileInvalid(f"this is not YAML: {error}") from error
+    data = _mapping("the file", data if data is not None else {}, _FILE_FIELDS)
+    accounts: dict[str, PlainAccount] = {}
+    for number, row in enumerate(_list("accounts", data.get("accounts")), 1):
+        account = _account(f"account {number}", row)
+        if account.access_key in accounts:
+            raise AclFileInvalid(f"account {number}: the access key {account.access_key} is given twice")
+        accounts[account.access_key] = account
+    addresses = _list(GLOBAL_ADDRESSES, data.get(GLOBAL_ADDRESSES))
+    return PlainAcl([*accounts.values()], [*map(str, addresses)])
+
+
+def _account(where: str, row: Any) -> PlainAccount:
+    row = _mapping(where, row, _ACCOUNT_FIELDS)
+    access_key, secret_key = (str(row.get(name) or "") for name in ("accessKey", "secretKey"))
+    for name, key in (("accessKey", access_key), ("secretKey", secret_key)):
+        if len(key) < KEY_LENGTH_MIN:
+            raise AclFileInvalid(f"{where}: {name} has {len(key)} characters, at least {KEY_LENGTH_MIN} are needed")
+    where = f"account {access_key}"
+    admin = row.get("admin", False)
+    if not isinstance(admin, bool):
+        raise AclFileInvalid(f"{where}: admin is {admin!r}, not true or false")
+    return PlainAccount(
+        access_key=access_key,
+        secret_key=secret_key,
+        white_remote_address=str(row.get("whiteRemoteAddress") or ""),
+        admin=admin,
+        default_topic=_permission(where, "defaultTopicPerm", row.get("defaultTopicPerm", _DENY)),
+        default_group=_permission(where, "defaultGroupPerm", row.get("defaultGroupPerm", _DENY)),
+        topics=_permissions(where, "topicPerms", row.get("topicPerms")),
+        groups=_permissions(where, "groupPerms", row.get("groupPerms")),
+    )
+
+
+def _permissions(where: str, name: str, rows: Any) -> dict[str, Permissions]:
+    found: dict[str, Permissions] = {}
+    for row in _list(f"{where}: {name}", rows):
+        resource, equals, words = str(row).partition("=")
+        if not equals or not resource.strip():
+            raise AclFileInvalid(f"{where}: {name} has {row!r}, which is not NAME=PERMISSION")
+        found[resource.strip()] = _permission(where, name, words)
+    return found
+
+
+def _permission(where: str, name: str, words: Any) -> Permissions:
+    parts = [part.strip() for part in str(words).split("|")]
+    if parts == [_DENY]:
+        return frozenset()
+    if any(part not in PERMISSIONS for part in parts):
+        raise AclFileInvalid(f"{where}: {name} has {words!r}; allowed: DENY, PUB, SUB and PUB|SUB")
+    return frozenset(parts)
+
+
+def _mapping(where: str, value: Any, known: frozenset[str]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise AclFileInvalid(f"{where} is {type(value).__name__}, not a mapping of names to values")
+    if unknown := sorted(map(str, value.keys() - known)):
+        raise AclFileInvalid(f"{where} has {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
+    return value
+
+
+def _list(where: str, value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise AclFileInvalid(f"{where} is {type(value).__name__}, not a list")
+    return value
