@@ -1,1 +1,1 @@
-"""The broker: what clients ask for, on top of a replicated log."""
+"""The broker: serves clients from a replicated log."""

@@ -1,7 +1,7 @@
 """One broker: the application of its replica, and the connections of its clients.
 
-`Broker` is synchronous: it is called by the reactor for input, at the end of each turn, and by timers. What serves its
-clients' requests is in `mq.broker.services`, what runs it in `mq.broker.server`.
+`Broker` is synchronous: the reactor calls it for input and at the end of each turn, timers call it periodically. The
+services for client requests are in `mq.broker.services`, the process in `mq.broker.server`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from raftlog.segment import HEADER_BYTES
 Log = structlog.stdlib.BoundLogger
 
 _EXPIRE_SECONDS_MAX = 0.005
-"""So long, or a little longer, pulls whose time is over are answered; the rest the next time."""
+"""Expired pulls are answered for about this long per call; the rest next time."""
 _RESUMED_AT_A_STRETCH = 32
 
 _UNUSABLE = (RecordError, CommandUnknown, RunRefused, NameRefused, UnicodeDecodeError)
-"""What the records of an entry may be that no correct leader makes."""
+"""Errors of records that no correct leader writes."""
 
 
 class Broker:
@@ -69,8 +69,8 @@ class Broker:
 
     Args:
         environment: of the process.
-        metadata, store: as the checkpoint left them; the replica hands in every later entry.
-        filling: not None when the metadata comes from a snapshot and the queues have still to reach it.
+        metadata, store: as loaded from the checkpoint; the replica applies every later entry.
+        filling: set if the metadata comes from a snapshot and the queues have yet to catch up with it.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class Broker:
         self._log = environment.log
         self._seldom = RateLimitedLog(environment.log, environment.wall_clock_ms)
         self._lateness = EventLoopLag()
-        self._connections: dict[ClientConnection, None] = {}  # in the order in which they came, so that runs repeat
+        # in order of arrival, so that simulations are deterministic
+        self._connections: dict[ClientConnection, None] = {}
         self._dropped = 0
         self._refused = 0
         self._tls_failures = 0
@@ -121,7 +122,7 @@ class Broker:
         self._last_checkpoint: PendingCheckpoint | None = None
 
     def attach(self, replica: Replica) -> None:
-        """Get the replica that this broker is the application of; comes before everything else."""
+        """Set the replica whose application this broker is; called before anything else."""
         self._replica = replica
         self._reads = LinearizableReads(replica.read, self._clock)
         self._applied_index = replica.applied_index
@@ -154,7 +155,7 @@ class Broker:
         if len(self._connections) >= self._settings.connections_max:
             self._refuse_connection(sock, "too_many_connections", self._settings.connections_max)
             return
-        # The system gives out the lowest free number, so a high one says how many are taken, whatever for.
+        # The system assigns the lowest free number, so a high one shows how many descriptors are in use overall.
         limits = self._environment.descriptors
         if len(self._connections) >= limits.clients_max or sock.fileno() >= limits.number_max:
             self._refuse_connection(sock, "too_many_descriptors", limits.clients_max)
@@ -175,7 +176,7 @@ class Broker:
         self._connections[connection] = None
 
     def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
-        """The socket with as much TLS as the settings want."""
+        """The socket, wrapped for TLS as the settings require."""
         certificate = self._environment.certificate
         if certificate is None or self._settings.tls_mode == "disabled":
             return sock
@@ -207,11 +208,11 @@ class Broker:
         )
 
     def look_at_connections(self) -> None:
-        """Drop clients whose requests do not come to an end; see `Intake`."""
+        """Drop clients whose requests stay incomplete; see `Intake`."""
         self._intake.look(self._clock())
 
     def close_idle_connections(self) -> None:
-        """Close connections that were silent since the last call, hold no pull, and are no replica's."""
+        """Close connections that were silent since the last call, unless they hold a pull or belong to a replica."""
         for connection in list(self._connections):
             if not connection.heard and not connection.held_pulls and not connection.trusted:
                 connection.close("idle")
@@ -222,17 +223,19 @@ class Broker:
         self.services.forwarder.close()
         for connection in list(self._connections):
             connection.close("broker stops")
-        self.services.replies.resign()  # only now: for a reply whose client is gone, other replicas are asked
+        self.services.replies.resign()  # only now: a reply without its client goes to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
-        """Tell whether this replica has applied all that is committed, which a leader must confirm."""
+        """Call back with whether this replica has applied everything that is committed, which a leader must confirm."""
         self._reads.read(on_known)
 
     def must_hand_over(self) -> bool:
-        """Whether another replica could lead and does not yet; it is asked to. Call it again until it says no."""
+        """Whether to wait for a leadership transfer; requests one if another replica could lead. Call until it returns
+        False.
+        """
         core = self._replica.core
         if not self._replica.is_leader:
-            # Whoever leads is known with its first message: then clients find it.
+            # The new leader is known from its first message on; then clients can find it.
             return core.leader_id is None and self._led_term > 0 and core.conf.voters != (core.node_id,)
         if core.conf.voters == (core.node_id,):
             return False
@@ -240,7 +243,7 @@ class Broker:
         return True
 
     def owes_answers(self) -> bool:
-        """Whether replies wait to be sent, or requests for the replica that leads."""
+        """Whether replies, or requests to the leader, are still unsent."""
         return self.services.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
@@ -250,7 +253,7 @@ class Broker:
     # -- the replicated log ------------------------------------------------------------------------------------------
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """Dispatch committed entries to queues and metadata, then answer and wake whoever waited for them."""
+        """Apply committed entries to queues and metadata, then answer and wake those who wait for them."""
         for entry in entries:
             if entry.kind == EntryKind.NORMAL:
                 try:
@@ -278,7 +281,7 @@ class Broker:
                 self.services.pulls.resume(pull)
 
     def role_changed(self, change: RoleChange) -> None:
-        """Stop leading when another replica does; whoever leads anew waits for its first committed entry."""
+        """Resign when another replica leads; a new leader waits until its first entry is committed."""
         fields: dict[str, object] = {}
         self._elections += change.role is Role.LEADER
         if (cause := change.cause) is not None:
@@ -290,7 +293,7 @@ class Broker:
         )
         if self.appender.is_open and (change.role is not Role.LEADER or change.term != self._led_term):
             self.services.serve_as_follower()
-            # First of all nothing is taken any more: what services and the appender give back is for whoever leads now.
+            # First stop accepting: services and the appender now hand their requests to the new leader.
             self.appender.is_open = False
             self.services.resign()
             self.appender.close()
@@ -301,11 +304,11 @@ class Broker:
         self.services.group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: int) -> None:
-        """Leadership was lost with entries under way."""
+        """Leadership was lost with entries in flight."""
         self.appender.outcome_unknown(first_index)
 
     def end_turn(self) -> None:
-        """React to what came in; called before sockets are flushed."""
+        """Process the input of this turn; called before sockets are flushed."""
         self._replica.pump()
         self.services.end_turn()
         if self.appender.start_round():
@@ -314,7 +317,7 @@ class Broker:
             self._unread.drop_some()
 
     def _lead(self, term: int) -> None:
-        """Everything before this term is dispatched: queue offsets are known, messages can be taken."""
+        """Everything before this term is applied: queue offsets are known, so messages can be accepted."""
         self._led_term = term
         self.appender.open()
         self.services.lead()
@@ -324,7 +327,7 @@ class Broker:
         self._on_registration_changed(None)
 
     def _announce(self) -> None:
-        """Replicate what a leader has to say about itself, as far as it is not known already."""
+        """Replicate the leader's facts about itself that are not in the log yet."""
         settings = self._settings
         missing = self._metadata.missing_system_topics(
             settings.cluster,
@@ -338,13 +341,14 @@ class Broker:
             self.appender.add_command(command)
 
     def _dispatch(self, entry: CommittedEntry) -> None:
-        """Take what an entry adds to queues and metadata. Raises one of `_UNUSABLE`."""
+        """Apply an entry to queues and metadata. Raises one of `_UNUSABLE`."""
         try:
             commands, sequenced = self._derive(entry, entry.annotation)
         except (AnnotationDamaged, *_UNUSABLE) as error:
             if not entry.annotation:
                 raise
-            # It is a hint of the leader; the records tell the same. What was taken of it is found to be there.
+            # The annotation is a hint from the leader; the records contain the same. What was applied from it is
+            # skipped.
             self._seldom.warning("annotation_damaged", index=entry.index, error=str(error))
             commands, sequenced = self._derive(entry, b"")
         if sequenced and self._filling is None:
@@ -352,7 +356,7 @@ class Broker:
                 self._metadata.sequences.note(*record)
         for decoded in commands:
             if self._filling is not None:
-                # The metadata is ahead; only what a deletion does to queues is still to be done.
+                # The metadata is ahead of the queues; only the effect of deletions on queues is still missing.
                 changed = Changes(deleted_topics=(decoded.name,) if isinstance(decoded, DeleteTopic) else ())
             else:
                 changed = self._metadata.apply(decoded)
@@ -374,7 +378,7 @@ class Broker:
         self._log.info("format_level_raised", format_level=level)
 
     def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRecord]]:
-        """Add to the queues what the entry's records add; returns its commands and its records with numbers."""
+        """Add the entry's records to the queues; returns its commands, and its records with sequence numbers."""
         commands: list[bytes] = []
         sequenced: list[SequencedRecord] = []
         if annotation:
@@ -394,11 +398,11 @@ class Broker:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def expire_pulls(self) -> None:
-        """Answer pulls whose time is over, repeat reads that failed, and read those again who have read."""
+        """Answer expired pulls, retry failed reads, and resume pulls that waited for flow control."""
         self._unread.look()
         self._reads.try_again()
         now = self._clock()
-        # Those of clients that do not read their answers come again and again, tens of thousands of them.
+        # Clients that do not read answers may send tens of thousands of them again and again.
         while over := self._polling.expired(now, _RESUMED_AT_A_STRETCH):
             for pull in over:
                 self.services.pulls.resume(pull)
@@ -406,32 +410,32 @@ class Broker:
                 break
 
     def expire_client_requests(self) -> None:
-        """Give up requests of ours that clients do not answer."""
+        """Time out requests of the broker that clients have not answered."""
         self._questions.expire()
 
     def note_delay(self, seconds: float) -> None:
-        """Something had to wait for the event loop, or kept it, for so long."""
+        """The event loop was blocked for so long."""
         self._lateness.note(seconds, self._clock())
 
     def announce_again(self) -> None:
-        """Repeat what a full disk refused."""
+        """Repeat announcements that failed on a full disk."""
         if self.appender.is_open:
             self._announce()
 
     def flush_queues(self) -> None:
-        """Let consume queues reach their files, forget what is gone from the log, and restore damaged blocks."""
+        """Write consume queues to their files, drop what is gone from the log, and restore damaged blocks."""
         self.services.queue_repair.run()
         self._store.flush_some()
         self._store.expire_some(self._replica.log.base_pos)
 
     def delete_expired(self) -> None:
-        """Let the log begin later if its oldest files may go. Raises OSError."""
+        """Delete the oldest log files if they may go. Raises OSError."""
         self.services.retention.run()
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
-        """Begin to note what was applied so far.
+        """Begin a checkpoint of what has been applied.
 
-        None when this replica's own disk does not hold all of it yet, or when nothing came since the last one.
+        None if this replica's disk does not have all of it yet, or if nothing was applied since the last one.
         """
         index = self._applied_index
         last = self._last_checkpoint
@@ -449,10 +453,10 @@ class Broker:
         return self._last_checkpoint
 
     def snapshot(self) -> tuple[int, Callable[[], bytes]] | None:
-        """What a replica needs that gets the log only from a later entry on; see `mq.store.opening`.
+        """The state for a replica that gets the log only from a later entry on; see `mq.store.opening`.
 
-        Returns the index of that entry, and what encodes the snapshot; it takes time and may run in a worker thread.
-        None while metadata is ahead of the queues, as it is for a while after such a snapshot was loaded.
+        Returns the index of that entry and a function that encodes the snapshot; it is slow and may run in a worker
+        thread. None while metadata is ahead of the queues, which is the case for a while after loading such a snapshot.
         """
         if self._filling is not None:
             return None
@@ -471,10 +475,10 @@ class Broker:
     # -- name servers ------------------------------------------------------------------------------------------------
 
     def registration(self, topics: Collection[str] | None) -> Registration:
-        """How this replica appears in the route: id 0 while it leads, else a number of its own.
+        """The route entry of this replica: id 0 while it leads, else an id of its own.
 
-        With these topics, if they are all that changed, or with all of them for None. What is gone is told by what is
-        left, so then it is all of them, too.
+        Contains these topics if only they changed, or all for None. A deletion also sends all topics, since the name
+        server drops those that are missing.
         """
         settings, known = self._settings, self._metadata.topics
         leads = self.appender.is_open

@@ -1,4 +1,4 @@
-"""What the services of a broker are built from: everything that more than one of them needs, by name."""
+"""The dependencies of a broker's services: everything that more than one of them needs, by name."""
 
 from __future__ import annotations
 
@@ -41,28 +41,27 @@ def wall_clock_ms() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the process that runs a broker gives it: clocks, randomness, threads; simulated ones in a simulation.
+    """What the process provides to a broker: clocks, randomness, threads; simulated in a simulation.
 
     Attributes:
-        store_ip: the IPv4 address that message ids carry.
+        store_ip: the IPv4 address in message ids.
         clock: monotonic seconds.
-        thread_clock: the same for worker threads; its seconds are not those of ``clock``.
+        thread_clock: the same for worker threads, with another origin.
         wall_clock_ms: milliseconds since the epoch; may go back.
-        process_id: goes into the unique keys of messages whose sender gave none.
-        connect_failure: why no connection to another replica could be opened last, empty while one stands.
-        secrets: those of the group that are valid now.
-        random_bytes: as many unpredictable bytes as asked for.
-        in_background: carries out a job in a worker thread, and its end on the event loop.
+        process_id: part of the unique keys of messages without one.
+        connect_failure: why the last connection to another replica failed; empty while one is open.
+        secrets: the group secrets that are valid now.
+        random_bytes: returns this many unpredictable bytes.
+        in_background: runs a job in a worker thread, and its completion on the event loop.
         in_bulk_background: the same, for jobs that take longer.
-        on_registration_changed: told when the name servers must learn something new: of these topics, or, for None, of
-            everything.
-        namesrv_tls: for connections to name servers; None for those without TLS.
-        certificate: of connections that use TLS; None where none may.
-        access: which requests of clients are served; None for all of them.
-        peer_software: what a member of the group says of its software; None while it is not connected.
-        set_level: told at which format level the group is, so that replicas which do not understand it are refused.
-        sync_latency: how long writes to the log with their syncs took; None where nobody measures it.
-        descriptors: how many of the process's file descriptors clients may take.
+        on_registration_changed: called when name servers need an update: of these topics, or, for None, of all.
+        namesrv_tls: for connections to name servers; None without TLS.
+        certificate: for TLS connections of clients; None without TLS.
+        access: checks the requests of clients; None allows all.
+        peer_software: the software of a member of the group; None while it is not connected.
+        set_level: sets the format level of the group, so that replicas which do not support it are refused.
+        sync_latency: duration of log writes including syncs; None if it is not measured.
+        descriptors: how many of the process's file descriptors clients may use.
     """
 
     store_ip: str
@@ -94,17 +93,17 @@ class BrokerContext:
 
     Attributes:
         address, replica_address: where clients, and other replicas, reach this broker's client port.
-        store_host: the same as records store it.
-        metadata, store: what was applied of the log: topics, groups and offsets, and the consume queues.
-        appender: takes what is to be written into the log.
-        queue_offsets: the next queue offset of each queue, with what is not applied yet.
-        internal_messages: makes the messages that the broker itself writes.
-        reads: linearizable reads, that go on over a change of leader.
-        slow_answers: makes answers that take long, a little in each turn of the event loop.
-        traffic: counts what was put and got.
-        applied_index: up to which entry the log was applied.
+        store_host: the same in the format of records.
+        metadata, store: the applied state: topics, groups and offsets, and the consume queues.
+        appender: appends to the log.
+        queue_offsets: the next queue offset of each queue, including entries that are not applied yet.
+        internal_messages: builds the messages that the broker itself writes.
+        reads: linearizable reads that survive a change of leader.
+        slow_answers: builds long answers in steps, some in each turn of the event loop.
+        traffic: counts stored and delivered messages.
+        applied_index: index of the last applied entry.
         floor_pos: physical offset from which on the log is still needed.
-        counters: numbers of the whole broker, by name.
+        counters: counters of the whole broker, by name.
     """
 
     settings: BrokerSettings
@@ -149,32 +148,32 @@ class BrokerContext:
 
     @property
     def log(self) -> Log:
-        """For operators; the replicated log is ``replica.log``."""
+        """The operators' log; the replicated log is ``replica.log``."""
         return self.environment.log
 
     def client_id(self, connection: ClientConnection, group: str) -> str | None:
-        """Who the client behind a connection is in a consumer group; None where that is not known.
+        """The client id of the connection's client in a consumer group; None if it is unknown.
 
-        A replica that hands a request on says who its client is.
+        For a forwarded request, the forwarding replica has supplied it.
         """
         return connection.client_id or self.clients.client_id(connection, group)
 
     def disk_used(self) -> float:
-        """Which part of the disk is in use, 0 to 1."""
+        """The used fraction of the disk, 0 to 1."""
         return disk_used(self.settings.data_dir)
 
     def members(self) -> Collection[str]:
-        """Names of all replicas of the group, whether they vote or not."""
+        """Names of all members of the group, voters or not."""
         conf = self.replica.core.conf
         return {*conf.voters, *conf.outgoing, *conf.learners}
 
     def leader_address(self) -> str | None:
-        """Where another replica that leads serves clients, if that is known."""
+        """The client address of another replica that leads, if it is known."""
         core = self.replica.core
         return None if core.leader_id in (None, core.node_id) else self.metadata.replicas.get(core.leader_id)
 
     def other_replicas(self) -> list[str]:
-        """Where the other members of the group serve clients, as far as they have said so."""
+        """The client addresses of the other members of the group, as far as they are known."""
         others = {*self.members()} - {self.replica.core.node_id}
         return [address for node_id, address in self.metadata.replicas.items() if node_id in others]
 

@@ -1,6 +1,6 @@
-"""Limits that several parts of a broker must agree on."""
+"""Limits shared by several parts of a broker."""
 
 from __future__ import annotations
 
 CHECKS_MAX = 100
-"""How often a producer may be asked about a half message at most; the replicated state counts no further."""
+"""Maximum number of check-backs per half message; the replicated state counts no further."""

@@ -1,1 +1,1 @@
-"""Who may do what: accounts with their keys and permissions, and what each request needs."""
+"""Access control: accounts with their keys and permissions, and the permissions that each request needs."""

@@ -13,12 +13,12 @@ from mq.protocol.signing import Signer
 
 
 class Permission(enum.Enum):
-    """What an account may do with a topic, or with a consumer group."""
+    """An action on a topic or on a consumer group."""
 
     PUB = "PUB"
     SUB = "SUB"
 
-    # Looked up for each request: the hash of an Enum is computed in Python, from its name.
+    # Looked up for each request. The default hash of an Enum is computed in Python from its name, which is slow.
     __hash__ = object.__hash__
 
 
@@ -27,19 +27,19 @@ Permissions = frozenset[Permission]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account. ``permissions`` are by topic; those of a consumer group are those of its retry topic."""
+    """One account. ``permissions`` are by topic; a consumer group is represented by its retry topic."""
 
     access_key: str
     signer: Signer = field(repr=False)
     white_listed: Matches = field(repr=False)
-    """From these addresses the account is believed without a signature."""
+    """Requests from these addresses need no signature."""
     admin: bool = False
     default_topic: Permissions = frozenset()
     default_group: Permissions = frozenset()
     permissions: Mapping[str, Permissions] = field(default_factory=dict)
 
     def may(self, topic: str, wanted: Permission, address: str) -> bool:
-        """Whether it may do this with a topic, or with the retry topic of a consumer group, from this address."""
+        """Whether the account may do this to a topic (or the retry topic of a consumer group) from this address."""
         if self.admin:
             return True
         default = self.default_group if topic.startswith(RETRY_PREFIX) else self.default_topic
@@ -48,7 +48,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """All accounts, by access key, and the addresses from which everything is allowed."""
+    """All accounts by access key, and the addresses that may do anything without an account."""
 
     by_key: Mapping[str, Account]
     white_listed: Matches

@@ -1,7 +1,7 @@
-"""Patterns of addresses, as white lists have them: pure.
+"""Address patterns of white lists. Pure.
 
-As in RocketMQ: ``*`` for all; ``192.168.1.7``; ``192.168.1.*`` and ``192.168.*.*``; ``192.168.1.10-20``;
-``192.168.1.{7,9}``; several of these, separated by commas. IPv6 addresses are written in full or end in ``*``. Besides,
+RocketMQ's syntax: ``*`` matches all; ``192.168.1.7``; ``192.168.1.*`` and ``192.168.*.*``; ``192.168.1.10-20``;
+``192.168.1.{7,9}``; several patterns separated by commas. IPv6 addresses are complete or end in ``*``. In addition,
 networks: ``10.0.0.0/8``.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 Matches = Callable[[str], bool]
-"""Whether an address, without its port, is meant."""
+"""Whether a pattern matches an address (without port)."""
 
 _PART: Final = re.compile(r"\*|[0-9]{1,3}(-[0-9]{1,3})?")
 _BRACES: Final = re.compile(r"(.*)\{([^{}]*)\}(.*)")
@@ -21,13 +21,13 @@ _OUTSIDE_BRACES: Final = re.compile(r",(?![^{}]*\})")
 
 
 def compiled(pattern: str) -> Matches:
-    """What a pattern means; a blank one means nobody. Raises ValueError for what is no pattern."""
+    """Compile a pattern; a blank one matches nothing. Raises ValueError if it is malformed."""
     alternatives = [_one(text) for part in _OUTSIDE_BRACES.split(pattern) for text in _expanded(part.strip()) if text]
     return lambda address: any(matches(_plain(address)) for matches in alternatives)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach a server that listens there."""
+    """Whether a server that listens on this host is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -93,5 +93,5 @@ def _in_network(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Net
 
 
 def _plain(address: str) -> str:
-    """Without the zone of a link-local address, and IPv4 as such where it came through an IPv6 socket."""
+    """The address without the zone of a link-local address; an IPv4-mapped IPv6 address becomes IPv4."""
     return address.partition("%")[0].removeprefix("::ffff:")

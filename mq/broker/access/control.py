@@ -1,4 +1,4 @@
-"""Checks each request of a client against accounts and users, and reads the accounts anew when their file changes."""
+"""Checks each client request against accounts and users, and reloads the accounts when their file changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANYBODY: Final = Role.ANYBODY
 
 
 class AccessDenied(msgspec.Struct, frozen=True):
-    """Stands for a request that its sender may not make; ``remark`` is for the sender."""
+    """Takes the place of a request that is denied; ``remark`` goes to the sender."""
 
     code: int
     opaque: int
@@ -40,10 +40,10 @@ class AccessDenied(msgspec.Struct, frozen=True):
 
 
 class AccessControl:
-    """Who may do what on this broker.
+    """The access control of this broker.
 
     Args:
-        path: of a file as RocketMQ's ``plain_acl.yml``.
+        path: a file in the format of RocketMQ's ``plain_acl.yml``.
 
     Raises AclFileInvalid, OSError.
     """
@@ -63,21 +63,21 @@ class AccessControl:
 
     @property
     def account_count(self) -> int:
-        """How many accounts the file has."""
+        """The number of accounts in the file."""
         return len(self._accounts.by_key)
 
     def is_in_file(self, name: str) -> bool:
-        """Whether an account of this name is in the file. It counts, whatever users there are."""
+        """Whether the file has an account of this name. It takes precedence over a user of the same name."""
         return name in self._accounts.by_key
 
     def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]]) -> None:
-        """There are these users besides the accounts of the file; ``secrets`` are those of the group that are valid."""
+        """Set the users that exist in addition to the accounts of the file; ``secrets`` are the valid group secrets."""
         self._users, self._secrets = users, secrets
         self._merged_of = ()
 
     def refresh(self) -> None:
-        """Read the file anew if it has changed. If it cannot be used, the accounts stay as they are, and the log says
-        why, once for each state of the file. Called by a timer.
+        """Reload the file if it has changed. If it is invalid, keep the old accounts and log the reason once per
+        version of the file. Called by a timer.
         """
         try:
             stamp = _stamp(self._path)
@@ -94,7 +94,7 @@ class AccessControl:
         self._log.info("acl_file_read", path=str(self._path), accounts=self.account_count)
 
     def checked(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
-        """The requests that ``chunk`` begins with, with an `AccessDenied` in place of each that may not be made.
+        """The requests at the beginning of ``chunk``, with an `AccessDenied` in place of each denied one.
 
         ``address`` is that of the client, without its port.
         """
@@ -105,7 +105,7 @@ class AccessControl:
         if self._merged_of != (accounts, self._users.version, secrets):
             self._merge(accounts, secrets)
         by_key, row_of = self._by_key, ROWS.get
-        believed: dict[str, bool] = {}  # by access key: from this address without a signature
+        believed: dict[str, bool] = {}  # by access key: whether this address needs no signature
         result: list[tuple[Any, bytes, int]] = []
         for each, header in zip(incoming, headers_of(chunk), strict=False):
             request, body, serialization = each
@@ -131,7 +131,7 @@ class AccessControl:
         return result
 
     def _merge(self, accounts: Accounts, secrets: Sequence[bytes]) -> None:
-        """Put users and accounts together: those of the file count where both have a name."""
+        """Merge users and accounts; an account of the file wins over a user of the same name."""
         by_key: dict[str, Account] = {}
         known, self._of_users, self._unusable = self._of_users, {}, {}
         for name, user in self._users.table.items():
@@ -163,7 +163,7 @@ def _unknown(access_key: str) -> str:
 
 
 def _lacking(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
-    """What an account may not do of a request; None if it may do all of it."""
+    """The missing permission for a request, as text; None if it is allowed."""
     if callable(row):
         for topic, permission in row(request, body):
             if not account.may(topic, permission, address):
@@ -173,7 +173,7 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes, addre
         return f"request code {request.code} is not allowed"
     if row is Role.ADMIN:
         return f"request code {request.code} is for administrators, and {account.access_key} is not one"
-    return None  # any account will do, and an unknown code is refused anyway
+    return None  # any account is enough; unknown codes are refused later
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -1,8 +1,7 @@
-"""What each request needs: one row for each, and a request without a row is refused. Pure.
+"""The permissions that each request needs, one row per request. A request without a row is refused. Pure.
 
-Where RocketMQ's ACL 1.0 asks for a permission, the same is asked for here. Beyond that, RocketMQ lets every account
-look at messages by their physical offset, reset the offsets of any group, and list all clients; here only
-administrators may.
+The permissions are those of RocketMQ's ACL 1.0. In addition, only administrators may read messages by physical offset,
+reset offsets of other groups, and list all clients, which RocketMQ allows every account.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from mq.protocol.operator_bodies import AssignmentQuery
 from mq.protocol.receipts import BatchAck
 
 Needs = Iterable[tuple[str, Permission]]
-"""Topics and what is done with them. What is done with a consumer group is done with its retry topic."""
+"""Topics, and what the request does to them. A consumer group is represented by its retry topic."""
 
 
 class Role(enum.Enum):
-    """Who may send a request, whatever it is about."""
+    """The senders that a request is allowed for, independent of topics."""
 
     ANYBODY = "checked by the handler: replicas prove that they have the secret of their group"
     ACCOUNT = "any account"
@@ -62,7 +61,7 @@ def _consumption(request: Any, body: bytes) -> Needs:
 
 
 def _send(request: Any, body: bytes) -> Needs:
-    """Who puts a message into a retry topic is a consumer that gives it back."""
+    """A message to a retry topic is sent back by a consumer, so the permission is that of a consumer."""
     topic = request.ext.topic
     return ((topic, SUB if topic.startswith("%RETRY%") else PUB),)
 
@@ -71,7 +70,7 @@ def _heartbeat(request: Any, body: bytes) -> Needs:
     try:
         consumers = HeartbeatData.decode(body).consumers
     except BodyError:
-        return ()  # the handler refuses the same body
+        return ()  # the handler refuses this body
     needs = [(retry_topic(consumer.group), SUB) for consumer in consumers]
     return needs + [(each.topic, SUB) for consumer in consumers for each in consumer.subscriptions]
 

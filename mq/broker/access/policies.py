@@ -1,8 +1,8 @@
-"""What the policies of a user allow: pure.
+"""The policies of a user: which requests they allow. Pure.
 
-Custom policies come before default ones. Of those that fit a request, the most specific one decides: one for a whole
-name before one for the beginning of it, the longer beginning first, then one for all of a type, then one for
-everything; of two that are equal in this, the one that denies. Where none fits, nothing is allowed.
+Custom policies precede default ones. Of the matching policies, the most specific one decides: an exact name before a
+prefix, a longer prefix before a shorter one, then all names of a type, then everything. Among equally specific
+policies, a denial wins. Without a matching policy, the request is denied.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _DECIDED_MAX: Final = 1000
 @dataclass(frozen=True, slots=True)
 class _Rule:
     kind: str
-    """Topic or Group; empty for every kind."""
+    """Topic or Group; empty for both."""
     name: str
-    """The whole name, or its beginning; of all of a kind the empty beginning."""
+    """The full name or a prefix; the empty prefix matches all names."""
     is_prefix: bool
     actions: frozenset[str]
     matches: Matches | None
-    """Addresses of clients; None for all."""
+    """Client addresses; None matches all."""
     allow: bool
 
     def fits(self, kind: str, name: str, actions: frozenset[str], address: str) -> bool:
@@ -42,11 +42,11 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class UserAccount(Account):
-    """The account of a user; ``rules`` in the order in which they count."""
+    """The account of a user; ``rules`` are in order of precedence."""
 
     rules: tuple[_Rule, ...] = ()
     decided: dict[tuple[str, Permission], bool] = field(default_factory=dict, compare=False, repr=False)
-    """What was asked before, unless it depends on the address."""
+    """Cache of decisions that do not depend on the address."""
 
     def may(self, topic: str, wanted: Permission, address: str) -> bool:
         """See `Account.may`."""
@@ -66,7 +66,7 @@ class UserAccount(Account):
 
 
 def rules_of(policies: Iterable[Policy]) -> tuple[_Rule, ...]:
-    """Policies in the order in which they count. Raises ValueError for source addresses that are none."""
+    """Policies in order of precedence. Raises ValueError for invalid source addresses."""
     return tuple(map(_rule, sorted(policies, key=_precedence)))
 
 

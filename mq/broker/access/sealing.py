@@ -1,7 +1,7 @@
-"""Secrets of users, sealed with the secret of the broker group (AES-256-GCM).
+"""Encrypts the secret keys of users with the secret of the broker group (AES-256-GCM).
 
-Signatures can be checked by whoever has the secret key only, so a hash of it would not do. Sealed, it can be in the
-log, in snapshots and in backups: only replicas of the group can open it, and only as the secret of the same user.
+Checking a signature needs the secret key itself, so a hash is not enough. Sealed keys can be stored in the log, in
+snapshots and in backups: only replicas of the group can open them, and only for the same user.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ _PURPOSE: Final = b"secrets of users, version 1"
 
 
 class SealBroken(Exception):
-    """Nobody here can open it: it was sealed with another secret, for another user, or it was changed."""
+    """The sealed key cannot be opened: sealed with another secret or for another user, or modified."""
 
 
 def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
-    """``secret_key`` as text that tells its length only. ``nonce`` must never be used twice: `NONCE_BYTES`, random."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 30 ms, for those who have users
+    """``secret_key``, sealed as text, which reveals only its length. Each call needs a fresh random ``nonce`` of
+    `NONCE_BYTES`.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # takes 30 ms, only needed if there are users
 
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
     sealed = AESGCM(_key(group_secret)).encrypt(nonce, secret_key.encode(), user.encode())
@@ -50,7 +52,7 @@ def opened(group_secrets: Sequence[bytes], user: str, sealed: str) -> str:
 
 
 def is_sealed_with(group_secret: bytes, sealed: str) -> bool:
-    """Whether it says that it was sealed with this secret."""
+    """Whether the sealed text names this secret as the one it was sealed with."""
     try:
         return b64decode(sealed, validate=True)[:_ID_BYTES] == secret_id(group_secret)
     except (NotBase64, ValueError):

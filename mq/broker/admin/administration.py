@@ -1,4 +1,4 @@
-"""What operators' tools ask of a broker, put together: topics, groups, members, settings, figures, cleaning up."""
+"""Builds the services for operators: topics, groups, members, settings, figures, cleanup."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Administration(Service):
     Args:
         disk_usage: free and total bytes of the log's disk.
         cpu_seconds: CPU time of the process and its children.
-        delete_expired: lets files of the log go whose time is over. Raises OSError.
-        is_allowed: whether somebody at this address and port may change settings.
-        on_settings_changed: told of each change.
+        delete_expired: deletes expired log files. Raises OSError.
+        is_allowed: whether the client at this address and port may change settings.
+        on_settings_changed: called after each change.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Administration(Service):
         )
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(CleanExpiredConsumequeue, self.handle_nothing_to_clean)
         yield Route(CleanUnusedTopic, self.handle_nothing_to_clean)
         yield Route(DeleteExpiredCommitlog, self.handle_delete_expired)
@@ -89,16 +89,18 @@ class Administration(Service):
             yield from service.routes()
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         for service in self._services:
             yield from service.periodic()
 
     def handle_nothing_to_clean(self, call: Call[CleanExpiredConsumequeue | CleanUnusedTopic]) -> bytes:
-        """Request codes 306 and 316: what is gone from the log and what is deleted leaves no rest, within seconds."""
+        """Request codes 306 and 316: nothing to do, since deleted queues and expired data are cleaned up within
+        seconds.
+        """
         return call.response()
 
     def handle_delete_expired(self, call: Call[DeleteExpiredCommitlog]) -> bytes:
-        """Request code 329: as the timer does it, by the same rules."""
+        """Request code 329: delete expired log files now, by the same rules as the timer."""
         try:
             self._delete_expired()
         except OSError as error:

@@ -1,6 +1,6 @@
-"""Settings of a running broker as operators' tools see and change them: request codes 25 and 26.
+"""Show and change settings of a running broker: request codes 25 and 26.
 
-A change is one of this process: the next start reads the settings again.
+Changes last until the process restarts.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ CHANGEABLE: Final = {
     RETENTION_HOURS: "retention_hours",
     DELETE_HOUR: "delete_when",
 }
-"""Settings that can change while the broker runs, by RocketMQ's names."""
+"""Settings that can change at run time, by RocketMQ's names."""
 
 _OURS: Final = "raftmq."
 
 
 class BrokerConfig(Service):
-    """The settings in force, and the handlers around them.
+    """The current settings, and the handlers for them.
 
     Args:
         leads: whether this replica leads.
-        version: that of topics and groups.
-        is_allowed: whether somebody at this address and port may change them.
-        on_changed: told of each change.
+        version: the data version of topics and groups.
+        is_allowed: whether the client at this address and port may change settings.
+        on_changed: called after each change.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BrokerConfig(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(GetBrokerConfig, self.handle_get)
         yield Route(UpdateBrokerConfig, self.handle_update)
 
@@ -76,7 +76,7 @@ class BrokerConfig(Service):
         )
 
     def handle_update(self, call: Call[UpdateBrokerConfig]) -> bytes:
-        """Request code 25: all that is asked for, or nothing."""
+        """Request code 25: apply all requested changes, or none."""
         if not self._is_allowed(call.connection.peer):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
@@ -97,7 +97,7 @@ class BrokerConfig(Service):
         return call.response()
 
     def properties(self) -> dict[str, str]:
-        """All settings: those that stock brokers have by their names, and all by ours."""
+        """All settings, by our names, and by RocketMQ's where it has one."""
         settings, leads = self._settings, self._leads()
         stock = BrokerProperties(
             auto_create_topic_enable=settings.auto_create_topics,
@@ -136,7 +136,7 @@ class BrokerConfig(Service):
         return {_OURS + name: _text(value) for name, value in settings.model_dump().items()} | stock.fields()
 
     def _checked(self, wanted: Mapping[str, str]) -> dict[str, Any]:
-        """What is to change, by our names. Raises RequestRefused."""
+        """The requested changes, by our names. Raises RequestRefused."""
         current = self.properties()
         changes: dict[str, Any] = {}
         for name, value in wanted.items():

@@ -1,6 +1,6 @@
-"""Consumer groups as operators see them: request codes 200, 225 and 207 change them, 201 and 352 show them.
+"""Configurations of consumer groups: request codes 200, 225 and 207 change them, 201 and 352 show them.
 
-Who is in a group: `mq.broker.consume.heartbeat`.
+For the members of groups see `mq.broker.consume.heartbeat`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ GROUPS_PER_REQUEST_MAX = 1000
 
 
 class ConsumerGroups(Service):
-    """The handlers around the configuration of consumer groups.
+    """The handlers for consumer group configurations.
 
     Args:
-        version: that of topics and groups.
+        version: the data version of topics and groups.
     """
 
     def __init__(self, context: BrokerContext, *, version: Callable[[], DataVersion]) -> None:
@@ -51,7 +51,7 @@ class ConsumerGroups(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(GetAllSubscriptionGroupConfig, self.handle_all)
         yield Route(GetSubscriptionGroupConfig, self.handle_one)
         yield Route(UpdateAndCreateSubscriptionGroup, self.handle_put, leader_only=True)
@@ -59,12 +59,12 @@ class ConsumerGroups(Service):
         yield Route(DeleteSubscriptionGroup, self.handle_delete, leader_only=True)
 
     def handle_put(self, call: Call[UpdateAndCreateSubscriptionGroup]) -> None:
-        """Create a group or change it; answered when it is replicated."""
+        """Create or change a group; answered when that is replicated."""
         wanted = decoded(SubscriptionGroupConfig.decode, call.body)
         self._put(call, [wanted])
 
     def handle_put_list(self, call: Call[UpdateAndCreateSubscriptionGroupList]) -> None:
-        """Request code 225: all of them, or none if one is refused."""
+        """Request code 225: all groups, or none if one is refused."""
         groups = decoded(SubscriptionGroupList.decode, call.body).groups
         if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
             raise RequestRefused(
@@ -74,7 +74,7 @@ class ConsumerGroups(Service):
         self._put(call, groups)
 
     def handle_delete(self, call: Call[DeleteSubscriptionGroup]) -> None:
-        """Delete a group, on demand with its offsets; answered when that is replicated."""
+        """Delete a group, and its offsets if requested; answered when that is replicated."""
         ext = call.request.ext
         try:
             command = encode_command(
@@ -123,7 +123,7 @@ class ConsumerGroups(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
-            # Others may have come first since.
+            # Other requests may have used up the room since.
             if not all(map(self._metadata.has_room_for_group, names)):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 

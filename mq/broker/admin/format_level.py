@@ -1,4 +1,4 @@
-"""Raises the format level of the group once all members understand a higher one; see `mq.broker.state.format_level`."""
+"""Raises the format level of the group once all members support a higher one; see `mq.broker.state.format_level`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mq.broker.state.format_level import RaiseLevel, announced_level, next_level
 
 _LOOK_SECONDS = 1.0
 _AGAIN_SECONDS = 10.0
-"""A proposal that has not raised the level by then is repeated: the disk may have been full."""
+"""A proposal that has not taken effect by then is repeated: the disk may have been full."""
 
 
 class LevelRaises(Service):
-    """What a leader does about the format level.
+    """The leader's part in raising the format level.
 
-    A member that is not connected holds the level back, as does one whose settings do.
+    A disconnected member, or one whose settings limit the level, keeps it from rising.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -29,11 +29,11 @@ class LevelRaises(Service):
         self._not_before = 0.0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _LOOK_SECONDS, self.look
 
     def look(self) -> None:
-        """Propose the next level if that is possible."""
+        """Propose the next level if all members support it."""
         context = self._context
         level, own = context.metadata.format_level.level, announced_level(context.settings.format_level_max)
         if level >= own or not context.appender.is_open or context.clock() < self._not_before:

@@ -1,7 +1,7 @@
-"""Who is in which group, and what the members say of themselves, for tools and consoles.
+"""Members of producer and consumer groups, and what they report about themselves, for tools and consoles.
 
-Each replica answers from the heartbeats that came to itself; clients send them to all replicas of a group. What a
-member knows it is asked, on its own connection, and the tool waits meanwhile.
+Each replica answers from the heartbeats it received; clients send heartbeats to all replicas. For what only the client
+knows, the broker asks it over its connection, and the tool's request waits for the answer.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from mq.protocol.wire_names import PhysicalOffset
 STATUS_SECONDS = 5.0
 RELAY_SECONDS = 10.0
 RELAYED_LENGTH_MAX = 8192
-"""Characters in the header of an answer that is passed on."""
+"""Maximum header length, in characters, of a relayed answer."""
 RELAY_VERSION_MIN = 62
-"""Clients before 3.1.8 know nothing of what is relayed to them."""
+"""Clients before 3.1.8 do not support relayed requests."""
 
 
 Tables = dict[str, Mapping[QueueRef, int]]
 
 
 class GroupMembers(Service):
-    """The handlers of a broker about the members of groups.
+    """The handlers for members of groups.
 
     Args:
-        record_at: the committed record at a physical offset, None if there is none.
+        record_at: the committed record at a physical offset, or None.
     """
 
     def __init__(self, context: BrokerContext, *, record_at: Callable[[PhysicalOffset], bytes | None]) -> None:
@@ -76,7 +76,7 @@ class GroupMembers(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(GetConsumerConnectionList, self.handle_consumers)
         yield Route(GetProducerConnectionList, self.handle_producers)
         yield Route(GetAllProducerInfo, self.handle_all_producers)
@@ -87,7 +87,7 @@ class GroupMembers(Service):
         yield Route(GetConsumerRunningInfo, self.handle_running_info)
         yield Route(ConsumeMessageDirectly, self.handle_consume_directly)
 
-    # -- who is there ------------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     def handle_consumers(self, call: Call[GetConsumerConnectionList]) -> bytes:
         """Request code 203."""
@@ -131,13 +131,13 @@ class GroupMembers(Service):
         return _success(call, ProducerTable(table).encode())
 
     def handle_groups_of_topic(self, call: Call[QueryTopicConsumeByWho]) -> bytes:
-        """Request code 300: groups that subscribe a topic, or have offsets in it."""
+        """Request code 300: groups that subscribe to a topic or have offsets in it."""
         topic = call.request.ext.topic
         stored = {group for group, name in self._metadata.consumer_offsets if name == topic}
         return _success(call, GroupNames(sorted(stored.union(self._clients.groups_of_topic(topic)))).encode())
 
     def handle_topics_of_group(self, call: Call[QueryTopicsByConsumer]) -> bytes:
-        """Request code 343: topics that a group has offsets in."""
+        """Request code 343: topics in which a group has offsets."""
         topics = sorted(topic for group, topic in self._metadata.consumer_offsets if group == call.request.ext.group)
         return _success(call, TopicList(topics).encode())
 
@@ -149,10 +149,10 @@ class GroupMembers(Service):
         answer = GroupSubscriptionData(ext.group, ext.topic, None if known is None else _data(known))
         return _success(call, answer.encode())
 
-    # -- what they say -----------------------------------------------------------------------------------------------
+    # -- relayed to members --------------------------------------------------------------------------------------------
 
     def handle_status(self, call: Call[InvokeBrokerToGetConsumerStatus]) -> None:
-        """Request code 223: the offsets that members have in memory, by client id; of those who answer in time."""
+        """Request code 223: in-memory offsets of the members that answer in time, by client id."""
         ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
         if ext.topic not in self._metadata.topics:
@@ -176,7 +176,7 @@ class GroupMembers(Service):
                 try:
                     tables[client_id] = read_member_offsets(text)
                 except BodyError:
-                    pass  # as one that did not answer
+                    pass  # treated as a member that did not answer
             if not open_questions:
                 call.answer(_success(call, _status(tables)))
 
@@ -254,12 +254,12 @@ class GroupMembers(Service):
 
 
 def subscribes(group: ConsumerGroup[ClientConnection] | None, topic: str) -> bool:
-    """Whether a group consumes a topic, as far as one can tell of a group that is not online."""
+    """Whether a group consumes a topic; for an offline group, judged by its offsets."""
     return group is None or not group.subscriptions or topic in group.subscriptions
 
 
 def _fits(response: Response) -> bool:
-    """Whether a client's answer can be passed on in both encodings, and be read by everybody."""
+    """Whether a client's answer can be relayed in both encodings."""
     texts = sum(len(name) + len(value) for name, value in response.ext.items()) + len(response.remark or "")
     return -32768 <= response.code <= 32767 and texts <= RELAYED_LENGTH_MAX
 

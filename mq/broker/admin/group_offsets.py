@@ -1,7 +1,7 @@
-"""How far consumer groups are, and how people move them: by time, or to where another group is.
+"""Progress of consumer groups, and resets of their offsets by time or to those of another group.
 
-A reset counts whether anybody of the group is online or not. Members are told at once (request code 220), and one that
-does not hear it is sent to the new offset with its next pull, see `mq.broker.consume.offsets`.
+A reset takes effect whether or not the group is online. Members are notified at once (request code 220); one that
+misses the notice is moved to the new offset by its next pull, see `mq.broker.consume.offsets`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, Name
 from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
 
 END = -1
-"""Instead of a time: behind the last message."""
+"""In place of a time: the end of the queue."""
 
 _BEYOND = 2**63 - 1
 
@@ -49,26 +49,26 @@ _BEYOND = 2**63 - 1
 @dataclass(slots=True)
 class _Behind:
     messages: int = 0
-    """Those that are still to be consumed."""
+    """Messages that have not been consumed yet."""
     in_flight: int = 0
-    """Of those, the ones that consumers have popped."""
+    """The part of them that consumers have popped."""
 
 
 def pulled_and_consumed(offset: int, open_of: PopQueue) -> tuple[int, int]:
-    """Up to which queue offsets a group has got, and consumed, a queue in which it committed ``offset``.
+    """The queue offsets up to which a group has pulled, and consumed, a queue in which it committed ``offset``.
 
-    What was popped and is still open counts as not consumed yet, wherever in the queue it is.
+    Popped messages that are not acknowledged count as not consumed, wherever in the queue they are.
     """
     ordered = open_of.ordered
     if ordered is not None and ordered.first_open == offset:
         pulled = max(offset, ordered.next_offset)
         return pulled, max(0, pulled - open_of.message_count())
-    # An ordered pop from before a reset: the group reads on from the stored offset.
+    # The pop is from before a reset of an ordered group: the group reads on from the stored offset.
     return offset, max(0, offset - open_of.unordered_count())
 
 
 class GroupOffsets(Service):
-    """The handlers of a broker about where groups are."""
+    """The handlers for offsets of groups."""
 
     def __init__(self, context: BrokerContext, *, offsets: Offsets, lookup: OffsetAndTimeQueries) -> None:
         self._broker_name = context.settings.group
@@ -83,7 +83,7 @@ class GroupOffsets(Service):
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(GetConsumeStats, self.handle_stats)
         yield Route(GetBrokerConsumeStats, self.handle_all_stats)
         yield Route(QueryCorrectionOffset, self.handle_correction)
@@ -91,7 +91,7 @@ class GroupOffsets(Service):
         yield Route(CloneGroupOffset, self.handle_clone, leader_only=True)
         yield Route(UpdateAndGetGroupForbidden, self.handle_forbidden, leader_only=True)
 
-    # -- where they are ----------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------------
 
     def handle_stats(self, call: Call[GetConsumeStats]) -> None:
         """Request code 208."""
@@ -110,7 +110,7 @@ class GroupOffsets(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_all_stats(self, call: Call[GetBrokerConsumeStats]) -> None:
-        """Request code 317: 208 for all groups, topic by topic."""
+        """Request code 317: as 208, for all groups and topics."""
 
         behind = _Behind()
 
@@ -153,7 +153,7 @@ class GroupOffsets(Service):
         return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
 
     def _stored(self, group: str, topic: str) -> Mapping[int, int]:
-        """The next offset of a group in each queue of a topic; tools look there for how far transactions are."""
+        """The next offset of a group in each queue of a topic; for transactions, tools read their progress there."""
         if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
             return {0: self._metadata.marks.of(HALF_TOPIC, 0).low}
         if group == TRANSACTION_GROUP and topic == HALF_OP_TOPIC:
@@ -161,7 +161,7 @@ class GroupOffsets(Service):
         return self._metadata.consumer_offsets.get((group, topic), {})
 
     def _rows(self, group: str, topics: Iterable[str], behind: _Behind | None = None) -> Iterator[bytes]:
-        """How far a group is in each queue; ``behind`` adds up how much it lacks."""
+        """The progress of a group in each queue; ``behind`` accumulates the lag."""
         online = self._clients.consumer_group(group)
         for topic in topics:
             config = self._metadata.topics.get(topic)
@@ -179,9 +179,9 @@ class GroupOffsets(Service):
                 yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, pulled))
 
     def handle_correction(self, call: Call[QueryCorrectionOffset]) -> bytes:
-        """Request code 308: the lowest offset of all groups but some; unreachably high where another group is less far.
+        """Request code 308: for each queue the lowest offset of all other groups; the maximum where none is behind.
 
-        A group's offset below the first message of its queue is of no meaning and does not count.
+        An offset below the first message of its queue is meaningless and ignored.
         """
         ext = call.request.ext
         left_out = set((ext.filter_groups or "").split(","))
@@ -200,7 +200,7 @@ class GroupOffsets(Service):
         text = CorrectionOffsets(lowest).encode()
         return call.response(body=text)
 
-    # -- where they shall be -----------------------------------------------------------------------------------------
+    # -- resets --------------------------------------------------------------------------------------------------------
 
     def handle_reset(self, call: Call[InvokeBrokerToResetOffset]) -> None:
         """Request code 222: set the offsets of a group by store time. Raises RequestRefused."""
@@ -216,7 +216,7 @@ class GroupOffsets(Service):
                 yield
             if self._appender.is_open:
                 self._reset(call, wanted)
-            else:  # it was lost meanwhile
+            else:  # leadership was lost in the meantime
                 call.dispatch()
 
         self._gradually.work(call, answer())
@@ -234,9 +234,9 @@ class GroupOffsets(Service):
             return call.response(body=offset_table_body(table))
 
         online = self._clients.consumer_group(ext.group)
-        # The members of a broadcast group have offsets of their own and commit none.
+        # Members of a broadcast group keep their own offsets and commit none.
         restart = online is None or online.message_model != BROADCASTING
-        # Where the stored offset is right already, members may still be further on than they have committed.
+        # Even if the stored offset is right already, members may have consumed further than they have committed.
         self._offsets.reset(
             ext.group,
             ext.topic,
@@ -295,7 +295,7 @@ class GroupOffsets(Service):
                 member.send(frame)
 
     def handle_clone(self, call: Call[CloneGroupOffset]) -> None:
-        """Request code 314: let one group go on where another one is. Raises RequestRefused."""
+        """Request code 314: set the offsets of one group to those of another. Raises RequestRefused."""
         ext = call.request.ext
         self._appender.check_room()
         try:
@@ -324,10 +324,10 @@ class GroupOffsets(Service):
 
         def clone() -> Generator[None, None, None]:
             for topic in chosen:
-                if not self._appender.is_open:  # leadership was lost meanwhile; to clone twice is to clone once
+                if not self._appender.is_open:  # leadership was lost in the meantime; cloning is idempotent
                     call.dispatch()
                     return
-                self._appender.check_room()  # there may be fifty thousand topics
+                self._appender.check_room()  # there may be 50,000 topics
                 offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
                 if topic in self._metadata.topics:
                     self._offsets.reset(ext.target, topic, dict(offsets), outcomes.append, restart=False)
@@ -337,7 +337,7 @@ class GroupOffsets(Service):
         self._gradually.work(call, clone())
 
     def handle_forbidden(self, call: Call[UpdateAndGetGroupForbidden]) -> bytes | None:
-        """Request code 353: may a group read a topic. Raises RequestRefused."""
+        """Request code 353: whether a group may read a topic. Raises RequestRefused."""
         ext = call.request.ext
 
         def answer() -> bytes:

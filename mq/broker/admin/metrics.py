@@ -1,7 +1,7 @@
-"""What a broker counts, as metrics for Prometheus: by our own names, and by those of RocketMQ 5 where it has one.
+"""Metrics of a broker for Prometheus, by our own names and by those of RocketMQ 5 where it has one.
 
-Those by RocketMQ's names come from the leader only, as there they come from the master: the sum over all replicas is
-right. What consumers got is counted by the replica that gave it to them.
+Only the leader exports those by RocketMQ's names, as only the master does in RocketMQ, so a sum over all replicas is
+right. Messages delivered to consumers are counted by the replica that served them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from raftlog import Role
 from raftlog.latency_histogram import BOUNDS
 
 _SLICE: Final = 64
-"""Groups or topics that are looked at between two yields."""
+"""Groups or topics processed between two yields."""
 
 
 class _Named(NamedTuple):
-    """How a number of `Service.counters` appears."""
+    """How a counter of `Service.counters` is exported."""
 
     name: str
     kind: Kind
@@ -133,7 +133,7 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_transaction_checks_unanswerable", _C, "Check-backs for which no producer of the group was connected."
     ),
 }
-"""Our own metrics by the name of the counter. Every counter has a row, but for the two families of bulk reads."""
+"""Our own metrics by counter. Every counter has a row, except the two families of bulk reads."""
 
 _BULK_PREFIXES: Final = {
     "bulk_rows_as_": ("raftmq_bulk_rows", "Messages sent to bulk readers, by role of this replica and by client."),
@@ -142,7 +142,7 @@ _BULK_PREFIXES: Final = {
 
 
 class BrokerMetrics:
-    """Gathers the metrics of one broker.
+    """Collects the metrics of one broker.
 
     Args:
         disk_usage: free and total bytes of the log's disk.
@@ -162,7 +162,7 @@ class BrokerMetrics:
         self._rocketmq = {"cluster": settings.cluster, "node_type": "broker", "node_id": settings.group}
 
     def collect(self) -> Generator[None, None, Families]:
-        """All metrics; yields often enough that no stretch takes a millisecond. Raises OSError: of the disk."""
+        """All metrics; yields often enough that no step takes a millisecond. Raises OSError from the disk."""
         families: list[Family | Histogram] = [*self._raft(), *self._counters(), *self._log()]
         yield
         room = self._settings.metrics_series_max
@@ -185,7 +185,7 @@ class BrokerMetrics:
         )
         return families
 
-    # -- of the replica ----------------------------------------------------------------------------------------------
+    # -- metrics of the replica ----------------------------------------------------------------------------------------
 
     def _own(self, name: str, kind: Kind, text: str) -> Callable[[float], Family]:
         return lambda value: Family(name, kind, text, (*self.labels,), [((*self.labels.values(),), value)])
@@ -257,7 +257,7 @@ class BrokerMetrics:
         for prefix, (name, text) in _BULK_PREFIXES.items():
             yield Family(name, Kind.COUNTER, text, (*self.labels, "as"), bulk[prefix])
 
-    # -- by RocketMQ's names -----------------------------------------------------------------------------------------
+    # -- metrics by RocketMQ's names -----------------------------------------------------------------------------------
 
     def _family(self, name: str, kind: Kind, text: str, labels: tuple[str, ...], samples: list[Sample]) -> Family:
         common = (*self._rocketmq.values(),)
@@ -308,9 +308,9 @@ class BrokerMetrics:
         ]
 
     def _lag(self) -> Generator[None, None, list[Family]]:
-        """How many messages each group has still to consume, as `mqadmin consumerProgress` counts them."""
+        """The lag of each group in messages, computed as `mqadmin consumerProgress` does."""
         metadata, store = self._context.metadata, self._context.store
-        # What has no room in any case is not worked out: a thousand groups may consume a thousand topics each.
+        # Skip what would exceed the limit anyway: a thousand groups may consume a thousand topics each.
         pairs = islice(metadata.consumer_offsets.items(), self._settings.metrics_series_max)
         lag: list[Sample] = []
         in_flight: list[Sample] = []
@@ -337,7 +337,7 @@ class BrokerMetrics:
         ]
 
     def _connections(self) -> Generator[None, None, list[Family]]:
-        """Clients of this replica by group, those that gave heartbeats."""
+        """Connected clients of this replica by group, from heartbeats."""
         clients = self._context.clients
         producers: list[Sample] = []
         consumers: list[Sample] = []
@@ -356,7 +356,7 @@ class BrokerMetrics:
 
 
 def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
-    """The families with no more than ``room`` samples in all, and how many samples are left out."""
+    """The families cut to ``room`` samples in total, and the number of samples left out."""
     kept: list[Family] = []
     dropped = 0
     for family in families:

@@ -1,7 +1,7 @@
-"""Request 9001: operators look at the members of a group and change them.
+"""Request 9001: operators show and change the members of a Raft group.
 
-A change is answered when it is over: committed, and for a change of voters committed in both of its steps. One whose
-outcome this replica will not learn is answered so.
+A change is answered when it is complete: committed, and for a change of voters both steps committed. If this replica
+can no longer learn the outcome, it answers that the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from raftlog import (
 Log = structlog.stdlib.BoundLogger
 
 CHANGE_SECONDS_MAX = 30.0
-"""A change that is not committed for so long is answered as one of unknown outcome; it stays under way."""
+"""After this time, an uncommitted change is answered as one of unknown outcome; the change itself continues."""
 
 _NODE_ID = re.compile(r"[a-z][0-9]{1,8}")
 
@@ -53,7 +53,7 @@ _EXPIRE_SECONDS = 0.1
 
 
 class _Waiting(NamedTuple):
-    """Somebody who waits for the end of a change that began with entry ``first_index``, or of a transfer (0)."""
+    """A caller that waits for the change that began with entry ``first_index``, or for a transfer (0)."""
 
     first_index: int
     since: float
@@ -62,7 +62,7 @@ class _Waiting(NamedTuple):
 
 
 class RaftMembers(Service):
-    """The handler of operators' commands."""
+    """The handler for operators' commands."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
@@ -74,11 +74,11 @@ class RaftMembers(Service):
         self._waiting: list[_Waiting] = []
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(ManageGroup, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _EXPIRE_SECONDS, self.expire
 
     def handle(self, call: Call[ManageGroup]) -> bytes | None:
@@ -149,7 +149,7 @@ class RaftMembers(Service):
         return _Waiting(0, self._clock(), "", _nobody)
 
     def _why(self, refusal: Refusal, change: ConfChange | None) -> str:
-        """The reason in words, with the numbers that belong to it."""
+        """The reason for a refusal as text with its figures."""
         status = self._replica.core.status()
         if refusal is Refusal.NOT_LEADER:
             return f"{status.node_id} is not the leader of the group, {status.leader_id or 'it knows no leader'} does"
@@ -170,28 +170,28 @@ class RaftMembers(Service):
             return "; ".join(facts) or f"{status.node_id} has no peer"
         return str(refusal.value)
 
-    # -- what the log says -------------------------------------------------------------------------------------------
+    # -- events from the log -------------------------------------------------------------------------------------------
 
     def configured(self, index: int, conf: ConfState) -> None:
-        """A configuration entry was committed; whoever waited for it is answered, unless a second step follows."""
+        """A configuration entry was committed: answer those who wait for it, unless a second step follows."""
         if not conf.is_joint:
             self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)
 
     def role_changed(self, change: RoleChange) -> None:
-        """Another replica leads, or nobody does."""
+        """The leader changed, or was lost."""
         if change.role is Role.LEADER or not self._waiting:
             return
         if change.cause is None or change.cause.kind is not CauseKind.NOT_A_VOTER:
             text = "leadership was lost before the change was committed; it may or may not happen"
             self._answer(lambda waiting: waiting.first_index > 0, False, "OUTCOME_UNKNOWN", text)
-        # Otherwise it stops leading because the change is committed; `configured` comes next and answers.
+        # Otherwise this replica stops leading because the change is committed; `configured` runs next and answers.
         if change.leader_id is not None and change.leader_id != self._replica.core.node_id:
             took = max((self._clock() - waiting.since for waiting in self._waiting), default=0.0)
             text = f"{change.leader_id} leads in term {change.term}, after {took * 1000:.0f} ms"
             self._answer(lambda waiting: waiting.first_index == 0, True, "", text)
 
     def expire(self) -> None:
-        """Answer those whose change hangs and those whose transfer did not happen; called by a timer."""
+        """Answer callers whose change or transfer has timed out; called by a timer."""
         if not self._waiting:
             return
         now = self._clock()
@@ -208,7 +208,7 @@ class RaftMembers(Service):
         for waiting in chosen:
             waiting.answer(done, code, waiting.text if text is None else text)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- showing the group ---------------------------------------------------------------------------------------------
 
     def view(self) -> GroupView:
         """The group as this replica sees it."""
@@ -245,7 +245,7 @@ class RaftMembers(Service):
         )
 
     def is_allowed(self, peer: str) -> bool:
-        """Whether somebody at ``peer``, an address and a port, may change the group."""
+        """Whether the client at ``peer``, an address and a port, may change the group."""
         address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]").partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
@@ -257,7 +257,7 @@ def _nobody(done: bool, code: str, text: str) -> None:
 
 
 def member_roles(conf: ConfState) -> dict[str, MemberRole]:
-    """What each member is in a configuration."""
+    """The role of each member in a configuration."""
     return {node: _role(conf, node) for node in sorted(conf.members)}
 
 

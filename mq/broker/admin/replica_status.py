@@ -1,4 +1,4 @@
-"""GET_BROKER_RUNTIME_INFO (request code 28): what a replica knows of itself and its group, as text pairs."""
+"""GET_BROKER_RUNTIME_INFO (request code 28): status of a replica and its group, as text pairs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReplicaStatus(Service):
         self._cpu_seconds = cpu_seconds
 
     def table(self) -> dict[str, str]:
-        """Everything as name and text."""
+        """All figures as name and text."""
         settings, replica = self._settings, self._replica
         core, log = replica.core, replica.log
         status = core.status()
@@ -94,7 +94,7 @@ class ReplicaStatus(Service):
         }
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(GetBrokerRuntimeInfo, self.handle)
 
     def handle(self, call: Call[GetBrokerRuntimeInfo]) -> bytes:

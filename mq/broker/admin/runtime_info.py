@@ -19,7 +19,7 @@ _LOOK_AHEAD_ENTRIES: Final = 64
 
 
 class RuntimeInfo:
-    """What a stock broker says of itself, as this one knows it.
+    """Figures that a stock broker reports, as far as they apply here.
 
     Args:
         disk_usage: free and total bytes of the log's disk.
@@ -91,18 +91,18 @@ class RuntimeInfo:
         return levels
 
     def _position(self, index: int) -> int:
-        """Where the entry behind this one begins."""
+        """The physical offset of the end of an entry."""
         log = self._replica.log
         return log.end_pos if index >= log.last_index else log.locate(max(index + 1, log.first_index)).pos
 
     def _earliest_ms(self) -> int:
-        """When the first message of the log was stored; -1 if there is none near its beginning."""
+        """Store time of the first message in the log; -1 if there is none near its beginning."""
         log = self._replica.log
         if self._earliest is None or self._earliest[0] != log.base_pos:
             try:
                 found = self._read_earliest()
             except (SegmentError, RecordError):
-                found = -1  # a damaged log says so itself
+                found = -1  # damage of the log is reported elsewhere
             if found < 0:
                 return found
             self._earliest = (log.base_pos, found)

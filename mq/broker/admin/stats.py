@@ -1,8 +1,7 @@
-"""VIEW_BROKER_STATS_DATA (request code 315): how much was put into topics and got by groups.
+"""VIEW_BROKER_STATS_DATA (request code 315): rates of messages stored per topic and delivered per group.
 
-What was put is not counted when it comes: the ends of the queues say it. They are looked at once a second, some at a
-time, so that clients do not wait for that and all queues are seen within a few seconds; and when somebody asks, unless
-there are many.
+Stored messages are not counted on arrival, but derived from the ends of the queues. A timer reads these in portions, so
+that clients do not wait and all queues are covered within seconds; a query also reads them, unless there are too many.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from mq.store.errors import QueueFileDamaged
 
 _LOOK_SECONDS_MIN: Final = 1.0
 _QUEUES_AT_ONCE: Final = 250
-"""That takes 3 ms if all of them have got messages."""
+"""Takes 3 ms if all of these queues have new messages."""
 _SIZES_MAX: Final = 64
-"""Of more new messages in one queue, only the last so many are asked for their sizes; the others count as these do."""
+"""If a queue has more new messages, only this many of the newest are measured; the others count with the same average.
+"""
 
 
 _LOOK_SECONDS: Final = 0.25
 
 
 class Stats(Service):
-    """The figures of one broker, kept up to date."""
+    """The figures of one broker."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._cluster = context.settings.cluster
@@ -50,24 +50,24 @@ class Stats(Service):
 
     @property
     def now_ms(self) -> int:
-        """The time of the figures."""
+        """The time in milliseconds that figures are based on."""
         return round(self._clock() * 1000)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(ViewBrokerStatsData, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _LOOK_SECONDS, self.look_on
         yield SAMPLE_SECONDS, self.sample
 
     def sample(self) -> None:
-        """Note how much there is now; called by a timer."""
+        """Record the current values; called by a timer."""
         self.figures.sample(self.now_ms, local_day(self._wall_clock_ms()))
 
     def look_on(self) -> None:
-        """Look at the next queues; called by a timer. When all have been seen, the next round begins in its time."""
+        """Read the ends of the next queues; called by a timer. A new pass begins at its interval when all are read."""
         if self._round or self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
             self._look()
 
@@ -80,7 +80,7 @@ class Stats(Service):
             self._look_at(self._round.popleft())
 
     def look(self) -> None:
-        """Bring the figures up to date, unless they nearly are, or there are too many queues for that."""
+        """Update the figures, unless they are recent, or there are too many queues."""
         if len(self._store) <= _QUEUES_AT_ONCE and self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
             self._look()
         self.figures.add_up()
@@ -118,7 +118,7 @@ class Stats(Service):
     def _look_at(self, queue: ConsumeQueue) -> None:
         key = (queue.topic, queue.queue_id)
         end = self._seen[key] = queue.max_offset
-        # A queue that is new here, or was deleted and is there again, began with the first entry it has.
+        # A queue that is new here, or was deleted and created again, began with its first entry.
         before = self._ends.get(key, queue.min_offset)
         if before > end or before < queue.min_offset:
             before = queue.min_offset
@@ -127,13 +127,13 @@ class Stats(Service):
 
 
 def _sizes(queue: ConsumeQueue, start: int, end: int) -> int:
-    """Bytes of the records of these entries."""
+    """Total bytes of the records of these entries."""
     count = end - start
     counted = min(count, _SIZES_MAX)
     try:
         sizes = entry_sizes(queue.read(end - counted, counted))
     except (OSError, QueueFileDamaged):
-        return 0  # whoever needs the queue will say what is wrong with it
+        return 0  # damage is reported when the queue is read
     return sum(sizes) * count // counted
 
 
@@ -144,5 +144,5 @@ def _shown(over: RateOverTime, sizes: bool) -> StatsOver:
 
 
 def local_day(wall_clock_ms: int) -> int:
-    """A number that changes at each midnight of this machine's time zone."""
+    """A number that changes at midnight of this machine's time zone."""
     return time.localtime(wall_clock_ms / 1000).tm_yday

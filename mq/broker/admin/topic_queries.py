@@ -1,6 +1,6 @@
-"""Looking at topics and offsets as a whole: request codes 21, 351, 202, 305, 43 and 45.
+"""List topics and offsets: request codes 21, 351, 202, 305, 43 and 45.
 
-Served by every replica, once it has applied all that was committed when it was asked.
+Every replica answers, after it has applied everything that was committed when the request arrived.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from mq.protocol.queue_tables import QueueRef, queue_row
 from mq.protocol.replies import TopicConfigReply, TopicCountReply
 
 OFFSET_TABLES_SHOWN_MAX = 50_000
-"""Pairs of a group and a topic in one answer; with more it would be longer than a frame may be."""
+"""Maximum number of pairs of group and topic in one answer; more would exceed the frame size."""
 
 
 class TopicQueries(Service):
-    """The handlers that show topics.
+    """The handlers that list topics.
 
     Args:
-        store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 when there is none.
-        version: that of topics and groups.
+        store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 without a message.
+        version: the data version of topics and groups.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TopicQueries(Service):
         self._version = version
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(GetAllTopicConfig, self._served_by(self._all_topics))
         yield Route(GetTopicConfig, self._served_by(self._topic))
         yield Route(GetTopicStatsInfo, self._served_gradually(self._topic_stats))
@@ -95,7 +95,7 @@ class TopicQueries(Service):
         config = self._metadata.topics.get(request.ext.topic)
         if config is None:
             raise _no_topic(request.ext.topic)
-        # A field of the header, since stock clients know each field of the body.
+        # In the header, because stock clients reject unknown fields in the body.
         identity = self._metadata.topic_identity(config.name)
         return as_registered(config).encode(), TopicConfigReply(topic_identity=identity).fields()
 

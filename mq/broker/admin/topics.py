@@ -1,4 +1,4 @@
-"""Changing topics: request codes 17, 18 for several at once, and 215, which deletes one."""
+"""Create, change and delete topics: request codes 17, 18 (several at once) and 215."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Topics(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(UpdateAndCreateTopic, self.handle_put, leader_only=True)
         yield Route(UpdateAndCreateTopicList, self.handle_put_list, leader_only=True)
         yield Route(DeleteTopicInBroker, self.handle_delete, leader_only=True)
 
     def handle_put(self, call: Call[UpdateAndCreateTopic]) -> None:
-        """Create a topic or change it; answered when it is replicated."""
+        """Create or change a topic; answered when that is replicated."""
         ext = call.request.ext
         wanted = bodies.TopicConfig(
             topic_name=ext.topic,
@@ -61,7 +61,7 @@ class Topics(Service):
         self._put(call, [wanted])
 
     def handle_put_list(self, call: Call[UpdateAndCreateTopicList]) -> None:
-        """Request code 18: all of them, or none if one is refused."""
+        """Request code 18: all topics, or none if one is refused."""
         topics = decoded(TopicConfigList.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
             raise RequestRefused(
@@ -76,7 +76,7 @@ class Topics(Service):
         _check_name(topic)
         if self._is_system(topic):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
-        # Also one that is not there: its creation may be on its way.
+        # Also if it does not exist: its creation may be in flight.
         command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
         replicate(
             self._appender, [command], call, what="a topic's deletion", on_framed=partial(self._tails.begin_anew, topic)
@@ -95,7 +95,7 @@ class Topics(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
-            # Others may have come first since.
+            # Other requests may have used up the room since.
             if not all(map(self._metadata.has_room_for_topic, names)):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
@@ -105,7 +105,7 @@ class Topics(Service):
         return f"there are {len(self._metadata.topics)} topics already; maximum: {TOPICS_MAX}"
 
     def _checked(self, wanted: bodies.TopicConfig) -> TopicConfig:
-        """The configuration that is asked for. Raises RequestRefused."""
+        """The requested configuration. Raises RequestRefused."""
         name = wanted.topic_name
         _check_name(name)
         if self._is_system(name):
@@ -143,7 +143,7 @@ def _check_name(topic: str) -> None:
 
 
 def _attribute_changes(text: str) -> dict[str, str]:
-    """``+name=value,-name`` as a table whose keys have the sign. Raises RequestRefused."""
+    """Parses ``+name=value,-name``; keys keep their sign. Raises RequestRefused."""
     changes: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, separator, value = part.partition("=")
@@ -154,7 +154,7 @@ def _attribute_changes(text: str) -> dict[str, str]:
 
 
 def _changed(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Attributes after changes: a name with + or without a sign is set, one with - is removed."""
+    """Attributes after changes: ``+name`` or ``name`` sets one, ``-name`` removes it."""
     result = dict(attributes)
     for name, value in changes.items():
         if name.startswith("-"):

@@ -1,7 +1,8 @@
-"""Users and their policies, for RocketMQ's ``mqadmin createUser``, ``createAcl`` and so on: request codes 3001 to 3010.
+"""Users and their policies, for RocketMQ's ``mqadmin createUser``, ``createAcl`` and others: request codes 3001 to
+3010.
 
-They come beside the accounts of `BrokerSettings.acl_file`, and count where that is given: without it a broker does not
-ask who sends a request.
+Users supplement the accounts of `BrokerSettings.acl_file` and apply only if that is set: without it the broker does not
+authenticate clients.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _RESEAL_SECONDS: Final = 5.0
 
 
 class UserAdministration(Service):
-    """The handlers around users; see the module."""
+    """The handlers for users; see the module."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._users = context.metadata.users
@@ -84,7 +85,7 @@ class UserAdministration(Service):
         self._log = context.log
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(CreateUser, self.handle_create, leader_only=True)
         yield Route(UpdateUserRequest, self.handle_update, leader_only=True)
         yield Route(DeleteUserRequest, self.handle_delete, leader_only=True)
@@ -97,14 +98,14 @@ class UserAdministration(Service):
         yield Route(ListAcls, self.handle_list_policies)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _RESEAL_SECONDS, self.reseal
 
     # -- users -------------------------------------------------------------------------------------------------------
 
     def handle_create(self, call: Call[CreateUser]) -> bytes | None:
-        """Request code 3001. What is there already, the same in everything, is created: ``mqadmin createUser -c`` asks
-        each replica, and all of them have the same users.
+        """Request code 3001. Creating an identical user succeeds: ``mqadmin createUser -c`` calls each replica, and all
+        share the users.
         """
         name, wanted = self._wanted(call)
         if wanted.password is None:
@@ -145,13 +146,13 @@ class UserAdministration(Service):
         self._change(call, command, name, "updated", lambda: self._existing(name))
 
     def handle_delete(self, call: Call[DeleteUserRequest]) -> None:
-        """Request code 3003: one that is not there is deleted already."""
+        """Request code 3003: deleting an unknown user succeeds."""
         name = call.request.ext.name
         self._check_may_change(name)
         self._change(call, DeleteUser(name=name), name, "deleted")
 
     def handle_get(self, call: Call[GetUser]) -> None:
-        """Request code 3004: nothing for a user that is not there, as stock brokers answer."""
+        """Request code 3004: an empty answer for an unknown user, as from stock brokers."""
         name = call.request.ext.name
 
         def answer() -> bytes:
@@ -171,7 +172,7 @@ class UserAdministration(Service):
         when_current(self._read, call, answer)
 
     def reseal(self) -> None:
-        """Seal anew what was sealed with a secret of the group that is about to be exchanged; called by a timer."""
+        """Seal again what is sealed with an old group secret; called by a timer."""
         if not self._appender.is_open:
             return
         secrets = self._secrets()
@@ -180,7 +181,7 @@ class UserAdministration(Service):
                 try:
                     secret_key = opened(secrets, name, user.sealed)
                 except SealBroken:
-                    continue  # told by whoever needs it
+                    continue  # reported when the key is used
                 sealed = self._sealed(name, secret_key)
                 self._appender.add_command(encode_command(UpdateUser(name=name, sealed=sealed, instead_of=user.sealed)))
 
@@ -210,7 +211,7 @@ class UserAdministration(Service):
         self._change(call, PutPolicies(name=name, policies=policies), name, "policies put", check)
 
     def handle_delete_policies(self, call: Call[DeleteAcl]) -> bytes | None:
-        """Request code 3008: what is not there is deleted already, see `handle_create`."""
+        """Request code 3008: deleting an unknown policy succeeds, see `handle_create`."""
         ext = call.request.ext
         name = _user_of(ext.subject)
         self._check_may_change(name)
@@ -245,7 +246,7 @@ class UserAdministration(Service):
 
         when_current(self._read, call, answer)
 
-    # -- what they share ---------------------------------------------------------------------------------------------
+    # -- shared helpers ------------------------------------------------------------------------------------------------
 
     def _change(
         self,
@@ -259,7 +260,7 @@ class UserAdministration(Service):
             encoded = encode_command(command)
         except CommandRefused as error:
             raise _invalid(str(error)) from error
-        call.drop_body()  # it may have a password
+        call.drop_body()  # the body may contain a password
 
         def checked() -> None:
             check()
@@ -303,7 +304,7 @@ class UserAdministration(Service):
         return name, wanted
 
     def _is_as_wanted(self, name: str, user: User, wanted: UserInfo) -> bool:
-        """Whether a user is as somebody wants to create it. That is asked of the leader, who can open seals."""
+        """Whether an existing user equals the one to create. Only asked of the leader, which can open seals."""
         if (user.admin, user.enabled) != (wanted.user_type == SUPER, wanted.user_status != DISABLED):
             return False
         try:
@@ -321,7 +322,7 @@ def _invalid(remark: str) -> RequestRefused:
 
 
 def _one_of(what: str, given: str | None, known: Sequence[str]) -> str | None:
-    """One of the known words, in any case. None if none is given; raises RequestRefused."""
+    """The known word that equals ``given`` regardless of case; None if none is given. Raises RequestRefused."""
     if not given:
         return None
     for word in known:
@@ -341,7 +342,7 @@ def _is_custom(policy_type: str | None) -> bool:
 
 
 def _canonical(resource: str) -> str:
-    """The type of a resource in any case, as stock brokers take it."""
+    """The resource with its type in canonical case, as stock brokers accept any."""
     kind, colon, name = resource.partition(":")
     return f"{kind.capitalize()}:{name}" if colon else resource
 

@@ -1,1 +1,1 @@
-"""What every part of a broker uses and none owns: counters, rate-limited warnings, disk space, retention."""
+"""Shared by all parts of a broker: counters, rate-limited warnings, disk usage, retention."""

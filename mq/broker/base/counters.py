@@ -1,7 +1,7 @@
-"""How much was put and got over the last minute, hour and day: counters, and a few of their former values each.
+"""Messages stored and delivered over the last minute, hour and day, from counters and samples of their values.
 
-A counter grows when something happens, and that is all that happens then. Every ten seconds its value is noted; a
-figure over a span of time is the difference to the value at its beginning.
+Counting only increments a counter. Every ten seconds its value is sampled; a figure over a period is the difference to
+the sample at its beginning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 SAMPLE_SECONDS: Final = 10
 SERIES_MAX: Final = 10_000
-"""Beyond so many, what is new is counted in the totals only. One takes about a kilobyte."""
+"""Above this number of series, new ones count in the totals only. A series takes about a kilobyte."""
 
 _FIELDS: Final = 3
 _HOUR_SAMPLES: Final = 60
@@ -22,7 +22,7 @@ _DAY_KEPT: Final = 25
 
 
 class RateOverTime(NamedTuple):
-    """What came within a span of time."""
+    """The counts within a period."""
 
     nums: int
     nbytes: int
@@ -30,19 +30,19 @@ class RateOverTime(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        """Of ``nums``."""
+        """Rate of ``nums``."""
         return self.nums / self.seconds
 
     @property
     def bytes_per_second(self) -> float:
-        """Of ``nbytes``."""
+        """Rate of ``nbytes``."""
         return self.nbytes / self.seconds
 
 
 class CounterSeries:
-    """One counter of things, of their bytes, and of how often some came. Whoever counts adds to these.
+    """One counter of messages, bytes and calls. Callers increment the fields directly.
 
-    Its former values are triples of the time in milliseconds, ``nums`` and ``nbytes``, oldest first.
+    Samples are triples of time in milliseconds, ``nums`` and ``nbytes``, oldest first.
     """
 
     __slots__ = ("_day", "_hour", "_minute", "nbytes", "nums", "times")
@@ -57,7 +57,7 @@ class CounterSeries:
         self._day = array("q", first)
 
     def sample(self, now_ms: int, number: int) -> None:
-        """Note the values; ``number`` counts the samples."""
+        """Take a sample; ``number`` is the sample's number."""
         now = (now_ms, self.nums, self.nbytes)
         _note(self._minute, now, _MINUTE_KEPT)
         if number % _HOUR_SAMPLES == 0:
@@ -67,30 +67,30 @@ class CounterSeries:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was counted for a day."""
+        """Whether the counter has not changed for a day."""
         return len(self._day) == _DAY_KEPT * _FIELDS and self._day[1] == self.nums
 
     def over_minute(self, now_ms: int) -> RateOverTime:
-        """The last minute, as far as it goes back."""
+        """Counts over the last minute, or since the start if that is later."""
         return self._since(self._minute, 0, now_ms)
 
     def over_hour(self, now_ms: int) -> RateOverTime:
-        """The last hour."""
+        """Counts over the last hour."""
         return self._since(self._hour, 0, now_ms)
 
     def over_day(self, now_ms: int) -> RateOverTime:
-        """The last day."""
+        """Counts over the last day."""
         return self._since(self._day, 0, now_ms)
 
     def rates(self, now_ms: int) -> str:
-        """A second, over about ten seconds, a minute and ten minutes, as stock brokers word it."""
+        """Rates per second over about ten seconds, a minute and ten minutes, in the format of stock brokers."""
         spans = ((self._minute, max(len(self._minute) - 2 * _FIELDS, 0)), (self._minute, 0))
         ten_minutes = (self._hour, max(len(self._hour) - 2 * _FIELDS, 0))
         return " ".join(str(self._since(ring, at, now_ms).per_second) for ring, at in (*spans, ten_minutes))
 
     def _since(self, ring: array[int], at: int, now_ms: int) -> RateOverTime:
         then_ms, nums, nbytes = ring[at : at + _FIELDS]
-        # What is younger than a sample counts as if it had taken that long.
+        # A series younger than one sample interval counts as if it had lasted that long.
         seconds = max((now_ms - then_ms) / 1000, float(SAMPLE_SECONDS))
         return RateOverTime(self.nums - nums, self.nbytes - nbytes, seconds)
 
@@ -99,11 +99,10 @@ class TrafficCounters:
     """All counters of a broker. ``now_ms`` is monotonic.
 
     Attributes:
-        puts, gets: all messages stored, and all handed to consumers.
-        found, missed: pulls that were answered with messages, and those that were not.
-        (``gets`` and ``found`` are as `add_up` left them.)
-        by_topic, by_group, sent_back: what was put into a topic; got by a group from a topic, and given back by it,
-            both by topic and group.
+        puts, gets: all messages stored, and all delivered to consumers.
+        found, missed: pulls answered with messages, and without.
+        (``gets`` and ``found`` are as of the last `add_up`.)
+        by_topic, by_group, sent_back: messages stored per topic; delivered, and sent back, per topic and group.
     """
 
     def __init__(self, now_ms: int, day: int) -> None:
@@ -115,15 +114,15 @@ class TrafficCounters:
         self.by_group: dict[tuple[str, str], CounterSeries] = {}
         self.sent_back: dict[tuple[str, str], CounterSeries] = {}
         self._others = CounterSeries(now_ms)
-        """What groups got that have no counter, or none any more."""
+        """Deliveries to groups without a counter of their own."""
         self._now_ms = now_ms
         self._samples = 0
         self._day = day
         self.puts_by_midnight = self.gets_by_midnight = (0, 0)
-        """How many there were at the beginning of yesterday and of today."""
+        """Totals at the beginning of yesterday and of today."""
 
     def note_put(self, topic: str, nums: int, nbytes: int) -> None:
-        """Messages were stored."""
+        """Count stored messages."""
         self.puts.nums += nums
         self.puts.nbytes += nbytes
         series = self.by_topic.get(topic)
@@ -135,8 +134,8 @@ class TrafficCounters:
         series.nbytes += nbytes
 
     def note_got(self, topic: str, group: str, nums: int, nbytes: int) -> None:
-        """A consumer was handed messages with one reply."""
-        # Once a reply, so there is no total to add to; `add_up` makes it.
+        """Count messages delivered with one reply."""
+        # Called for every reply, so it updates no total; `add_up` computes that.
         series = self.by_group.get((topic, group))
         if series is None:
             series = (
@@ -149,7 +148,7 @@ class TrafficCounters:
         series.times += 1
 
     def note_sent_back(self, topic: str, group: str) -> None:
-        """A consumer gave a message back."""
+        """Count a message that a consumer sent back."""
         series = self.sent_back.get((topic, group))
         if series is None:
             if self._is_full():
@@ -158,7 +157,7 @@ class TrafficCounters:
         series.nums += 1
 
     def add_up(self) -> None:
-        """Bring ``gets`` and ``found`` up to date."""
+        """Update ``gets`` and ``found``."""
         others, gets = self._others, self.gets
         nums, nbytes, times = others.nums, others.nbytes, others.times
         for series in self.by_group.values():
@@ -168,7 +167,7 @@ class TrafficCounters:
         gets.nums, gets.nbytes, self.found.nums = nums, nbytes, times
 
     def sample(self, now_ms: int, day: int) -> None:
-        """Note all values; every `SAMPLE_SECONDS`. ``day`` is another number after each midnight."""
+        """Sample all counters; every `SAMPLE_SECONDS`. ``day`` changes at midnight."""
         self._now_ms = now_ms
         self._samples += 1
         self.add_up()

@@ -1,4 +1,4 @@
-"""How full a disk is."""
+"""Disk usage."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from raftlog.segment import RealDisk
 
 
 def disk_usage(directory: Path) -> tuple[int, int]:
-    """Free and total bytes of the disk that a directory is on, without what is kept for root. Raises OSError.
+    """Free and total bytes of the disk of a directory, without the space reserved for root. Raises OSError.
 
-    So `df` counts as well, and the replica that refuses messages for want of room.
+    `df` counts in the same way, and so does the check that refuses messages on a full disk.
     """
     return RealDisk().usage(str(directory))
 
 
 def disk_used(directory: Path) -> float:
-    """Which part of a directory's disk is in use, 0 to 1. Raises OSError."""
+    """The used fraction of a directory's disk, 0 to 1. Raises OSError."""
     free, total = disk_usage(directory)
     return 1 - free / total

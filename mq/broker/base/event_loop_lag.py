@@ -1,4 +1,4 @@
-"""How late the event loop was at most: for how long one thing kept all others waiting."""
+"""Maximum event loop lag: how long one callback has blocked all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EventLoopLag:
         self._longest: deque[tuple[int, float]] = deque()
 
     def note(self, seconds: float, now: float) -> None:
-        """What was due ``seconds`` ago is done now, or took so long."""
+        """A callback ran ``seconds`` late, or took so long."""
         span = int(now) // _SPAN_SECONDS
         if not self._longest or self._longest[-1][0] != span:
             self._longest.append((span, seconds))
@@ -26,6 +26,6 @@ class EventLoopLag:
             self._longest[-1] = span, seconds
 
     def longest(self, now: float) -> float:
-        """Seconds of the longest delay of the last minute, 0 if there is none."""
+        """The longest delay of the last minute in seconds; 0 if there was none."""
         oldest = int(now) // _SPAN_SECONDS - _SPANS
         return max((seconds for span, seconds in self._longest if span > oldest), default=0.0)

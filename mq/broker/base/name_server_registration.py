@@ -1,10 +1,10 @@
-"""Tells every name server who this broker is and which topics it has.
+"""Registers this broker and its topics at every name server.
 
-Name servers know nothing of each other, so each has a task and a connection of its own. The connection is kept open:
-when this process dies, the name server sees it close and takes the broker out of the route at once.
+Name servers do not communicate with each other, so each has its own task and connection. The connection stays open:
+when this process dies, the name server sees it close and removes the broker from routes at once.
 
-Each is told everything at first and now and then, and in between of those topics that have changed. Thousands of
-topics make a body of some megabytes, which is made in a worker thread.
+Each name server gets a full registration first and periodically, and changed topics in between. With thousands of
+topics a body has some megabytes, so it is encoded in a worker thread.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
 RETRY_SECONDS = 1.0
 _TOPICS_AT_ONCE = 100
-"""More of them are encoded in a worker thread."""
+"""Above this number of topics, a worker thread encodes the body."""
 
 Address = tuple[str, int]
 Log = structlog.stdlib.BoundLogger
 
 
 class Registration(NamedTuple):
-    """What a name server is told.
+    """What to register at a name server.
 
-    ``body`` makes an encoded register-broker body, later and in another thread, of what was there when it was asked
-    for, with ``topic_count`` topics. ``whole`` says that it has all topics.
+    ``body`` encodes the register-broker body with ``topic_count`` topics; it may run later in another thread, on a
+    consistent copy. ``whole`` says that it contains all topics.
     """
 
     cluster: str
@@ -52,14 +52,14 @@ class Registration(NamedTuple):
 
 
 class _News:
-    """What a name server has not been told."""
+    """Changes that a name server has not received yet."""
 
     def __init__(self) -> None:
         self.everything = True
         self.topics: set[str] = set()
 
     def take(self) -> set[str] | None:
-        """Topics that are to be told, None for everything; then there is nothing."""
+        """Take the changed topics, or None for all; afterwards nothing is pending."""
         topics = None if self.everything else self.topics
         self.everything, self.topics = False, set()
         return topics
@@ -68,8 +68,8 @@ class _News:
 class Registrar:
     """Keeps this broker registered at every name server.
 
-    ``current(topics)`` returns what to register, at least with those topics, or with all of them for None; it returns
-    None as long as there is nothing to say.
+    ``current(topics)`` returns a registration with at least these topics, or with all for None; it returns None while
+    there is nothing to register.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Registrar:
         self._news = {address: _News() for address in namesrv}
 
     def changed(self, topics: Iterable[str] | None = None) -> None:
-        """Register anew at once: these topics are others, or, for None, the role is another one."""
+        """Register again at once: these topics changed, or, for None, the role changed."""
         for news in self._news.values():
             if topics is None:
                 news.everything = True
@@ -100,7 +100,7 @@ class Registrar:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """Register at all name servers until cancelled; then take leave of them, shortly."""
+        """Register at all name servers until cancelled; then unregister, with a short timeout."""
         async with trio.open_nursery() as nursery:
             for address in self._namesrv:
                 nursery.start_soon(self._keep_registered, address)
@@ -162,11 +162,11 @@ class Registrar:
 
 
 class _Refused(Exception):
-    """The name server did not take the registration."""
+    """The name server refused the registration."""
 
 
 async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:
-    """Wait for ``changed``; returns False when the name server hung up instead."""
+    """Wait for ``changed``; returns False if the name server closed the connection first."""
     connected = True
     async with trio.open_nursery() as nursery:
 

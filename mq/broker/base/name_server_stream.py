@@ -1,4 +1,4 @@
-"""Connections of a broker to its name servers, with TLS or without."""
+"""Connections of a broker to its name servers, with or without TLS."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> Stream:
-    """Connect to a name server; with ``tls`` its certificate must fit the host name in the address.
+    """Connect to a name server; with ``tls`` its certificate must match the host name in the address.
 
-    Raises OSError: nobody listens there, or there is no TLS connection to be had.
+    Raises OSError if the connection or the TLS handshake fails.
     """
     stream = await trio.open_tcp_stream(*address)
     if tls is None:

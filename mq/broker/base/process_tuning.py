@@ -1,4 +1,4 @@
-"""Process-wide settings of the interpreter and the allocator that a broker wants; each was measured to pay."""
+"""Process-wide settings of interpreter and allocator; each one measured to be worthwhile."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ _FREE_DESCRIPTORS_MIN = 16
 
 
 class DescriptorLimits(NamedTuple):
-    """What the log needs must not depend on how many clients there are, and must not shut all clients out either."""
+    """Clients must not use up the descriptors that the log needs, and the log must not keep all clients out."""
 
     clients_max: int
-    """So many connections of clients; what is left then is for the log and everything else of the broker."""
+    """Maximum number of client connections; the rest is for the log and other files of the broker."""
     number_max: int
-    """A connection that got this number or a higher one takes what the log needs next, whoever has all the others."""
+    """A connection with this descriptor number or a higher one is refused: others than clients have used up the rest.
+    """
 
     @classmethod
     def of(cls, limit: int) -> Self:
-        """How a process shares out the descriptors that the system allows."""
+        """How to divide the descriptors that the system allows."""
         return cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
 
 
 def allow_descriptors() -> DescriptorLimits:
-    """Open as many files as the system allows."""
+    """Raise the limit of open files to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -37,7 +38,7 @@ def allow_descriptors() -> DescriptorLimits:
 
 
 def tune_process() -> None:
-    """Keep large buffers in the heap, and let the writer thread see a finished sync soon.
+    """Keep large buffers in the heap, and let the writer thread notice a finished sync quickly.
 
     By default glibc maps fresh pages for every buffer of a few hundred KiB, which costs more than filling it; and
     Python lets a busy thread keep the interpreter for 5 ms while another one waits.
@@ -47,14 +48,14 @@ def tune_process() -> None:
         libc = ctypes.CDLL(None)
         mallopt = libc.mallopt
     except (OSError, AttributeError):
-        return  # another C library; only speed is lost
+        return  # another C library; only slower
     mallopt(_M_MMAP_THRESHOLD, 64 * 1024 * 1024)
     mallopt(_M_TRIM_THRESHOLD, 128 * 1024 * 1024)
     mallopt(_M_TOP_PAD, 16 * 1024 * 1024)
 
 
 def freeze_startup_objects() -> None:
-    """Take everything that start-up made out of the garbage collector's sight: full collections stay short."""
+    """Exclude all objects created at start-up from garbage collection, so that full collections stay short."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

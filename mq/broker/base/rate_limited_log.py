@@ -1,4 +1,4 @@
-"""Warnings about what may happen for each of many messages: one of a kind in a minute."""
+"""Rate-limited warnings for events that may occur per message: at most one per event name and minute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EVERY_MS = 60_000
 
 
 class RateLimitedLog:
-    """Logs an event unless it logged one of that name less than a minute ago."""
+    """Logs an event unless it logged one of the same name less than a minute ago."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, now_ms: Callable[[], int]) -> None:
         self._log = log
@@ -18,10 +18,10 @@ class RateLimitedLog:
         self._logged_ms: dict[str, int] = {}
 
     def warning(self, event: str, **values: object) -> None:
-        """A warning; ``values`` are those of this time, so counts should count all."""
+        """Log a warning. ``values`` are those of this call, so counts should be cumulative."""
         now_ms = self._now_ms()
         last_ms = self._logged_ms.get(event)
-        # A clock that went back must not keep it silent.
+        # If the clock is set back, warnings must still appear.
         if last_ms is None or not last_ms <= now_ms < last_ms + _EVERY_MS:
             self._logged_ms[event] = now_ms
             self._log.warning(event, **values)

@@ -1,8 +1,8 @@
-"""Deletes the oldest files of the log when their time has come, their space is needed, or there is too much.
+"""Deletes the oldest log files when they expire, when the disk needs space, or when the log exceeds its maximum size.
 
-Each replica decides for itself. A file goes only when two checkpoints hold all that was derived from it, so that even a
-damaged checkpoint leaves another one to begin from. Neither does one go that has a message which the broker has yet to
-deliver, see `still_needed`, or one that a reader holds, see `reading.log_leases`, unless the disk is almost full.
+Each replica decides for itself. A file is deleted only if two checkpoints contain everything derived from it, so that a
+damaged checkpoint leaves another one. Unless the disk is almost full, files with undelivered delayed messages are kept
+(see `still_needed`), and so are files that a reader has leased (see `reading.log_leases`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from raftlog.segment import HEADER_BYTES, RetentionPolicy, SegmentInfo, Situatio
 Log = structlog.stdlib.BoundLogger
 
 LAG_GRACE_SEGMENTS = 2
-"""A peer that lacks so many files more than would stay is not waited for; it will fetch whole files."""
+"""A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.
+"""
 
 _HOUR_MS = 3_600_000
 _LOOK_BACK_ENTRIES = 16
@@ -34,8 +35,8 @@ class Retention:
 
     Args:
         floor_pos: physical offset below which no checkpoint needs the log any more.
-        waiting_pos: physical offset of the oldest message that the broker has yet to deliver. Raises StoreError.
-        leased_pos: physical offset below which no reader holds the log.
+        waiting_pos: physical offset of the oldest message that the broker still has to deliver. Raises StoreError.
+        leased_pos: physical offset below which no reader has a lease.
         disk_usage: free and total bytes of the log's disk.
         wall_clock_ms: milliseconds since the epoch.
     """
@@ -67,7 +68,7 @@ class Retention:
         self.settings_changed(settings)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Go by other settings from now on."""
+        """Use new settings from now on."""
         self._settings = settings
         self._policy = RetentionPolicy(
             age_ms_max=round(settings.retention_hours * _HOUR_MS),
@@ -78,7 +79,7 @@ class Retention:
         )
 
     def run(self) -> None:
-        """Delete what may go now; called by a timer. Raises OSError when the disk cannot be asked."""
+        """Delete what may be deleted now; called by a timer. Raises OSError if the disk usage cannot be read."""
         log = self._replica.log
         free, total = self._disk_usage()
         self._warn_of_disk(1 - free / total if total else 0.0)
@@ -106,7 +107,9 @@ class Retention:
         self._store.expire_some(log.base_pos)
 
     def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> int | None:
-        """Where the log may begin; what waits is only asked for when something would go. Raises StoreError."""
+        """The new beginning of the log. Undelivered messages are only looked up if a file would be deleted. Raises
+        StoreError.
+        """
         wished = droppable(segments, self._newest, self._policy, now)
         if wished is None or (waiting_pos := self._waiting_pos()) >= wished:
             self._is_held &= wished is None
@@ -120,10 +123,10 @@ class Retention:
         return base_pos
 
     def _wanted_pos(self) -> int:
-        """Below this no peer needs the log that is not hopelessly behind."""
+        """Below this position no peer needs the log, unless it lags too far to be waited for."""
         log, core = self._replica.log, self._replica.core
         if any(peer.active and peer.state is PeerState.RESET for peer in core.status().peers):
-            return log.base_pos  # it is fetching these very files
+            return log.base_pos  # the peer is fetching these files
         index = max(core.retain_from(), log.first_index)
         if index > log.last_index:
             return log.end_pos
@@ -132,7 +135,7 @@ class Retention:
         return wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos
 
     def _newest(self, segment: SegmentInfo) -> int | None:
-        """When the last message in a closed file was stored; None if there is none near its end."""
+        """Store time of the last message in a closed file; None if there is none near its end."""
         if segment.start not in self._newest_ms:
             self._newest_ms[segment.start] = self._read_newest(segment)
         return self._newest_ms[segment.start]

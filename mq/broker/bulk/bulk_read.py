@@ -1,10 +1,9 @@
-"""Request 9007: messages of several queues of a topic in the order of the log, for those who read a topic as a whole.
+"""Request 9007: messages of several queues of a topic in log order, for readers of whole topics.
 
-Followers serve it, so that the leader does not notice a scan; a leader does only if the request allows it. What is in
-consume queues is committed, so an answer never has anything else. Worker threads read and verify the log
-(`bulk_selection`); the event loop looks into consume queues only. How many reads are at work, how many wait, how many
-bytes a second they are given and how many answers a client may leave unread is limited; beyond that a request is
-answered with BUSY and when to come again.
+Followers serve it, so that scans do not load the leader; a leader serves it only if the request allows that. Consume
+queues contain only committed messages, and so do answers. Worker threads read and verify the log (`bulk_selection`);
+the event loop only reads consume queues. Limits apply to concurrent reads, waiting reads, bytes per second, and unread
+answers per client; above them a request is refused with BUSY and a time to retry.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from mq.store.errors import QueueFileDamaged
 from raftlog.segment import EntryGone, SegmentError, StorageCorrupt
 
 WAITING_FACTOR: Final = 8
-"""For each read that may be at work so many may wait for their turn, and as many for messages."""
+"""Maximum number of reads waiting for a worker, per concurrent read; as many may wait for messages."""
 UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A client that has not read so many bytes of answers gets no further ones."""
+"""A client with this many bytes of unread answers gets no further ones."""
 WAIT_MS_MAX: Final = 30_000
 CLIENTS_COUNTED_MAX: Final = 64
 CLIENT_ID_LENGTH_MAX: Final = 255
@@ -51,14 +50,14 @@ _PAUSE_MS: Final = 20
 _PEEK_ENTRIES: Final = 16
 _PEEK_QUEUES: Final = 8
 _ENTRIES_MAX: Final = 64 * 1024
-"""Of consume queues, looked at for one answer."""
+"""Maximum number of consume queue entries read for one answer."""
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.@%-]")
 _NAME_LENGTH_MAX: Final = 64
 _OTHERS: Final = "others"
 
 
 class _Read(NamedTuple):
-    """A request that is not answered yet. ``codes`` are the tag codes that are wanted, all if there are none."""
+    """A request in progress. ``codes`` are the wanted tag codes; empty for all."""
 
     call: Call[BulkRead]
     ranges: list[ReadRange]
@@ -67,7 +66,7 @@ class _Read(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What consume queues say: entries of those queues that have some, or why there is nothing to read."""
+    """The result of reading consume queues: entries, or the reason why there is nothing to read."""
 
     spans: list[QueueSpan]
     nothing: bytes = b""
@@ -75,11 +74,11 @@ class _Found(NamedTuple):
 
 
 _Wanted = tuple[ConsumeQueue, int, int]
-"""A queue, and of its offsets those that are wanted and there."""
+"""A queue, and the existing part of the requested range of offsets."""
 
 
 class BulkReads:
-    """The handler of bulk reads."""
+    """The handler for bulk reads."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
@@ -93,7 +92,7 @@ class BulkReads:
         self._queue: deque[_Read] = deque()
         self._held: deque[_Read] = deque()
         self._free_at = 0.0
-        """Until then the bytes that were given out so far take up what may be given out in a second."""
+        """The time at which the bytes served so far fit the rate limit again."""
         self._counts: dict[str, int] = dict.fromkeys(
             ("bulk_reads", "bulk_reads_busy", "bulk_reads_behind", "bulk_reads_damaged"), 0
         )
@@ -102,7 +101,7 @@ class BulkReads:
         self._by_client: dict[str, int] = {}
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(BulkRead, self.handle)
 
     def counters(self) -> dict[str, int]:
@@ -140,7 +139,7 @@ class BulkReads:
         return None
 
     def expire(self) -> None:
-        """Look again at requests that wait for messages; called by a timer."""
+        """Check again requests that wait for messages; called by a timer."""
         held, self._held = self._held, deque()
         self._queue.extend(held)
         self._go_on()
@@ -164,7 +163,7 @@ class BulkReads:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
         return config
 
-    # -- a request after the other -----------------------------------------------------------------------------------
+    # -- steps of a request --------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         while self._queue and self._running < self._settings.bulk_reads_max:
@@ -180,7 +179,7 @@ class BulkReads:
                     self._send(read, answer, [])
 
     def _begin(self, read: _Read) -> bytes:
-        """Start to read, or hold the request, or return its answer. Raises RequestRefused, SegmentError, OSError."""
+        """Start to read, hold the request, or return its answer. Raises RequestRefused, SegmentError, OSError."""
         ext = read.call.request.ext
         config = self._checked_topic(ext)
         for each in read.ranges:
@@ -230,7 +229,7 @@ class BulkReads:
     def _done(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
         self._running -= 1
         if self._replica.is_leader and not read.call.request.ext.allow_leader:
-            head, records = self._not_follower(), []  # it has become the leader meanwhile
+            head, records = self._not_follower(), []  # it became the leader in the meantime
         else:
             self._count(read, len(selection.sizes), sum(map(len, records)))
         rate = self._settings.bulk_bytes_per_second
@@ -242,7 +241,7 @@ class BulkReads:
         self._running -= 1
         ext = read.call.request.ext
         if isinstance(error, EntryGone):
-            # The log was shortened, and the queues are not told yet.
+            # The log was truncated, but the queues are not updated yet.
             try:
                 for each in read.ranges:
                     if (queue := self._store.get(ext.topic, each.queue_id)) is not None:
@@ -258,12 +257,12 @@ class BulkReads:
             self._refuse(read, error)
         self._go_on()
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- consume queues ------------------------------------------------------------------------------------------------
 
     def _look(
         self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: int, *, offsets_only: bool
     ) -> _Found:
-        """Consume queue entries for an answer of ``bytes_max``, or all of an answer without records.
+        """Consume queue entries for an answer of ``bytes_max``, or all entries if records are not requested.
 
         Raises QueueFileDamaged, OSError.
         """
@@ -286,7 +285,7 @@ class BulkReads:
         spans = list(self._spans(there, bytes_max, limit_pos))
         if spans:
             return _Found(spans)
-        ends |= {queue.queue_id: start for queue, start, _ in there}  # committed, and not on this disk yet
+        ends |= {queue.queue_id: start for queue, start, _ in there}  # committed, but not on this disk yet
         return _Found([], encode_no_records(BulkStatus.BEHIND, offsets=ends), is_behind=True)
 
     def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: int) -> Iterator[QueueSpan]:
@@ -296,7 +295,7 @@ class BulkReads:
         sizes = entry_sizes(b"".join(peeked))
         average = max(1, sum(sizes) // max(1, len(sizes)))
         total = sum(end - start for _, start, end in there)
-        # A quarter more than fits, so that queues which get less than their share do not end the answer early.
+        # A quarter more than fits, so that queues that get less than their share do not end the answer early.
         wanted = min(_ENTRIES_MAX, bytes_max * 5 // (4 * average) + _PEEK_ENTRIES)
         for queue, start, end in there:
             count = min(end - start, wanted * (end - start) // total + _PEEK_ENTRIES)
@@ -336,7 +335,7 @@ class BulkReads:
             connection.send_all([frame, *records], len(frame) + sum(map(len, records)))
 
     def _frame(self, read: _Read, body: bytes, more_bytes: int = 0) -> bytes:
-        """Prefix, header and ``body``; ``more_bytes`` of the body follow."""
+        """Prefix and header of a frame with ``body``, to which ``more_bytes`` of the body will be appended."""
         header = encode_header(
             ResponseCode.SUCCESS, read.call.request.opaque, RESPONSE_FLAG, serialization=read.call.serialization
         )

@@ -1,8 +1,8 @@
-"""Request 9008: a reader holds the files of the log from some position on, so that retention does not overtake it.
+"""Request 9008: a reader leases log files from a position on, so that retention does not delete them first.
 
-A lease is this replica's own and lies in its memory: a reader asks each replica that it reads from, and asks again
-before its time is over. What a restart forgets, readers ask for anew. A disk that is almost full counts for more than
-any lease, see `raftlog.segment.retention`.
+A lease is local to this replica and in memory: a reader requests one from each replica that it reads from, and renews
+it before it expires. After a restart, readers request it again. An almost full disk overrides leases, see
+`raftlog.segment.retention`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class LogLeases:
         self._base_pos = base_pos
         self._clock = clock
         self._leases: dict[str, tuple[int, float]] = {}
-        """By lease id: the physical offset, and until when."""
+        """By lease id: physical offset, and expiry time."""
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(HoldLog, self.handle)
 
     def counters(self) -> dict[str, int]:
@@ -47,7 +47,7 @@ class LogLeases:
         return {"log_leases": len(self._leases)}
 
     def first_pos(self) -> int:
-        """The lowest physical offset that a reader holds, NOTHING if none does."""
+        """The lowest leased physical offset; NOTHING without leases."""
         self._drop_over()
         return min((position for position, _ in self._leases.values()), default=NOTHING)
 

@@ -1,7 +1,7 @@
-"""What a bulk read answers: consume queue entries say which records are wanted, and these are read in one pass.
+"""Selects the records of a bulk read from consume queue entries and reads them in one pass.
 
-Entries of several queues are merged by the physical offsets that they name, so records come in the order of the log,
-and each stretch of it is read once, whichever queues lie in it. All of this is for worker threads.
+Entries of several queues are merged by physical offset, so records come in log order, and each part of the log is read
+once, whichever queues it contains. Runs in worker threads.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment.verified_reads import VerifiedRun
 
 GAP_BYTES_MAX: Final = 64 * 1024
-"""What lies between two wanted records is read along with them if it is less: entries are found no closer."""
+"""A gap between two wanted records is read as well if it is shorter than this: positions are not known more precisely.
+"""
 LOAD_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of the log in memory at a time for one read, unless a single record is larger."""
+"""Bytes of the log in memory at once for one read, unless a single record is larger."""
 
 _PLACES: Final = Struct(">qi8x").iter_unpack
 _SYS_FLAG: Final = Struct(">36xi")
@@ -34,9 +35,9 @@ ReadRuns = Callable[[int, int], Iterable[VerifiedRun]]
 
 
 class QueueSpan(NamedTuple):
-    """Consume queue entries of one queue, from the queue offset ``start`` on.
+    """Consume queue entries of one queue, from queue offset ``start`` on.
 
-    ``is_whole`` says that no other entries of the queue are wanted, of those that are there.
+    ``is_whole`` says that these are all existing entries in the requested range.
     """
 
     queue_id: int
@@ -46,10 +47,10 @@ class QueueSpan(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Records that are wanted, in the order of the log, and where to go on behind them.
+    """Selected records in log order, and where to continue.
 
     Attributes:
-        offsets: for each queue the offset behind the last entry that was looked at.
+        offsets: for each queue the offset after the last examined entry.
     """
 
     positions: Sequence[int]
@@ -59,11 +60,11 @@ class Selection(NamedTuple):
 
 
 def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: int) -> Selection:
-    """Choose records of up to ``bytes_max`` bytes, but at least one if there is one.
+    """Select records of up to ``bytes_max`` bytes, but at least one if there is one.
 
     Args:
-        codes: only records with one of these tag codes are wanted; all of them if it is empty.
-        limit_pos: nothing at or behind this physical offset may be read yet.
+        codes: select only records with one of these tag codes; empty selects all.
+        limit_pos: read nothing at or after this physical offset.
     """
     horizon = limit_pos
     places_of_all: list[int] = []
@@ -74,7 +75,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         places, sizes_of = zip(*_PLACES(span.entries), strict=True)
         looked_at.append((span, places))
         if not span.is_whole:
-            # What lies behind its last entry may have to come before records of other queues.
+            # Later entries of this queue may have to come before records of other queues.
             horizon = min(horizon, places[-1] + 1)
         if codes:
             kept = [code in codes for _, _, code in QUEUE_ENTRY.iter_unpack(span.entries)]
@@ -84,7 +85,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         places_of_all += wanted
         sizes_of_all += sizes_of
         queues_of_all += repeat(span.queue_id, len(wanted))
-    # Half as long as sorting triples: there are a million records in a GB.
+    # Twice as fast as sorting triples: there are a million records in a GB.
     order = sorted(range(len(places_of_all)), key=places_of_all.__getitem__)
     positions, sizes, queue_ids = (
         tuple(map(numbers.__getitem__, order)) for numbers in (places_of_all, sizes_of_all, queues_of_all)
@@ -100,9 +101,9 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
 
 
 def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> tuple[bytes, list[bytes | memoryview]]:
-    """The body of an answer with these records: what comes ahead of them, and the records in one or more pieces.
+    """The body of an answer: its prefix, and the records in one or more pieces.
 
-    Raises raftlog.SegmentError if they cannot be read, or are damaged.
+    Raises raftlog.SegmentError if records cannot be read or are damaged.
     """
     sizes = selection.sizes
     pieces: list[bytes | memoryview] = list(_read(selection, read_runs))
@@ -114,7 +115,7 @@ def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> t
 
 
 def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes]:
-    """The records, those of a run as one piece: they are copied while they are in the processor's cache."""
+    """The records, one piece per run: they are copied while they are in the CPU cache."""
     for group in _groups(_extents(selection.positions, selection.sizes)):
         end = group[-1][1]
         runs = iter(read_runs(group[0][0], end - group[0][0]))
@@ -131,7 +132,7 @@ def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes]:
 
 
 def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where records lie, as [begin, end) of those that lie side by side. None of them crosses an entry's end."""
+    """Contiguous ranges of records, as [begin, end). No record crosses the end of an entry."""
     if not positions:
         return []
     ends = list(map(add, positions, sizes))
@@ -140,7 +141,7 @@ def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, 
 
 
 def _groups(extents: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Extents that are read together: little lies between them, and they are not too long in sum."""
+    """Groups of ranges to read together: with small gaps and a limited total size."""
     group: list[tuple[int, int]] = []
     for extent in extents:
         if group and (extent[0] - group[-1][1] > GAP_BYTES_MAX or extent[1] - group[0][0] > LOAD_BYTES_MAX):
@@ -152,7 +153,7 @@ def _groups(extents: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]
 
 
 def _without_bodies(data: bytes, sizes: Sequence[int]) -> tuple[bytes, list[int]]:
-    """The records without the bytes of their bodies, and how long they are then."""
+    """The records without their bodies, and their sizes then."""
     parts: list[bytes] = []
     left: list[int] = []
     at = 0

@@ -1,4 +1,4 @@
-"""All that serves those who read topics as a whole, put together: plans, ends, reads and leases (9006 to 9009)."""
+"""All services for bulk reads: plans, ends, reads and leases (9006 to 9009)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _EXPIRE_SECONDS = 0.02
 
 
 class Bulk(Service):
-    """The handlers. Arguments are those of the four.
+    """The handlers. Arguments are those of the four services.
 
     Attributes:
-        reads: looks again at requests that wait.
-        leases: what of the log readers hold.
+        reads: bulk reads, including those that wait.
+        leases: leases of readers on the log.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -31,14 +31,14 @@ class Bulk(Service):
         self._ends = TopicEndQueries(context)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield from self.leases.routes()
         yield from self.reads.routes()
         yield from self._plans.routes()
         yield from self._ends.routes()
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _EXPIRE_SECONDS, self.reads.expire
 
     def counters(self) -> dict[str, int]:

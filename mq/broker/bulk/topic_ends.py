@@ -1,6 +1,6 @@
-"""Request 9009: where the queues of many topics begin and end, in one answer.
+"""Request 9009: first and last offsets of all queues of many topics, in one answer.
 
-Streams ask it many times a second. Nothing is read from a file for it.
+Streams send it many times a second. It reads no files.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mq.protocol.replies import TopicEndsReply
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
 
 _AT_A_STRETCH: Final = 16
-"""Topics between two looks at the clock."""
+"""Topics between two checks of the clock."""
 _NAMED_MAX: Final = 10
-"""Topics in a remark."""
+"""Maximum number of topics named in a remark."""
 
 
 class TopicEndQueries:
-    """The handler of questions for the ends of many topics."""
+    """The handler for ends of many topics."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._replica = context.replica
@@ -36,7 +36,7 @@ class TopicEndQueries:
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(AskTopicEnds, self.handle)
 
     def handle(self, call: Call[AskTopicEnds]) -> None:
@@ -61,7 +61,7 @@ class TopicEndQueries:
         left = ENDS_QUEUES_MAX
         for topic in topics:
             config = configs.get(topic)
-            if config is None:  # deleted while this answer was made
+            if config is None:  # deleted while the answer was built
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown([topic])}")
             left -= config.read_queues
             if left < 0 and found:
@@ -80,7 +80,7 @@ class TopicEndQueries:
             queue = get(topic, queue_id)
             first = 0 if queue is None else queue.min_offset
             firsts.append(first)
-            # A queue that was dropped a moment ago has no end.
+            # A queue that was just dropped has no end.
             ends.append(0 if queue is None else max(first, queue.max_offset))
         return TopicEnds(self._metadata.topic_identity(topic), firsts, ends)
 

@@ -1,7 +1,7 @@
-"""Request 9006: what this replica has of a topic, for whoever plans to read all of it.
+"""Request 9006: the extent of a topic on this replica, for planning a read of all of it.
 
-Where a queue begins and ends is known without a look at any file. How large queues are, and which queue offsets they
-have where log files begin, is looked up in consume queues, between other work.
+First and last offsets of queues are known without reading files. The size of queues, and their offsets at the
+beginnings of log files, are looked up in consume queues, interleaved with other work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 
 QUEUES_PER_PAGE: Final = RANGES_MAX
 OFFSETS_MAX: Final = 16 * 1024
-"""Of all queues at all places in one answer, 128 KiB. With more queues there are fewer places."""
+"""Maximum number of offsets in one answer (128 KiB): the more queues, the fewer positions."""
 PLACES_MAX: Final = 1024
 
 _SAMPLE_ENTRIES: Final = 32
@@ -31,7 +31,7 @@ _AT_A_STRETCH: Final = 64
 
 
 class TopicPlans:
-    """The handler of planning requests."""
+    """The handler for planning requests."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
@@ -42,7 +42,7 @@ class TopicPlans:
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(PlanTopic, self.handle)
 
     def handle(self, call: Call[PlanTopic]) -> None:
@@ -94,7 +94,7 @@ class TopicPlans:
         return call.response(ext=reply.fields(), body=encode_plan(rows, places))
 
     def _places(self, queues: int) -> Iterator[int]:
-        """Where log files begin, but for the first one: as many as fit into an answer about so many queues."""
+        """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
         starts: Sequence[int] = [segment.start for segment in self._replica.log.segments()[1:]]
         step = -(-len(starts) // max(1, min(PLACES_MAX, OFFSETS_MAX // max(queues, 1)))) or 1
         return iter(starts[::step])
@@ -104,7 +104,7 @@ def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> Plann
     if queue is None:
         return PlannedQueue(queue_id, 0, 0)
     first = queue.min_offset
-    end = max(first, queue.max_offset)  # a queue that was dropped a moment ago has none
+    end = max(first, queue.max_offset)  # a queue that was just dropped has none
     if not with_size or first >= end:
         return PlannedQueue(queue_id, first, end)
     samples = b"".join(
@@ -115,7 +115,7 @@ def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> Plann
 
 
 def _offset_at(queue: ConsumeQueue | None, position: int, low: int, high: int) -> int:
-    """The first queue offset from ``low`` on whose message lies at a physical offset or behind it; else ``high``."""
+    """The first queue offset from ``low`` on whose message is at or after a physical offset; else ``high``."""
     if queue is None:
         return low
     while low < high:

@@ -1,12 +1,12 @@
-"""Tells the members of consumer groups that they are others now (request code 40).
+"""Notifies the members of consumer groups of membership changes (request code 40).
 
-A change of a group is told to all of its members. In a large one of which many come or go at once that is a great many,
-so beyond a few members it is done by and by, and what changes meanwhile is told once, afterwards.
+Every member is notified of each change. For a large group with many simultaneous changes that is a lot of notices, so
+above a few members they are sent in portions, and changes in the meantime are covered by one further notice.
 
-Whoever brought the change about by a heartbeat is told a little later than the others. Clients heartbeat one replica
-after the other and rebalance by themselves at the end. One of 5.x that rebalances before that has a newer subscription
-than any replica knows and cannot tell it, for it is still busy with the heartbeats; its pulls are refused until its
-next rebalance, 20 seconds later.
+The client whose heartbeat caused the change is notified a little later than the others. Clients heartbeat one replica
+after the other and rebalance at the end by themselves. A 5.x client that rebalances earlier has a subscription newer
+than any replica knows, and cannot send it because it is still busy with the heartbeats; its pulls would be refused
+until its next rebalance 20 seconds later.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
 
 AT_ONCE_MAX = 50
-"""Members of a group that are told in the turn in which it changes."""
+"""Members of a group notified in the turn in which it changes."""
 LATER_AT_ONCE = 500
-"""Of larger groups, so many are told each time that the timer fires."""
+"""For larger groups, members notified per timer tick."""
 SENDER_TICKS = 5
-"""The timer fires so often before the one who brought a change about is told."""
+"""Timer ticks before the client that caused a change is notified."""
 
 
 class ChangeNotices:
-    """What is still to be told: at most one notice to each member of each group, and one more for all of them."""
+    """Pending notices: at most one per member and group, and one more per group for changes in between."""
 
     def __init__(self) -> None:
         self._opaque = itertools.count(1)
@@ -40,7 +40,7 @@ class ChangeNotices:
     def tell(
         self, group: str, connections: Iterable[ClientConnection], *, sender: ClientConnection | None = None
     ) -> None:
-        """The members of a group are these now, by a heartbeat of ``sender`` if that is one of them."""
+        """Notify the members of a group, which changed by a heartbeat of ``sender`` if that is one of them."""
         members = list(connections)
         if sender is not None and sender in members:
             members.remove(sender)
@@ -53,7 +53,7 @@ class ChangeNotices:
             self._telling[group] = deque(members)
 
     def go_on(self) -> None:
-        """Tell some of those who were not told yet; called by a timer."""
+        """Send some of the pending notices; called by a timer."""
         for (group, sender), ticks in list(self._senders.items()):
             if ticks > 1:
                 self._senders[group, sender] = ticks - 1
@@ -71,7 +71,7 @@ class ChangeNotices:
                 if (members := self._again.pop(group, None)) is not None:
                     self.tell(group, members)
             if not left:
-                # Whoever was served first comes last the next time.
+                # Rotate, so that no group is always served first.
                 if group in self._telling:
                     self._telling[group] = self._telling.pop(group)
                 break

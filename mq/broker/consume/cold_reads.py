@@ -1,15 +1,12 @@
-"""Old records are verified and brought into memory by worker threads before the event loop reads them.
+"""Worker threads load and verify old records before the event loop reads them.
 
-A read that waits for the disk on the event loop, or for a checksum of megabytes, lets everything else wait:
-acknowledgements, heartbeats, all other clients. So a handler that is about to read what may be on the disk only has it
-loaded first, and reads then, at the speed of memory. A client that reads on where somebody has read before, or behind
-it, gets whole chunks of the log, and the one behind them is loaded as well: consumers that read old messages in order
-hardly wait. One that reads here and there gets the entries of its records alone. What is in memory anyway is read at
-once.
+A disk read or a checksum of megabytes on the event loop blocks everything else: acknowledgements, heartbeats, all other
+clients. So a handler that needs records which may be only on disk first has them loaded, then reads them at memory
+speed. Sequential readers get whole chunks of the log plus the next one (read-ahead), so they hardly ever wait; random
+readers get only the entries of their records. Records in memory are read at once.
 
-Nothing depends on it for being right: the log verifies what it hands out in any case, see
-`raftlog.segment.verified_reads`. Where too many wait already, or the disk fails, or so much is read that a chunk is
-forgotten again, records are read as if nobody had loaded them.
+Correctness does not depend on it: the log verifies what it returns in any case, see `raftlog.segment.verified_reads`.
+If too many reads wait, the disk fails, or a loaded chunk was evicted again, records are read directly.
 """
 
 from __future__ import annotations
@@ -26,21 +23,21 @@ from raftlog.segment import SegmentError
 
 CHUNK_BYTES = 256 * 1024
 CHUNKS_MAX = 8
-"""Records that lie in more chunks are brought by themselves: few of what lies around them would be read."""
+"""Records spread over more chunks are loaded individually: little of the rest would be read."""
 SEEN_MAX = 1024
-"""So many chunks are remembered that somebody has read of: 256 MiB of the log."""
+"""Number of recently read chunks that are remembered: 256 MiB of the log."""
 AHEAD_MAX = 4
-"""Nothing is brought ahead of those who read in order while so many chunks are under way."""
+"""No read-ahead while this many chunks are being loaded."""
 WAITING_MAX = 1024
-"""So many reads may wait for what is brought."""
+"""Maximum number of reads that wait for loading."""
 
 _GAP_BYTES_MAX = 32 * 1024
 _RUN_BYTES_MAX = 1024 * 1024
-"""What lies between two records is read along with them if it is less, by those who read them later as well."""
+"""Gaps between two records smaller than this are read as well; later reads use the same rule."""
 
 
 class ColdLog(Protocol):
-    """A log as far as it is needed here; see `raftlog.segment.log_reader.LogReads`. `load` is for any thread."""
+    """The part of a log that is needed here; see `raftlog.segment.log_reader.LogReads`. `load` may run in any thread."""
 
     @property
     def base_pos(self) -> int: ...
@@ -53,7 +50,7 @@ class ColdLog(Protocol):
 
 
 class _Waiting:
-    """A read that waits for as many chunks."""
+    """A read that waits for this many chunks."""
 
     __slots__ = ("missing", "then")
 
@@ -63,42 +60,42 @@ class _Waiting:
 
 
 class ColdReads:
-    """Brings records into memory.
+    """Loads records into memory.
 
     Args:
-        in_background: carries out a job in a thread of its own, and its end on the event loop.
+        in_background: runs a job in a worker thread, and its completion on the event loop.
 
     Attributes:
-        waiting: how many reads wait.
-        brought: how many times something was brought.
+        waiting: number of waiting reads.
+        brought: number of loads.
     """
 
     def __init__(self, *, log: ColdLog, in_background: Callable[[Job], None]) -> None:
         self._log = log
         self._in_background = in_background
         self._seen: OrderedDict[int, None] = OrderedDict()
-        """Chunks that were read of lately, the newest last."""
+        """Recently read chunks, the newest last."""
         self._under_way: dict[int, list[_Waiting]] = {}
         self.waiting = 0
         self.brought = 0
 
     @property
     def start_pos(self) -> int:
-        """What lies before this physical offset must be verified when it is read from disk."""
+        """Records before this physical offset must be verified when they are read from disk."""
         return self._log.trusted_pos
 
     def are_there(self, begin: int, end: int) -> bool:
-        """Whether all between two physical offsets is in memory, and what those need who read on behind it.
+        """Whether the range between two physical offsets is in memory, and the read-ahead behind it loaded.
 
-        Quick, so that most who read in order need not look closer; False says nothing.
+        Fast, so that most sequential reads need no further check; False does not mean that it is missing.
         """
         first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
         return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
     def bring(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
-        """Have the records of ascending places brought into memory, and call ``then`` once that has been tried.
+        """Load the records at ascending places, and call ``then`` after the attempt.
 
-        Returns False if they may as well be read at once; then ``then`` is not called.
+        Returns False if they can be read directly; then ``then`` is not called.
         """
         if places[0][0] >= self._log.memory_pos or self.waiting >= WAITING_MAX:
             return False
@@ -114,7 +111,7 @@ class ColdReads:
         if missing:
             self.waiting += 1
             waiting = _Waiting(len(missing), then)
-            # All of them know of it before the first one can come.
+            # Register all of them before the first can complete.
             new = [chunk for chunk in missing if chunk not in self._under_way]
             for chunk in missing:
                 self._under_way.setdefault(chunk, []).append(waiting)
@@ -153,7 +150,7 @@ class ColdReads:
         self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._chunk_arrived, chunk))
 
     def _on_disk(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those parts that have to be read from files, and can be."""
+        """The parts that have to be read from files, and can be."""
         low, high = self._log.base_pos, self._log.memory_pos
         return [(max(begin, low), min(stop, high)) for begin, stop in runs if begin < high and low < stop]
 
@@ -162,7 +159,7 @@ class ColdReads:
         self.brought += 1
 
         def job() -> Callable[[], None]:
-            with suppress(SegmentError):  # who reads it next is told
+            with suppress(SegmentError):  # the next read reports the error
                 for begin, stop in runs:
                     log.load(begin, stop - begin)
             return end
@@ -181,7 +178,7 @@ class ColdReads:
 
 
 def _chunks_of(places: Sequence[Place]) -> list[int]:
-    """The chunks in which they lie, ascending; not all of them if there are more than `CHUNKS_MAX`."""
+    """The chunks that contain the places, ascending; cut off after more than `CHUNKS_MAX`."""
     chunks: list[int] = []
     behind = 0
     for position, size in places:
@@ -195,7 +192,7 @@ def _chunks_of(places: Sequence[Place]) -> list[int]:
 
 
 def _runs_of(places: Sequence[Place]) -> list[tuple[int, int]]:
-    """The places from their beginnings to their ends, those joined that lie close to each other."""
+    """The places as ranges, with nearby ones joined."""
     runs: list[tuple[int, int]] = []
     for position, size in places:
         stop = position + size

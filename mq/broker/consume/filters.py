@@ -1,8 +1,8 @@
-"""Which subscription a pull has, and whether its group may consume at all; CHECK_CLIENT_CONFIG (46).
+"""The subscription of a pull, and whether its group may consume at all; CHECK_CLIENT_CONFIG (46).
 
-A pull brings its subscription with it, or has the one of its group's latest heartbeat. An expression that cannot be
-compiled is refused where the consumer asks about it (46) or brings it along. In a heartbeat it would break the other
-groups of the client, so it is only remembered that there is no filter, and the pulls of its group are told.
+A pull contains its subscription, or uses the one in its group's latest heartbeat. An expression that does not compile
+is refused in CHECK_CLIENT_CONFIG and in pulls that contain it. Refusing a heartbeat would break the client's other
+groups, so there the filter is marked as invalid, and pulls of the group are refused.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _SUBSCRIPTION = 4
 _ALL = "*"
 _SCAN_ENTRIES_MAX = 800
 _SQL_WORK_MAX = 100_000
-"""Characters of an SQL expression times messages that are looked at in one piece: 5 ms, in which all others wait."""
+"""SQL expression length times messages, evaluated in one step: 5 ms, in which all others wait."""
 
 
 def scanned_max(subscription: Subscription) -> int:
-    """How many messages of a queue are looked at for one request that does not take every message."""
+    """Maximum number of messages examined for one filtered request."""
     if subscription.sql is None:
         return _SCAN_ENTRIES_MAX
     return min(_SCAN_ENTRIES_MAX, max(1, _SQL_WORK_MAX // len(subscription.expression)))
 
 
 class Subscriptions(Service):
-    """What a pull may get, and the handler of request code 46.
+    """The subscriptions of pulls and pops, and the handler for request code 46.
 
     Args:
-        note_group: told of a consumer group that does not exist, to be created.
+        note_group: called with an unknown consumer group, to create it.
         refresh: asks a client for its subscriptions to a group.
     """
 
@@ -59,11 +59,11 @@ class Subscriptions(Service):
         self._refresh = refresh
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(CheckClientConfig, self.handle_check)
 
     def handle_check(self, call: Call[CheckClientConfig]) -> bytes:
-        """Request code 46: would this subscription be accepted."""
+        """Request code 46: whether a subscription is valid."""
         try:
             wanted = CheckClientConfigBody.decode(call.body).subscription
         except BodyError as error:
@@ -73,10 +73,10 @@ class Subscriptions(Service):
         return call.response()
 
     def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
-        """What this pull wants of its topic, which was checked before.
+        """The subscription of a pull of a topic that was checked before.
 
-        Raises RequestRefused. If the pull knows a newer subscription than the group's heartbeats, its client is asked
-        for it, and may pull again.
+        Raises RequestRefused. If the pull has a newer subscription than the group's heartbeats, its client is asked for
+        it, and may pull again.
         """
         group = ext.consumer_group
         config = self._group(group)
@@ -107,7 +107,7 @@ class Subscriptions(Service):
         return known.parsed
 
     def of_pop(self, ext: PopExt) -> Subscription:
-        """What this pop wants; its group exists, or is about to. Raises RequestRefused."""
+        """The subscription of a pop; creates an unknown group. Raises RequestRefused."""
         group = ext.consumer_group
         if self._group(group) is None and not self._metadata.has_room_for_group(group):
             count = len(self._metadata.groups)
@@ -118,7 +118,7 @@ class Subscriptions(Service):
         return self._parsed(ext.topic, ext.expression or _ALL, ext.expression_type)
 
     def _group(self, name: str) -> GroupConfig | None:
-        """A group that may consume; None if nobody knows it yet and it may be. Raises RequestRefused."""
+        """A group that may consume; None for an unknown one that may be created. Raises RequestRefused."""
         config = self._metadata.groups.get(name)
         if config is None:
             if not self._settings.auto_create_groups:

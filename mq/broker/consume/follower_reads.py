@@ -1,7 +1,7 @@
-"""Consumers that lag beyond what memory holds read from a follower, so that the leader's disk and time are its own.
+"""Consumers that lag beyond the page cache are sent to a follower, to save the leader's disk and CPU.
 
-Nobody remembers anything about a consumer: each answer to a pull says where the next one is to go. The leader names a
-follower while the lag is above the limit; a follower names itself until the lag is half of it, and then the leader.
+Stateless: each answer to a pull names the replica for the next one. The leader names a follower while the lag is above
+the limit; a follower names itself until the lag is half of it, then the leader.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _SILENT_SECONDS_MAX = 1.0
 
 
 class _Follower(NamedTuple):
-    """A replica that was heard a moment ago, and the physical offset up to which it serves."""
+    """A replica heard recently, and the physical offset up to which it serves."""
 
     broker_id: int
     applied_pos: int
 
 
 def broker_id_of(node_id: str) -> int:
-    """The id in the route of a replica that does not lead; no replica but the leader has `LEADER_ID`."""
+    """The broker id in routes of a replica that does not lead; only the leader has `LEADER_ID`."""
     return int(node_id[1:]) + 1
 
 
 def memory_share() -> int:
-    """How many bytes of the log may be expected in the page cache of this machine."""
+    """How many bytes of the log are likely to be in the page cache of this machine."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
 
 
 class FollowerReads:
-    """Says which broker id the next pull of a consumer is to go to.
+    """Chooses the broker id for a consumer's next pull.
 
-    ``lag_max`` is the distance in bytes from a message to the log's end beyond which reading it is slow.
+    ``lag_max`` is the distance in bytes from a message to the end of the log above which reading it is slow.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -58,16 +58,15 @@ class FollowerReads:
         self._refresh_at = 0.0
 
     def in_memory(self, physical_offset: PhysicalOffset) -> bool:
-        """Whether what lies there can be read without waiting for the disk, as far as anybody knows."""
+        """Whether a position is probably in memory, so that a read does not wait for the disk."""
         return self._replica.log.end_pos - physical_offset <= self.lag_max
 
     def suggest(self, group: str, topic: str, queue_id: int, behind: int, lag: int) -> int:
-        """The broker id for the pull that comes next.
+        """The broker id for the next pull.
 
         Args:
-            behind: physical offset behind the last message that this answer is about; what comes next lies there or
-                further on.
-            lag: bytes from the first message of this answer to the log's end.
+            behind: physical offset after the last message of this answer; the next messages are there or further on.
+            lag: bytes from the first message of this answer to the end of the log.
         """
         if not self._replica.is_leader:
             return self._own_id if 2 * lag > self.lag_max else LEADER_ID
@@ -82,9 +81,9 @@ class FollowerReads:
         return fit[zlib.crc32(f"{group}\n{topic}\n{queue_id}".encode()) % len(fit)]
 
     def other_replica(self, behind: int = 0) -> int | None:
-        """The broker id of another replica that serves what lies before the physical offset ``behind``.
+        """The broker id of another replica that serves the log up to physical offset ``behind``.
 
-        None if none is known: no follower was heard lately, or this is a follower and knows no leader.
+        None if none is known: no follower was heard recently, or this is a follower without a known leader.
         """
         if not self._replica.is_leader:
             return LEADER_ID if self._replica.core.leader_id is not None else None
@@ -109,6 +108,6 @@ class FollowerReads:
             try:
                 ref = self._replica.log.locate(min(peer.applied, status.last.index))
             except SegmentError:
-                continue  # whoever reads there will see what is wrong; here it only means that nobody is sent there
+                continue  # reported when it is read; here it only rules out a redirect
             followers.append(_Follower(broker_id_of(peer.peer), ref.pos + ref.size))
         return sorted(followers)

@@ -1,4 +1,4 @@
-"""Who is connected: HEART_BEAT (34), UNREGISTER_CLIENT (35) and the members of a group (38).
+"""Connected clients: HEART_BEAT (34), UNREGISTER_CLIENT (35) and the members of a group (38).
 
 When the members or the topics of a consumer group change, every member is told to rebalance (request code 40).
 """
@@ -28,17 +28,17 @@ from mq.protocol.headers import (
 from mq.protocol.names import retry_topic
 
 _LARGE_BYTES = 64 * 1024
-"""A heartbeat that is longer is taken a little at a time; that of a client with a hundred topics has about 15 KiB."""
+"""A longer heartbeat is processed in steps; that of a client with a hundred topics has about 15 KiB."""
 
 _VERY_LARGE_BYTES = 256 * 1024
-"""One that is longer than this is not even decoded in the client's turn: that takes up to 20 ms."""
+"""A heartbeat longer than this is not decoded in the client's turn, since that takes up to 20 ms."""
 
 
 _NOTIFY_SECONDS = 0.1
 
 
 class Heartbeats(Service):
-    """The handlers around clients and groups of one broker."""
+    """The handlers for clients and groups."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients
@@ -51,24 +51,24 @@ class Heartbeats(Service):
         self._creating: set[str] = set()
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(HeartBeat, self.handle_heartbeat)
         yield Route(UnregisterClient, self.handle_unregister)
         yield Route(GetConsumerListByGroup, self.handle_consumer_list)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _NOTIFY_SECONDS, self.notify_more
         yield EXPIRE_SOME_SECONDS, self.expire_some
 
     def resign(self) -> None:
-        """This replica does not lead any more; what it was creating may never be."""
+        """This replica stopped leading; groups that it was creating may never exist."""
         self._creating.clear()
 
     def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
-        """Request code 34. What many subscriptions came with is taken between other requests, and answered then."""
+        """Request code 34. A heartbeat with many subscriptions is processed between other requests, and answered then."""
         if call.connection.closed:
-            # Closed with more of its requests at hand: registered now, nobody would take it out again.
+            # Closed while more of its requests were queued: if registered now, it would never be removed.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
         if len(call.body) > _LARGE_BYTES:
             try:
@@ -86,7 +86,7 @@ class Heartbeats(Service):
         return self._take(call, heartbeat)
 
     def _take_slowly(self, call: Call[HeartBeat]) -> Answer:
-        """Take a heartbeat with many subscriptions, between other work."""
+        """Process a heartbeat with many subscriptions between other work."""
         try:
             heartbeat = bodies.HeartbeatData.decode(call.body)
             yield
@@ -127,15 +127,15 @@ class Heartbeats(Service):
         return call.response(body=bodies.ConsumerList(members).encode())
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Forget the clients behind a connection."""
+        """Remove the clients of a connection."""
         self.notify(self._clients.connection_closed(connection))
 
     def expire_some(self) -> None:
-        """Forget those of some clients that were silent for too long; called by a timer."""
+        """Remove some of the clients that were silent for too long; called by a timer."""
         self.notify(self._clients.expire_some(self._clock()))
 
     def notify_more(self) -> None:
-        """Tell those members of large groups that were not told yet; called by a timer."""
+        """Send pending notices to members of large groups; called by a timer."""
         self._notices.go_on()
 
     def notify(
@@ -144,7 +144,7 @@ class Heartbeats(Service):
         *,
         sender: ClientConnection | None = None,
     ) -> None:
-        """Tell the members of groups to rebalance, ``sender`` last, unless a group is configured to stay quiet."""
+        """Notify the members of groups to rebalance, ``sender`` last, unless notices are disabled for a group."""
         for group, connections in groups:
             config = self._metadata.groups.get(group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
@@ -152,9 +152,9 @@ class Heartbeats(Service):
             self._notices.tell(group, connections, sender=sender)
 
     def note_group(self, group: str) -> None:
-        """Create a consumer group that nobody created, and its retry topic. Only the leader can; others leave it.
+        """Create an unknown consumer group and its retry topic. Only the leader can; other replicas do nothing.
 
-        Raises RequestRefused for a name that no group can have.
+        Raises RequestRefused for an invalid name.
         """
         if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
             return
@@ -164,14 +164,14 @@ class Heartbeats(Service):
         except CommandRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         if not self._metadata.has_room_for_group(group):
-            return  # it can consume all the same, but nobody will remember it
+            return  # it can consume, but is not stored
         self._creating.add(group)
         if retry_topic(group) not in self._metadata.topics:
             self._appender.add_command(self._put_retry_topic(config))
         self._appender.add_command(put_group, lambda _: self._creating.discard(group))
 
     def _note_retry_topic(self, group: str) -> None:
-        """Create the retry topic of a group that people have made; other groups come with theirs."""
+        """Create the retry topic of a group that an operator created; other groups are created with theirs."""
         config = self._metadata.groups.get(group)
         if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._creating:
             return

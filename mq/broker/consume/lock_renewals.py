@@ -1,4 +1,4 @@
-"""When clients last asked for the queues that they hold, and from which host. Known to the leader only."""
+"""When, and from which host, clients last renewed the locks of their queues. Known to the leader only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Table = tuple[str, str]
 
 
 class LockRenewals:
-    """For each locked queue the time of the last request, in monotonic seconds, and the host that it came from."""
+    """For each locked queue the time of the last renewal, in monotonic seconds, and the host that it came from."""
 
     def __init__(self) -> None:
         self._tables: dict[Table, dict[int, tuple[float, bytes]]] = {}
@@ -21,7 +21,7 @@ class LockRenewals:
         return iter(self._tables)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._tables.clear()
         self._of_host.clear()
 
@@ -32,12 +32,12 @@ class LockRenewals:
         self._of_host[host] += 1
 
     def at(self, table: Table, queue_id: int) -> float | None:
-        """When a lock was renewed last; None if it was not since this replica leads."""
+        """Time of the last renewal; None if there was none since this replica leads."""
         renewed = self._tables.get(table, {}).get(queue_id)
         return None if renewed is None else renewed[0]
 
     def forget(self, table: Table, queue_id: int) -> None:
-        """A lock is given back."""
+        """Remove a released lock."""
         queues = self._tables.get(table, {})
         renewed = queues.pop(queue_id, None)
         if renewed is None:
@@ -49,10 +49,10 @@ class LockRenewals:
             del self._of_host[renewed[1]]
 
     def keep(self, table: Table, locked: Container[int]) -> None:
-        """Forget those queues of a table that are not locked any more: their topic or group was deleted."""
+        """Remove the queues of a table that are no longer locked because their topic or group was deleted."""
         for queue_id in [each for each in self._tables.get(table, {}) if each not in locked]:
             self.forget(table, queue_id)
 
     def of_host(self, host: bytes) -> int:
-        """How many locks were renewed from a host."""
+        """The number of locks renewed from a host."""
         return self._of_host[host]

@@ -1,11 +1,11 @@
-"""Consumer offsets (request codes 14 and 15) and the ends of queues (30 and 31).
+"""Consumer offsets (request codes 14 and 15) and first and last offsets of queues (30 and 31).
 
-Consumer offsets are replicated like messages. One-way commits gather for a moment and go into the log as one command;
-a commit that wants an answer, and a query about an offset that is on its way, are answered when it is committed. So an
-offset that anybody was told cannot go back by itself, whoever leads next. It goes back when an operator resets it, or
-when whoever reads the queue does so from further back (`Offsets.note_pull`); both are commands in the log.
+Consumer offsets are replicated like messages. One-way commits are batched for a moment into one command of the log. A
+commit that wants an answer, and a query of an offset that is in flight, are answered when it is committed. So an offset
+that a client has seen never goes back by itself, whichever replica leads next. It goes back when an operator resets it,
+or when the reader of the queue has gone back (`Offsets.note_pull`); both are commands in the log.
 
-What is asked for is answered by followers as well, once they have applied all that was committed when they were asked.
+Followers answer queries, too, once they have applied everything that was committed when the query arrived.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 
 PENDING_MAX = 100_000
-"""Queues with a gathered commit; further one-way commits are ignored until these are replicated."""
+"""Queues with a batched commit; further one-way commits are ignored until these are replicated."""
 
 COMMAND_ROWS_MAX = 200
-"""Offsets in one command: with the longest names it still fits the smallest file of a log."""
+"""Offsets in one command: even with the longest names it fits the smallest log file."""
 
 Key = tuple[str, str, int]
 
 
 class Offsets(Service):
-    """The offset handlers of a broker, with the commits that are not replicated yet (leader only).
+    """The handlers for offsets, with the commits that are not replicated yet (leader only).
 
     Args:
-        locks: whose commits do not count.
+        locks: decides whose commits are ignored.
         in_memory: whether the log can be read at a physical offset without waiting for the disk.
     """
 
@@ -69,7 +69,7 @@ class Offsets(Service):
         self._clients = context.clients
         self._commit_seconds = context.settings.offset_commit_seconds
         self._in_memory = in_memory
-        # Who reads a queue from further back than its offset, and from where on.
+        # Readers that went back below the offset of a queue, and from which offset on.
         self._rereading: dict[Key, tuple[str | ClientConnection, int]] = {}
         self._resetting: dict[Key, object] = {}
         self._restarted: set[Key] = set()
@@ -77,18 +77,18 @@ class Offsets(Service):
         self._replicating: dict[Key, int] = {}
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(QueryConsumerOffset, self.handle_query)
         yield Route(GetMaxOffset, self.handle_max)
         yield Route(GetMinOffset, self.handle_min)
         yield Route(UpdateConsumerOffset, self.handle_update, leader_only=True, repeatable=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield self._commit_seconds, self.replicate_gathered
 
     def resign(self) -> None:
-        """This replica does not lead any more: commits that were only gathered are void, consumers repeat them."""
+        """This replica stopped leading: batched commits are dropped, consumers repeat them."""
         self._gathered.clear()
         self._replicating.clear()
         self._resetting.clear()
@@ -96,7 +96,7 @@ class Offsets(Service):
         self._rereading.clear()
 
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note a commit that nobody waits for, such as one that came with a pull. A negative offset is ignored."""
+        """Batch a commit that needs no answer, such as one in a pull. A negative offset is ignored."""
         if offset < 0 or not self._appender.is_open:
             return
         if (group, topic) in self._metadata.queue_locks and self._locks.fences(connection, group, topic, queue_id):
@@ -116,10 +116,10 @@ class Offsets(Service):
         offset: int,
         forward_only: bool = False,
     ) -> None:
-        """A client pulls at ``offset``. Below the group's offset it has gone back, by `seek` or so.
+        """A client pulls at ``offset``. Below the group's offset it has gone back, for example by `seek`.
 
-        Until another client reads the queue, what it commits from there on counts although it is less. Not with
-        ``forward_only``: the client has not gone back, the former owner of the queue committed late.
+        Until another client reads the queue, this client's commits from there on take effect although they are lower.
+        Not with ``forward_only``: then the client has not gone back; the former owner of the queue committed late.
         """
         if not self._appender.is_open:
             return
@@ -131,9 +131,10 @@ class Offsets(Service):
             del self._rereading[key]
 
     def reset_to(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
-        """Where a consumer has to go on that asks for ``offset`` of a queue which was reset; None where it is.
+        """The offset to which a reset moves a consumer that pulls at ``offset``; None if there is none.
 
-        Once it has begun there, what it commits counts again. Ask only if there are resets; followers do not know.
+        Once the consumer has begun there, its commits take effect again. Call only if there are resets; followers do
+        not know them.
         """
         wanted = self._metadata.offset_resets.get((group, topic), {}).get(queue_id)
         key = (group, topic, queue_id)
@@ -153,14 +154,14 @@ class Offsets(Service):
         *,
         restart: bool,
     ) -> None:
-        """Replicate the offsets of a group in the queues of a topic, backwards too.
+        """Replicate the offsets of a group in the queues of a topic, backwards, too.
 
-        With ``restart`` consumers at work have to begin there. If the disk has no room, some of the queues may be reset
-        all the same; if leadership is lost, the outcome is unknown, for there are several commands. Raises
-        CommandRefused for what is no offset; nothing has happened then.
+        With ``restart``, running consumers have to begin there. If the disk is full, some of the queues may be reset
+        all the same; if leadership is lost, the outcome is unknown, since there are several commands. Raises
+        CommandRefused for an invalid offset; then nothing has changed.
         """
         keys = [(group, topic, queue_id) for queue_id in offsets]
-        # Before anything is noted: a reset that is noted and never added would hold up all commits behind it.
+        # Encode before registering: a registered reset that is never appended would block all later commits.
         commands = [
             encode_command(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset, restart=restart))
             for queue_id, offset in offsets.items()
@@ -170,7 +171,7 @@ class Offsets(Service):
         self._restarted.difference_update(keys)
 
         def settled(outcome: Outcome) -> None:
-            # A later reset of the same queue may be on its way, and whoever has begun again meanwhile did so elsewhere.
+            # A later reset of the same queue may be in flight; then consumers have restarted elsewhere.
             done = [key for key in keys if self._resetting.get(key) is this]
             for key in done:
                 del self._resetting[key]
@@ -186,7 +187,7 @@ class Offsets(Service):
         self._appender.add_command(encode_command(CommitOffsets(offsets=[])), settled)
 
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note a commit."""
+        """Batch a commit."""
         if not self._appender.is_open or not self._plausible(group, topic, queue_id):
             return
         key = (group, topic, queue_id)
@@ -198,9 +199,9 @@ class Offsets(Service):
             self._gathered[key] = offset
 
     def replicate(self, on_outcome: OnOutcome | None = None) -> None:
-        """Put what was gathered into the log; ``on_outcome`` is told what became of all of it.
+        """Append the batched commits to the log; ``on_outcome`` gets the outcome of all of them.
 
-        What is not stored is void, and consumers repeat it.
+        Commits that are not stored are dropped, and consumers repeat them.
         """
         if not self._appender.is_open:
             if on_outcome is not None:
@@ -226,7 +227,7 @@ class Offsets(Service):
         self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), settled)
 
     def replicate_gathered(self) -> None:
-        """`replicate`, if there is anything; called by a timer."""
+        """`replicate`, if anything is batched; called by a timer."""
         if self._gathered:
             self.replicate()
 
@@ -252,7 +253,7 @@ class Offsets(Service):
         self._appender.check_room()
         key = (ext.consumer_group, ext.topic, ext.queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
-            # The change may be a reset, or a commit of the reader that has gone back.
+            # A reset, or a commit of the reader that went back.
             what = (
                 "is being reset right now: commit again"
                 if key in self._resetting
@@ -272,15 +273,15 @@ class Offsets(Service):
             self._move_back(key, ext.commit_offset, on_outcome)
             return None
         if len(self._gathered) >= PENDING_MAX:
-            self.replicate()  # who is answered is not ignored
+            self.replicate()  # a commit that wants an answer is not ignored
         self.gather(*key, ext.commit_offset)
         self.replicate(on_outcome)
         return None
 
     def _check_may_move_back(self, connection: ClientConnection, key: Key, offset: int, known: int) -> None:
-        """Raise RequestRefused unless the sender is the queue's reader, or nobody is known to consume in the group.
+        """Raise RequestRefused unless the sender is the queue's reader, or the group has no known consumers.
 
-        A member that does not read from there lost the queue to another one, and comes late.
+        A member that does not read from there has lost the queue to another one, and its commit is late.
         """
         group, topic, queue_id = key
         if self._rereads(connection, key, offset):
@@ -293,14 +294,14 @@ class Offsets(Service):
             )
 
     def _rereads(self, connection: ClientConnection, key: Key, offset: int) -> bool:
-        """Whether a commit of less than is known comes from who reads the queue, and has gone back to there."""
+        """Whether a commit below the current offset comes from the reader of the queue, after it went back to there."""
         reader = self._rereading.get(key)
         if reader is None or not reader[1] <= offset < self._highest(key):
             return False
         return reader[0] == self._sender(connection, key[0])
 
     def _sender(self, connection: ClientConnection, group: str) -> str | ClientConnection:
-        """What tells who sends from others: the member's id, or its connection."""
+        """The identity of a sender: the member's id, or its connection."""
         return self._client_id(connection, group) or connection
 
     def _move_back(
@@ -315,7 +316,7 @@ class Offsets(Service):
     def handle_query(self, call: Call[QueryConsumerOffset]) -> bytes | None:
         """Request code 14.
 
-        A replica that cannot know keeps silent: older clients take any error for "no offset yet" and would jump.
+        A replica that cannot know sends no answer: older clients treat any error as "no offset yet" and would jump.
         """
         ext = call.request.ext
         key = (ext.consumer_group, ext.topic, ext.queue_id)
@@ -336,7 +337,7 @@ class Offsets(Service):
                 case Stored():
                     known(True)
                 case Refused():
-                    self._read(known)  # there is no room for later ones
+                    self._read(known)  # no room to remember it
                 case LeadershipLost():
                     call.dispatch()
                 case Unknown():
@@ -382,7 +383,7 @@ class Offsets(Service):
     def _begins_at_zero(self, topic: str, queue_id: int) -> bool:
         """Whether a group without an offset begins at 0, as with RocketMQ 4.9: in young queues and in empty ones.
 
-        If it were to ask for the end of an empty queue instead, it would skip a message that comes in between.
+        If it asked for the end of an empty queue instead, it would skip a message that arrives in between.
         """
         config = self._metadata.topics.get(topic)
         if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
@@ -391,7 +392,7 @@ class Offsets(Service):
         return queue is None or queue.max_offset == 0 or self.is_young(queue)
 
     def is_young(self, queue: ConsumeQueue) -> bool:
-        """Whether a group without an offset begins at the first message: it is there, and quickly read."""
+        """Whether a group without an offset begins at the first message: if it exists and is fast to read."""
         if queue.min_offset > 0 or queue.max_offset == 0:
             return False
         physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(0, 1))
@@ -403,7 +404,7 @@ class Offsets(Service):
         return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
 
     def _highest(self, key: Key) -> int:
-        """The group's offset with all commits that are on their way, -1 for none."""
+        """The group's offset including commits in flight; -1 for none."""
         return max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1))
 
     def _known(self, key: Key) -> int:
@@ -414,7 +415,7 @@ class Offsets(Service):
         config = self._metadata.topics.get(topic)
         if (group, topic) not in self._metadata.consumer_offsets:
             try:
-                check_group(group)  # a pull that commits may name what is no group
+                check_group(group)  # a pull with a commit may name an invalid group
             except NameRefused:
                 return False
             if not self._metadata.has_room_for_offsets(group, topic):

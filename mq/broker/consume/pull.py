@@ -1,4 +1,4 @@
-"""PULL_MESSAGE (request codes 11 and 361): committed records straight from the log, held when there are none yet."""
+"""PULL_MESSAGE (request codes 11 and 361): committed records straight from the log; held while there are none."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ from raftlog.segment import EntryGone, StorageCorrupt
 COMMIT_OFFSET, SUSPEND = 1, 2
 _READABLE = 4
 _OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
-"""So many, with so many bytes of messages, for an SQL92 expression on old messages: all of these are brought into
-memory, wanted or not."""
+"""Limits for an SQL92 expression on old messages, in messages and bytes: all of them are loaded into memory, matching
+or not.
+"""
 _OLD_TEXT_BYTES_MAX = 64 * 1024
-"""A pull with more text does not wait for its messages to be brought, so that all who wait have 64 MiB at most."""
+"""A pull with longer texts does not wait for loading, so that all waiting pulls take at most 64 MiB."""
 _SUSPEND_SECONDS_MAX = 60.0
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
-"""A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
+"""A client with this many bytes of unsent replies gets no further messages before it has read some."""
 _DRAIN_SECONDS = 0.05
 _REPAIR_SECONDS = 0.25
-"""A pull waits so long for a damaged queue file before its client is to ask again, or another replica."""
+"""A pull waits this long for a damaged queue file; then its client is told to retry, or to use another replica."""
 
 PullRequest = PullMessage | LitePullMessage
 
 
 class HeldPull(NamedTuple):
-    """A pull that waits for a message; re-run when one comes, or when its time is over.
+    """A waiting pull; resumed when a message arrives or its deadline passes.
 
-    ``offset`` is what it asks for, or further on if nothing up to there was wanted. ``deadline`` is the monotonic time
-    in seconds until which it may be held, 0 if it was not held yet. ``is_brought`` says that its messages were brought
-    into memory if they were old, ``has_waited`` that it waited for a damaged queue file to be restored.
+    ``offset`` is the requested one, or further on if no message up to there matched. ``deadline`` is the monotonic time
+    in seconds until which it may be held, 0 if it was not held yet. ``is_brought`` says that old messages were loaded
+    for it, ``has_waited`` that it waited for a damaged queue file to be restored.
     """
 
     call: Call[PullRequest]
@@ -59,24 +60,23 @@ class HeldPull(NamedTuple):
     has_waited: bool = False
 
     def matches(self, code: int) -> bool:
-        """Whether a message with this tag code may be wanted."""
+        """Whether a message with this tag code may match."""
         return self.subscription.matches_code(code)
 
     @property
     def text_bytes(self) -> int:
-        """About how much memory the texts of the request take that may be long, and what was made of them."""
+        """Approximate memory of the long texts of the request, and of what was parsed from them."""
         ext = self.call.request.ext
         nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
         return nbytes + self.subscription.parsed_bytes
 
 
 class Pulls(Service):
-    """The pull handler of a broker.
+    """The handler for pulls.
 
     Args:
-        cold_reads: brings old messages into memory before they are read.
-        offsets: takes the consumer offset that a pull carries, is told of each pull that is served, and knows where a
-            consumer has to go on instead of at the offset that it asks for, if it was reset.
+        cold_reads: loads old messages before they are read.
+        offsets: takes the commit in a pull, is told of each served pull, and knows resets that move a consumer.
 
     Attributes:
         polling: pulls that wait for a message.
@@ -115,12 +115,12 @@ class Pulls(Service):
         self._clock = context.clock
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(PullMessage, self.handle)
         yield Route(LitePullMessage, self.handle)
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Its pulls are not held any longer."""
+        """Drop its held pulls."""
         self.polling.drop_connection(connection)
 
     def handle(self, call: Call[PullRequest]) -> bytes | None:
@@ -142,12 +142,12 @@ class Pulls(Service):
             if not call.connection.closed:
                 self._answer(pull, may_hold=True, knows_the_end=knows_the_end)
 
-        # To this replica the message may still come; a consumer that is sent back would get all again.
+        # The message may still arrive here; a consumer that is sent back would get everything again.
         self._confirm(confirmed)
         return None
 
     def resume(self, pull: HeldPull) -> None:
-        """Answer a pull that was held, with whatever there is now."""
+        """Answer a held pull with what there is now."""
         connection = pull.call.connection
         connection.held_pulls -= 1
         if not connection.closed:
@@ -162,7 +162,7 @@ class Pulls(Service):
         try:
             reply = self._serve(pull, may_hold=may_hold, knows_the_end=knows_the_end)
         except Exception as error:
-            # Called while entries are applied: a disk that fails to give a message fails this pull and nothing else.
+            # Called while entries are applied: a disk error must fail only this pull.
             pull.call.refuse(error)
             return
         if reply is not None:
@@ -222,7 +222,7 @@ class Pulls(Service):
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
 
     def _while_restored(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
-        """Answer a pull of what a damaged queue file has: it waits for a moment, then it may try another replica."""
+        """Answer a pull of a damaged queue block: it waits a moment, then its client may try another replica."""
         if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
             return None
         other = self._follower_reads.other_replica()
@@ -273,7 +273,7 @@ class Pulls(Service):
                 places = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
                 picked = self._records.select(places, subscription.sql, wanted, budget)
         except EntryGone as gone:
-            # The log was shortened, and this queue is not told yet.
+            # The log was truncated, but this queue is not updated yet.
             low = queue.expire(gone.first)
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
         except StorageCorrupt:
@@ -303,7 +303,7 @@ class Pulls(Service):
         return None
 
     def _bring(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
-        """Have the messages for a pull brought into memory, and resume it then; False if they can be read at once."""
+        """Load the messages of a pull, then resume it; returns False if they can be read at once."""
         if pull.text_bytes > _OLD_TEXT_BYTES_MAX:
             return False
         subscription = pull.subscription
@@ -321,12 +321,12 @@ class Pulls(Service):
         return False
 
     def _may_wait_on(self, pull: HeldPull, next_offset: int, high: int) -> bool:
-        """Hold a pull again that was held, because what came was for others."""
+        """Hold a pull again because the new messages did not match."""
         is_due = pull.deadline <= self._clock()
         return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
 
     def _pick(self, entries: bytes, subscription: Subscription, wanted: int, budget: int) -> Selection:
-        """Messages by their tag codes; their records are read in one piece."""
+        """Messages by tag code; their records are read in one piece."""
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             count, nbytes = len(sizes), sum(sizes)
@@ -354,14 +354,14 @@ class Pulls(Service):
 
 
 def _few(entries: bytes) -> bytes:
-    """The first ones, at least one, that are little enough to be brought into memory."""
+    """The first entries, at least one, whose messages are small enough to be loaded."""
     entries = entries[: _OLD_SCAN_ENTRIES_MAX * QUEUE_ENTRY_BYTES]
     count = sum(nbytes <= _OLD_SCAN_BYTES_MAX for nbytes in accumulate(entry_sizes(entries)))
     return entries[: max(1, count) * QUEUE_ENTRY_BYTES]
 
 
 def _choose(entries: bytes, subscription: Subscription, wanted: int, budget: int) -> tuple[list[Place], int, int, int]:
-    """Messages by their tag codes: their places, their bytes, how many were looked at, and where the last one ends."""
+    """Messages by tag code: places, bytes, number examined, and the end of the last one."""
     codes = subscription.codes
     places: list[Place] = []
     nbytes = scanned = end = 0

@@ -1,12 +1,12 @@
-"""Queues that one client of a group has for itself, for ordered consumption: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
+"""Exclusive locks on queues for ordered consumption: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
 
-Who holds a queue is replicated. How long it holds it without a further request is the leader's business: 60 s, and a
-new leader, which cannot know when the last request came, counts each lock from the moment when it began to lead. So a
-lock may last longer than it should, never shorter.
+The holder of a lock is replicated. Its expiry is tracked by the leader: 60 s after the last renewal. A new leader does
+not know the last renewal and counts from the moment when it began to lead. So a lock may last longer than 60 s, never
+shorter.
 
-A client that was away for so long does not know that its queue is another one's by now. Therefore locks are *fences* as
-well: as long as a lock is in force, no other client's offset gets past it, and no message is taken back from another
-client. It would come twice, and the second time out of its order.
+A client that was away for longer does not know that another one holds its queue now. Therefore locks are *fences*, too:
+while a lock is in force, offset commits of other clients are ignored, and messages that they send back are refused;
+those would be redelivered a second time and out of order.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from mq.protocol.queue_tables import QueueRef
 Log = structlog.stdlib.BoundLogger
 
 LOCK_SECONDS = 60.0
-"""A queue is free for others when its holder was not heard for so long."""
+"""A lock expires when its holder was not heard for this long."""
 
 QUEUES_MAX = 16_384
-"""Queues in one request: as many as one topic may have."""
+"""Queues in one request: as many as a topic may have."""
 
 LOCKS_MAX = 100_000
-"""Locked queues of all groups; beyond it no further ones are given out, and to one host at most half of them."""
+"""Locked queues of all groups; above it no further ones are granted, and to one host at most half of them."""
 
 COMMAND_ROWS_MAX = 200
-"""Queues in one command: with the longest names it still fits the smallest file of a log."""
+"""Queues in one command: even with the longest names it fits the smallest log file."""
 
 _REPORTS_MAX = 1000
 
@@ -54,11 +54,11 @@ _Key = tuple[str, str, int]
 
 
 class QueueLockService(Service):
-    """The lock handlers of a broker (leader only).
+    """The handlers for queue locks (leader only).
 
     Attributes:
-        fenced: how many offset commits did not count, and how many messages were not taken back, because another client
-            held the queue.
+        fenced: how many offset commits were ignored and returned messages refused, because another client held the
+            queue.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -79,7 +79,7 @@ class QueueLockService(Service):
         self.fenced = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(LockBatchMq, self.handle_lock, leader_only=True, repeatable=True)
         yield Route(UnlockBatchMq, self.handle_unlock, leader_only=True, repeatable=True)
 
@@ -88,23 +88,23 @@ class QueueLockService(Service):
         return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fenced}
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield EXPIRE_SOME_SECONDS, self.expire_some
 
     def lead(self) -> None:
-        """This replica leads from now on; all locks are as if just renewed."""
+        """This replica leads from now on; all locks count as just renewed."""
         self._led_since = self._clock()
         self.resign()
 
     def resign(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._renewed.clear()
         self._granting.clear()
         self._granting_to.clear()
         self._releasing.clear()
 
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
-        """Request code 41: answered with those queues that are the client's, when that is certain."""
+        """Request code 41: answered with the queues that the client holds, when that is committed."""
         self._appender.check_room()
         wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
@@ -154,10 +154,11 @@ class QueueLockService(Service):
         return None
 
     def handle_unlock(self, call: Call[UnlockBatchMq]) -> bytes | None:
-        """Request code 42: a client gives queues back. Those that it does not hold are left alone."""
+        """Request code 42: a client releases queues. Those that it does not hold are ignored."""
         given = self._decoded(call.body)
         client_id, group = given.client_id, given.group
-        # What is on its way to another client is not this one's to give back, even if it still says so in the metadata.
+        # A lock that is being granted to another client must not be released, even if the metadata still names this
+        # one.
         held = [
             (ref.topic, ref.queue_id)
             for ref in given.queues
@@ -183,9 +184,9 @@ class QueueLockService(Service):
     def fences(
         self, connection: ClientConnection, group: str, topic: str, queue_id: int, *, only_known: bool = False
     ) -> bool:
-        """Whether another client holds this queue, so that what ``connection`` says of it does not count.
+        """Whether another client holds this queue, so that requests of ``connection`` about it are ignored.
 
-        A connection without a heartbeat of the group is nobody's: it is fenced, too, unless ``only_known``.
+        A connection without a heartbeat of the group has no member id: it is fenced, too, unless ``only_known``.
         """
         holder = self._metadata.lock_holder(group, topic, queue_id)
         if holder is None:
@@ -197,9 +198,9 @@ class QueueLockService(Service):
         return True
 
     def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
-        """Whether others hold queues of this topic and the client none: it has no message of it to do anything with.
+        """Whether other clients hold queues of this topic and this one holds none: then it has no message of the topic.
 
-        A connection without a heartbeat of the group is not fenced: its client may not have found this leader before.
+        A connection without a heartbeat of the group is not fenced: its client may have just found this leader.
         """
         client_id = self._client_id(connection, group)
         if client_id is None:
@@ -228,12 +229,12 @@ class QueueLockService(Service):
             )
 
     def expire_some(self) -> None:
-        """Take from their holders what was not renewed in time, of some tables; called by a timer.
+        """Release expired locks of some tables; called by a timer.
 
-        `ROUND_CALLS` calls look at all that were there at the first of them.
+        `ROUND_CALLS` calls cover all tables that existed at the first of them.
         """
         if not self._to_expire:
-            # Always in the same order. What is only among the renewed was deleted with its topic or group.
+            # In a fixed order. Tables only among the renewals were deleted with their topic or group.
             self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewed)))
             self._expire_count = -(-(self._metadata.lock_count + len(self._to_expire)) // ROUND_CALLS)
         left = self._expire_count
@@ -277,7 +278,7 @@ class QueueLockService(Service):
         return config is not None and 0 <= ref.queue_id < max(config.read_queues, config.write_queues)
 
     def _is_free(self, key: _Key) -> bool:
-        """Whether nobody holds this queue, or its holder was silent for too long; what is on its way counts."""
+        """Whether this queue is unlocked or its lock expired, including changes in flight."""
         if key in self._granting:
             return False
         if key in self._releasing or self._metadata.lock_holder(*key) is None:
@@ -287,25 +288,25 @@ class QueueLockService(Service):
         return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= LOCK_SECONDS
 
     def _has_room(self, host: bytes) -> bool:
-        """Whether a host may have one more lock: as many as are left for everybody else.
+        """Whether a host may have one more lock: at most as many as are left for all others.
 
-        So a single host, whatever it calls its clients and groups, never has more than half of all.
+        So a single host never has more than half of all, whatever names its clients and groups have.
         """
         left = LOCKS_MAX - self._metadata.lock_count - len(self._granting)
         return self._renewed.of_host(host) + self._granting_to[host] < left
 
     def _next_holder(self, key: _Key) -> str | None:
-        """Who holds this queue once what is on its way is done."""
+        """The holder of this queue after the changes in flight."""
         return self._granting.get(key) or self._metadata.lock_holder(*key)
 
     def _renew(self, wanted: QueueLocks, host: bytes) -> list[QueueRef]:
-        """Count the locks of a client from now on; returns those that are in force."""
+        """Renew the locks of a client; returns those in force."""
         now = self._clock()
         ours: list[QueueRef] = []
         for ref in wanted.queues:
             key = (wanted.group, ref.topic, ref.queue_id)
-            # While its request was under way, an expired lock may have become another client's. What is only on its
-            # way, to this client or away from it, is nobody's: if the leadership is lost now, it may come or not.
+            # While its request was in flight, an expired lock may have been granted to another client. A grant or
+            # release in flight belongs to nobody: if leadership is lost now, it may or may not take effect.
             granted_to = self._granting.get(key, wanted.client_id)
             if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
                 self._renewed.note((wanted.group, ref.topic), ref.queue_id, now, host)
@@ -338,7 +339,7 @@ class QueueLockService(Service):
                 self._appender.add_command(command)
 
     def _serve_elsewhere(self, call: Call[Any]) -> None:
-        """Leadership was lost. Locking twice is locking once, so whoever serves this now does it again."""
+        """Leadership was lost. Locking is idempotent, so the new leader serves the request again."""
         if not self._appender.is_open:
             call.dispatch()
             return

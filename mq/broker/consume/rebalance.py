@@ -1,6 +1,6 @@
-"""Which queues a member of a consumer group reads, and how: QUERY_ASSIGNMENT (400), request modes (401 and 402).
+"""Assignment of queues to the members of a consumer group: QUERY_ASSIGNMENT (400), request modes (401 and 402).
 
-Java's push consumers ask with ``clientRebalance=false``. Others work out their share themselves, and pull.
+Java's push consumers use it with ``clientRebalance=false``. Other clients compute their share themselves, and pull.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ANY_QUEUE = -1
 
 
 class Rebalance(Service):
-    """The handlers around request modes and assignments.
+    """The handlers for request modes and assignments.
 
     Args:
-        note_group: makes a group that nobody has made; raises RequestRefused if its name cannot be.
+        note_group: creates an unknown group; raises RequestRefused for an invalid name.
     """
 
     def __init__(self, context: BrokerContext, *, routes: Routes, note_group: Callable[[str], None]) -> None:
@@ -50,13 +50,13 @@ class Rebalance(Service):
         self._note_group = note_group
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(QueryAssignment, self.handle_query)
         yield Route(GetAllMessageRequestMode, self.handle_modes)
         yield Route(SetMessageRequestMode, self.handle_set_mode, leader_only=True)
 
     def handle_query(self, call: Call[QueryAssignment]) -> None:
-        """Request code 400; nothing is assigned, not even none, where the topic, the group or the strategy is unknown.
+        """Request code 400. No assignment, not even an empty one, if the topic, the group or the strategy is unknown.
 
         Raises RequestRefused.
         """
@@ -89,7 +89,7 @@ class Rebalance(Service):
         try:
             check_topic(query.topic)
         except NameRefused:
-            found(None)  # nowhere; nothing is asked and remembered of a name of any length
+            found(None)  # invalid: do not look it up or remember it
         else:
             self._routes.find(query.topic, found)
 
@@ -108,7 +108,7 @@ class Rebalance(Service):
         if topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         if group not in self._metadata.groups:
-            # Operators say how a group is to consume before it does so for the first time.
+            # Operators may set the mode of a group before it consumes for the first time.
             if not self._metadata.has_room_for_group(group):
                 raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {group} does not exist")
             self._note_group(group)
@@ -121,7 +121,7 @@ class Rebalance(Service):
         replicate(self._appender, [command], call, what="a request mode", check=check)
 
     def handle_modes(self, call: Call[GetAllMessageRequestMode]) -> None:
-        """Request code 402: what operators have said."""
+        """Request code 402: the modes that operators have set."""
 
         def answer() -> bytes:
             modes: dict[str, dict[str, MessageRequestMode]] = {}
@@ -135,9 +135,9 @@ class Rebalance(Service):
 def assigned_queues(
     query: AssignmentQuery, queues: Sequence[QueueRef], members: Sequence[str], mode: RequestMode
 ) -> Sequence[QueueRef] | None:
-    """The queues of a member; None where nobody can tell. ``queues`` and ``members`` are sorted.
+    """The queues of a member; None for an unknown strategy. ``queues`` and ``members`` are sorted.
 
-    Who pops from all queues of a broker group gets a single one for it, with the number -1.
+    A member that pops from all queues of a broker group gets a single queue with the number -1.
     """
     if query.message_model == BROADCASTING:
         return queues

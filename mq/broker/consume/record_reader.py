@@ -1,4 +1,4 @@
-"""Records of one queue out of the log: read in as few pieces as they lie in, and chosen by their properties."""
+"""Reads records of one queue from the log, in as few pieces as possible, and filters them by properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[int, int]
 """Physical offset and size of a record."""
 
 _PLACES = Struct(">qi8x").iter_unpack
-"""The places out of consume queue entries, in one go."""
+"""Unpacks the places from consume queue entries."""
 
 _CHUNK_BYTES = 128 * 1024
 _CHUNK_COUNT = 64
@@ -23,25 +23,25 @@ _SCAN_BYTES_MAX = 1024 * 1024
 
 
 class Selection(NamedTuple):
-    """Records that were wanted, and how many were looked at for them."""
+    """Matching records, and how many were examined."""
 
     records: list[bytes]
     nbytes: int
     scanned: int
     end: int
-    """Physical offset behind the last record that was looked at."""
+    """Physical offset after the last examined record."""
     wanted: int
-    """Of the wanted records, which may come joined."""
+    """Number of matching records; they may be joined."""
     bits: int = 0
-    """Of `RecordReader.select`: bit ``i`` is set if the record that was looked at as number ``i`` is wanted."""
+    """Of `RecordReader.select`: bit ``i`` is set if the examined record number ``i`` matches."""
 
 
 class RecordReader:
-    """Reads records.
+    """Reads records from the log.
 
     Args:
         read: ``read(physical_offset, nbytes)`` of the log.
-        read_each: the same for ascending places, in as few reads as they lie in.
+        read_each: the same for ascending places, in as few reads as possible.
         segment_bytes: no read crosses a multiple of this.
     """
 
@@ -61,7 +61,7 @@ class RecordReader:
         return self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
 
     def read_entries(self, entries: bytes, nbytes: int) -> bytes:
-        """`read` of the records that these consume queue entries are about."""
+        """`read` for the records of these consume queue entries."""
         start, _, _ = QUEUE_ENTRY.unpack_from(entries)
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
         return self._read_together(start, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
@@ -72,7 +72,7 @@ class RecordReader:
         return b""
 
     def select(self, places: Iterator[Place], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
-        """The first of these records whose properties satisfy ``sql``; the first wanted one however large it is.
+        """The first records whose properties satisfy ``sql``; the first match is returned however large it is.
 
         Stops after a megabyte. Raises SegmentError.
         """
@@ -93,7 +93,7 @@ class RecordReader:
 
 
 def _chunk(places: Iterator[Place]) -> list[Place]:
-    """The next places: so many that they are worth a read, and not more than may be needed."""
+    """The next places: enough to be worth a read, but not more than may be needed."""
     chunk: list[Place] = []
     left = _CHUNK_BYTES
     for place in islice(places, _CHUNK_COUNT):
@@ -108,5 +108,5 @@ def _is_wanted(record: bytes | memoryview, sql: SqlFilter) -> bool:
     try:
         text = properties_text(record)
     except RecordError:
-        return True  # damaged on this disk: the consumer finds out, and asks another replica
+        return True  # damaged on this disk: the consumer gets an error and uses another replica
     return sql.matches_text(text)

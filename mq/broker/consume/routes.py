@@ -1,4 +1,4 @@
-"""Where the queues of a topic are, in other broker groups too: name servers are asked, and what they say remembered."""
+"""Queues of a topic in all broker groups, looked up at name servers and cached."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mq.protocol.queue_tables import QueueRef
 FRESH_SECONDS = 5.0
 ANSWER_SECONDS_MAX = 3.0
 REMEMBERED_MAX = 10_000
-"""Topics; of more the oldest are forgotten."""
+"""Cached topics; above it the oldest are evicted."""
 WAITING_MAX = 10_000
 QUEUES_MAX = 100_000
-"""Of one topic; what says that there are more is no route."""
+"""Queues of one topic; a larger route is rejected."""
 
 
 Address = tuple[str, int]
@@ -39,12 +39,12 @@ class _Known(NamedTuple):
 
 
 class Routes:
-    """Looks up where topics can be read.
+    """Looks up the queues of topics.
 
     Args:
         namesrv: may be empty; then only this broker's own queues are known.
-        own: the queues of a topic in this broker group, None if it has no such topic.
-        wake: lets the reactor send what was answered.
+        own: the queues of a topic in this broker group, None if it does not exist here.
+        wake: makes the reactor send pending answers.
         clock: monotonic seconds.
     """
 
@@ -70,9 +70,9 @@ class Routes:
         self._asked = trio.Event()
 
     def find(self, topic: str, on_queues: OnQueues) -> None:
-        """Call back with the queues of a topic that can be read, sorted; with None if it is nowhere.
+        """Call back with the readable queues of a topic, sorted; with None if it does not exist.
 
-        At once if they are known, else soon. When no name server answers, with what was known last.
+        At once if they are cached, else later. If no name server answers, with the last known queues.
         """
         if not self._namesrv:
             on_queues(self._own(topic))
@@ -88,11 +88,11 @@ class Routes:
             self._asked.set()
 
     async def run(self) -> None:
-        """Ask name servers, until cancelled."""
+        """Query name servers, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
-            # Who comes for another topic meanwhile has the next round: nobody is told of what was not asked for.
+            # Topics requested in the meantime are queried in the next round.
             topics = list(self._waiting)
             for address in self._namesrv:
                 if not any(topic in self._waiting for topic in topics):
@@ -133,7 +133,7 @@ class Routes:
 
 
 async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
-    """The answer to the one request under way. Raises ProtocolError, OSError, trio.BrokenResourceError."""
+    """The answer to the request in flight. Raises ProtocolError, OSError, trio.BrokenResourceError."""
     received = bytearray()
     while True:
         chunk = await stream.receive_some(65536)
@@ -153,7 +153,7 @@ async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
 
 
 def readable_queues(topic: str, route: Route) -> Queues | None:
-    """All queues of a route that can be read, sorted; None if somebody says that there are too many."""
+    """All readable queues of a route, sorted; None if there are too many."""
     counts = {data.broker_name: max(data.read_queue_nums, 0) for data in route.queue_datas if data.perm & PERM_READ}
     if sum(counts.values()) > QUEUES_MAX:
         return None

@@ -1,8 +1,8 @@
-"""A client is asked for its subscriptions (request code 307) when its pulls know a newer version than its heartbeats.
+"""Asks a client for its subscriptions (request code 307) when its pulls have a newer version than its heartbeats.
 
-Clients of RocketMQ 5 give a subscription a new version when their queues change, and send a heartbeat with it at once;
-but not if another heartbeat is under way, and about a second after the start of a consumer one always is. Without this
-question, brokers would refuse the consumer's pulls (code 25) until its next heartbeat 30 s later.
+RocketMQ 5 clients give a subscription a new version when their queues change, and send a heartbeat with it at once,
+unless another heartbeat is in flight, which is always the case about a second after a consumer starts. Without this
+request, the broker would refuse the consumer's pulls (code 25) until its next heartbeat 30 s later.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ PAUSE_SECONDS = 5.0
 """A client is asked again after this time at the earliest, or after its next heartbeat."""
 BODY_BYTES_MAX = 128 * 1024
 VALUES_MAX = 5_000
-"""Of an answer, enough for 350 queues; reading so much takes 23 ms. A longer one is ignored, and the client's next
-heartbeat awaited."""
+"""Maximum number of values in an answer, enough for 350 queues; parsing them takes 23 ms. A longer answer is ignored;
+the client's next heartbeat has the same information.
+"""
 
 
 class SubscriptionRefresh:
@@ -40,7 +41,7 @@ class SubscriptionRefresh:
         self._clock = clock
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """Ask the client behind ``connection``, unless it is not a member of the group or was asked just now."""
+        """Ask the client behind ``connection``, unless it is not a member of the group or was asked recently."""
         member = self._clients.member(connection, group)
         now = self._clock()
         if member is None or (member.asked_at is not None and now < member.asked_at + PAUSE_SECONDS):

@@ -1,1 +1,1 @@
-"""Connections of clients: frames in, handlers called, replies out, and limits on what one client may take."""
+"""Client connections: receive frames, call handlers, send replies, and limit what one client may use."""

@@ -1,4 +1,4 @@
-"""Requests of the broker to clients that want an answer, such as "which offsets do you have?" (221, 307, 309)."""
+"""Requests of the broker to clients that want an answer (221, 307, 309)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from mq.protocol.headers import Response
 
 OPEN_MAX = 4096
-"""Questions under way on all connections together."""
+"""Requests in flight on all connections together."""
 
 
 class NoAnswer(Enum):
@@ -21,11 +21,11 @@ class NoAnswer(Enum):
     """Its connection was closed."""
     TIMEOUT = auto()
     BUSY = auto()
-    """Too many questions are under way; this one was not asked."""
+    """Too many requests are in flight; this one was not sent."""
 
 
 OnAnswer = Callable[[Response | NoAnswer, bytes], None]
-"""Gets the response and its body."""
+"""Called with the response and its body."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
@@ -38,7 +38,7 @@ class _Question(Generic[ConnectionT]):
 
 
 class ClientRequests(Generic[ConnectionT]):
-    """The questions under way. Each is settled once: by its answer, by time, or with its connection."""
+    """The requests in flight. Each completes once: by its answer, by timeout, or with its connection."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class ClientRequests(Generic[ConnectionT]):
         return len(self._open)
 
     def add(self, connection: ConnectionT, seconds: float, on_answer: OnAnswer) -> int | None:
-        """Note a question; returns the opaque to ask it with. None when too many are under way."""
+        """Register a request; returns its opaque, or None if too many are in flight."""
         if len(self._open) >= OPEN_MAX:
             return None
         opaque = next(self._opaque) & 0x7FFFFFFF
@@ -57,7 +57,7 @@ class ClientRequests(Generic[ConnectionT]):
         return opaque
 
     def answered(self, connection: ConnectionT, response: Response, body: bytes) -> bool:
-        """Settle the question that ``response`` is about; returns whether this connection was asked one."""
+        """Complete the request that ``response`` answers; returns whether this connection had such a request."""
         question = self._open.get(response.opaque)
         if question is None or question.connection != connection:
             return False
@@ -66,21 +66,21 @@ class ClientRequests(Generic[ConnectionT]):
         return True
 
     def connection_closed(self, connection: ConnectionT) -> None:
-        """Nobody will answer what this connection was asked."""
+        """Fail the requests on this connection."""
         if self._open:
             self._settle(
                 [opaque for opaque, each in self._open.items() if each.connection == connection], NoAnswer.GONE
             )
 
     def expire(self) -> None:
-        """Settle what was not answered in time; called by a timer."""
+        """Time out requests without an answer; called by a timer."""
         if self._open:
             now = self._clock()
             self._settle([opaque for opaque, each in self._open.items() if each.deadline <= now], NoAnswer.TIMEOUT)
 
     def _settle(self, opaques: list[int], reason: NoAnswer) -> None:
         for opaque in opaques:
-            # Whoever is told may close a connection, and with it settle others of these.
+            # The callback may close a connection and thereby complete other requests.
             question = self._open.pop(opaque, None)
             if question is not None:
                 question.on_answer(reason, b"")

@@ -116,7 +116,7 @@ class PopAcks:
         self._waiters: list[_Waiter] = []
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(AckMessage, self.handle_ack, leader_only=True, repeatable=True)
         yield Route(BatchAckMessage, self.handle_batch, leader_only=True, repeatable=True)
         yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)

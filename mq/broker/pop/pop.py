@@ -139,7 +139,7 @@ class Pops(Service):
         )
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(PopMessage, self.handle_pop, leader_only=True, repeatable=True)
         yield Route(Notification, self.handle_notification, leader_only=True, repeatable=True)
         yield Route(PeekMessage, self.handle_peek, leader_only=True, repeatable=True)
@@ -147,7 +147,7 @@ class Pops(Service):
         yield from self.acks.routes()
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _EXPIRE_SECONDS, self.expire
         yield _REVIVE_SECONDS, self.revival.run
 

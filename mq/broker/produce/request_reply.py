@@ -92,13 +92,13 @@ class Replies(Service):
         self._pushed = self._relayed = self._not_pushed = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(SendReplyMessage, self.handle, leader_only=True)
         yield Route(SendReplyMessageV2, self.handle, leader_only=True)
         yield Route(RelayReply, self.handle_relayed)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _EXPIRE_SECONDS, self.expire
 
     def resign(self) -> None:

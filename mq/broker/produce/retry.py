@@ -56,7 +56,7 @@ class Retries(Service):
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(ConsumerSendMsgBack, self.handle_send_back, leader_only=True)
 
     def handle_send_back(self, call: Call[ConsumerSendMsgBack]) -> bytes | None:

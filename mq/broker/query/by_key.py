@@ -73,7 +73,7 @@ class KeyQueries(Service):
         self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(QueryMessage, self.handle)
 
     def handle(self, call: Call[QueryMessage]) -> None:

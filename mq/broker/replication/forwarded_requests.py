@@ -60,7 +60,7 @@ class ForwardedRequests(Service):
         self.taken = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(Forward, self.handle)
 
     def counters(self) -> dict[str, int]:

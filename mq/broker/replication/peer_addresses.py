@@ -56,11 +56,11 @@ class PeerAddresses(Service):
         self._not_before = 0.0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(AnnounceReplica, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _RUN_SECONDS, self.run
 
     def handle(self, call: Call[AnnounceReplica]) -> bytes | None:

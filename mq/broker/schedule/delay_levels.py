@@ -61,7 +61,7 @@ class Delays(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield DELIVER_SECONDS, self.run
 
     def lead(self) -> None:

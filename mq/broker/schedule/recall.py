@@ -68,11 +68,11 @@ class Recalls(Service):
         self._searches: deque[_Search] = deque()
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(RecallMessage, self.handle, leader_only=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield DELIVER_SECONDS, self.run
 
     def resign(self) -> None:

@@ -73,7 +73,7 @@ class Timers(Service):
         self.late_ms = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield DELIVER_SECONDS, self.run
 
     def lead(self) -> None:

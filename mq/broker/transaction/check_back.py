@@ -111,7 +111,7 @@ class CheckBacks(Service):
         self.expired = 0
 
     def periodic(self) -> Iterator[Periodic]:
-        """Actions and the seconds in between; see `Service`."""
+        """Periodic actions, with intervals in seconds; see `Service`."""
         yield _RUN_SECONDS, self.run
 
     def lead(self) -> None:

@@ -58,7 +58,7 @@ class ResumeCheck(Service):
         self.resumed = 0
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(ResumeCheckHalfMessage, self.handle, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
