@@ -66,7 +66,7 @@ class Heartbeats(Service):
         self._creating.clear()
 
     def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
-        """Request code 34. A heartbeat with many subscriptions is processed between other requests, and answered then."""
+        """Request code 34. A heartbeat with many subscriptions is processed between other requests."""
         if call.connection.closed:
             # Closed while more of its requests were queued: if registered now, it would never be removed.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
