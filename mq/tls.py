@@ -60,6 +60,10 @@ class Certificate:
         """When it expires, in UTC."""
         return self._loaded.valid_until
 
+    def for_clients(self) -> tuple[ssl.SSLContext, bytes]:
+        """For connections of clients; and the certificate (DER)."""
+        return self._loaded.clients, self._loaded.der
+
     def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
         """For connections of other replicas, which are not asked for certificates; and the certificate (DER)."""
         return self._loaded.replicas, self._loaded.der

@@ -180,9 +180,9 @@ class Broker:
         certificate = self._environment.certificate
         if certificate is None or self._settings.tls_mode == "disabled":
             return sock
-        if self._settings.tls_mode == "enforcing":
-            return TlsSocket(sock, certificate.context, self._tls_failed)
-        return SniffingSocket(sock, certificate.context, self._tls_failed)
+        context, der = certificate.for_clients()
+        kind = TlsSocket if self._settings.tls_mode == "enforcing" else SniffingSocket
+        return kind(sock, context, self._tls_failed, certificate=der)
 
     def _tls_failed(self, reason: str) -> None:
         self._tls_failures += 1

@@ -52,6 +52,7 @@ from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.schedule.recall import Recalls
 from mq.broker.schedule.timers import Timers
 from mq.broker.settings import INDEX_DIRECTORY, BrokerSettings
+from mq.broker.state.format_level import LEVEL_OF_BOUND_PROOFS
 from mq.broker.transaction.check_back import CheckBacks
 from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HalfMessages
@@ -82,6 +83,7 @@ class Services:
             members=context.members,
             random_bytes=context.environment.random_bytes,
             tls=self._peer_tls,
+            binds=lambda: context.metadata.format_level.level >= LEVEL_OF_BOUND_PROOFS,
         )
         self.calls = PeerCalls(context.reactor, self.authentication, context.clock)
         # They are told in this order that this replica leads, and in the reverse order that it does not any more.
@@ -253,10 +255,11 @@ class Services:
         self.requests.serve_as_follower(self.forwarder.handle)
 
     def _peer_tls(self) -> ssl.SSLContext | None:
-        """For connections to other replicas, if their ports take nothing else."""
-        certificate = self._context.environment.certificate
-        enforcing = self._context.settings.tls_mode == "enforcing"
-        return certificate.peer_context() if certificate is not None and enforcing else None
+        """For connections to other replicas, if their ports take nothing else, or replicas must use it."""
+        certificate, settings = self._context.environment.certificate, self._context.settings
+        enforcing = settings.tls_mode == "enforcing" or settings.tls_replication == "enforcing"
+        uses_tls = settings.tls_mode != "disabled" and enforcing
+        return certificate.peer_context() if certificate is not None and uses_tls else None
 
     def _settings_changed(self, settings: BrokerSettings) -> None:
         self.sends.settings_changed(settings)

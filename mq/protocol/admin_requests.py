@@ -167,12 +167,14 @@ class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
 
 
 class AuthenticateReplicaExt(Ext):
-    """``call`` in the first request of a connection; the rest in the second one. Bytes are in hexadecimal.
+    """``call`` and ``bound`` in the first request of a connection; the rest in the second one. Bytes are hexadecimal.
 
-    ``identity`` is that of the replicated log, ``node_id`` the replica that calls, ``address`` where it dialled.
+    ``bound``: the proofs cover the certificate that the listener has shown. ``identity`` is that of the replicated log,
+    ``node_id`` the replica that calls, ``address`` where it dialled.
     """
 
     call: str = ""
+    bound: bool = False
     proof: str = ""
     identity: str = ""
     node_id: str = ""

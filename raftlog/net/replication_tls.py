@@ -8,13 +8,14 @@ replicas who shows another certificate, in order to read or to change what is se
 from __future__ import annotations
 
 import hashlib
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
-from raftlog.net.tls import TlsSocket
+from raftlog.net.tls import SniffingSocket, TlsSocket
 
 _RECEIVE_BYTES = 64 * 1024
 
@@ -46,6 +47,11 @@ def caller_context() -> ssl.SSLContext:
 def bound_purpose(purpose: bytes, certificate: bytes | None) -> bytes:
     """The purpose of a connection on which the listener showed this certificate (DER); None: there is no TLS."""
     return purpose if certificate is None else b"%s, TLS %s" % (purpose, hashlib.sha256(certificate).digest())
+
+
+def shown_certificate(sock: socket.socket | TlsSocket | SniffingSocket) -> bytes | None:
+    """The certificate (DER) that this listener has shown to the caller; None if the caller does not speak TLS."""
+    return None if isinstance(sock, socket.socket) else sock.shown_certificate
 
 
 class TlsStream:

@@ -29,9 +29,11 @@ class TlsSocket:
     Args:
         sock: must not be used any more.
         server_hostname: for a client, whose certificate it expects; only if the context checks host names.
-    """
+        certificate: for a server; the certificate (DER) of the context.
 
-    speaks_tls: Final = True
+    Attributes:
+        shown_certificate: the certificate (DER) that this side shows, as far as it was given.
+    """
 
     def __init__(
         self,
@@ -41,7 +43,9 @@ class TlsSocket:
         *,
         server_side: bool = True,
         server_hostname: str | None = None,
+        certificate: bytes | None = None,
     ) -> None:
+        self.shown_certificate = certificate
         sock.setblocking(False)
         self._tls = context.wrap_socket(
             sock, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname
@@ -150,10 +154,18 @@ class TlsSocket:
 class SniffingSocket:
     """A connected TCP socket whose peer may speak TLS or not: its first byte tells."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, on_failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        on_failed: Callable[[str], None],
+        *,
+        certificate: bytes | None = None,
+    ) -> None:
         self._sock: socket.socket | TlsSocket = sock
         self._context = context
         self._on_failed = on_failed
+        self._certificate = certificate
         self.fileno = sock.fileno
         self.setsockopt = sock.setsockopt
         self.setblocking = sock.setblocking
@@ -161,9 +173,9 @@ class SniffingSocket:
         self.getsockname = sock.getsockname
 
     @property
-    def speaks_tls(self) -> bool:
-        """Whether the peer began with TLS, as far as is known."""
-        return isinstance(self._sock, TlsSocket)
+    def shown_certificate(self) -> bytes | None:
+        """See `TlsSocket`; None unless the peer has begun with TLS."""
+        return self._sock.shown_certificate if isinstance(self._sock, TlsSocket) else None
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
         """See `TlsSocket`."""
@@ -171,7 +183,7 @@ class SniffingSocket:
         if isinstance(sock, socket.socket):
             first = sock.recv(1, socket.MSG_PEEK)
             if first == _HANDSHAKE:
-                self._sock = TlsSocket(sock, self._context, self._on_failed)
+                self._sock = TlsSocket(sock, self._context, self._on_failed, certificate=self._certificate)
                 self.fileno = self._sock.fileno
             # From now on the methods are those of the socket that it is.
             self.__dict__.update(recv_into=self._sock.recv_into, send=self._sock.send, sendmsg=self._sock.sendmsg)

@@ -40,7 +40,7 @@ from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome, WireError
 from raftlog.net.listener import Listener, configure_replication_socket
 from raftlog.net.reactor import Reactor, StreamSocket
 from raftlog.net.refusal_log import RefusalLog
-from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context
+from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context, shown_certificate
 from raftlog.net.secret_file import SecretFile, SecretUnusable
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
@@ -430,7 +430,6 @@ class _Inbound:
         self.accepted_at = self.heard_at = trio.current_time()
         self._keys: Keys | None = None
         self._seal: Seal | None = None
-        self._certificate = b""
         self._sock = self._secured(sock)
         self.stream = StreamSocket(transport._reactor, self._sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
@@ -440,7 +439,7 @@ class _Inbound:
         tls = self._transport._tls
         if tls is None:
             return sock
-        context, self._certificate = tls.server()
+        context, certificate = tls.server()
         source = sock.getpeername()[0]
 
         def failed(reason: str) -> None:
@@ -448,7 +447,8 @@ class _Inbound:
                 "peer_sent_garbage", source=source, peer=source, error=f"TLS: {reason.replace('_', ' ').lower()}"
             )
 
-        return TlsSocket(sock, context, failed) if tls.required else SniffingSocket(sock, context, failed)
+        kind = TlsSocket if tls.required else SniffingSocket
+        return kind(sock, context, failed, certificate=certificate)
 
     def _on_data(self, data: memoryview) -> int:
         self.heard_at = trio.current_time()
@@ -482,8 +482,7 @@ class _Inbound:
             raise WireError(f"{len(frames)} frames came before the challenge was answered")
         called = wire.decode_opening(Kind.CALL, *frames[0])
         nonce = os.urandom(NONCE_BYTES)
-        certificate = self._certificate if getattr(self._sock, "speaks_tls", False) else None
-        purpose = bound_purpose(PURPOSE, certificate)
+        purpose = bound_purpose(PURPOSE, shown_certificate(self._sock))
         answer, keys = authentication.challenge(purpose, called, nonce, self._transport._secrets.current)
         self._keys, self._seal = keys, Seal(keys.caller)
         self.stream.send(wire.encode_opening(Kind.CHALLENGE, answer))

@@ -45,6 +45,7 @@ class ListenerSide:
         self.authentication: object = None
         self.trusted = False
         self.peer = "somewhere"
+        self.shown_certificate: bytes | None = None
         self.admit = replica_authentication(NODE, address)
 
     def answer(self, request: AuthenticateReplica) -> bytes:

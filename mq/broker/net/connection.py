@@ -24,6 +24,7 @@ from mq.protocol.headers import ONEWAY_FLAG, Response, encode_request, encode_re
 from mq.protocol.intake import SMALL_BYTES, Intake
 from mq.store.errors import QueueFileDamaged
 from raftlog import Reactor, SegmentError, SniffingSocket, StreamSocket, TlsSocket, Unsent
+from raftlog.net.replication_tls import shown_certificate
 
 _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
@@ -70,6 +71,7 @@ class ClientConnection:
         "_reactor",
         "_reported",
         "_requests",
+        "_sock",
         "_stream",
         "_unfinished",
         "_unread",
@@ -119,6 +121,7 @@ class ClientConnection:
         self.held_pulls = 0
         self.trusted = False
         self.authentication: object = None
+        self._sock = sock
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
         address, port = self._stream.peer
         self._address = address
@@ -132,6 +135,11 @@ class ClientConnection:
     def closed(self) -> bool:
         """Whether the client is gone."""
         return self._stream.closed
+
+    @property
+    def shown_certificate(self) -> bytes | None:
+        """The certificate (DER) that this broker has shown to the client; None without TLS."""
+        return shown_certificate(self._sock)
 
     @property
     def waiting_bytes(self) -> int:

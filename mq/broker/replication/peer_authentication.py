@@ -6,7 +6,11 @@ then on the connection is trusted, but neither the host that it comes from nor a
 why it proves anything: `raftlog.net.authentication`. The address in the proof keeps somebody who listens where a
 replica listened before from passing the connection on to another replica.
 
-What is said on the connection later carries no tags of its own, so it is only as safe as the network in between.
+What is said on the connection later carries no tags of its own. Without TLS it is only as safe as the network in
+between. With TLS, the proofs cover the certificate of the listener, as on the replication port
+(`raftlog.net.replication_tls`): somebody who shows another certificate, to read or to change what is said, gets no
+proof that either side accepts. Software from before format level 2 cannot do that, so replicas bind their proofs from
+that level on.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from mq.protocol.headers import Response, encode_request
 from mq.protocol.replies import ChallengeReply
 from raftlog.net import authentication
 from raftlog.net.authentication import NONCE_BYTES, AuthenticationFailed, Keys, Seal
+from raftlog.net.replication_tls import bound_purpose
 
 PURPOSE: Final = b"client port, version 1"
 _OPAQUE: Final = 0
@@ -59,6 +64,8 @@ class PeerAuthentication(Service):
         secrets: those of the group that are valid now.
         members: the node ids of the group.
         random_bytes: as many unpredictable bytes as asked for.
+        tls: for connections to other replicas; None for those without TLS.
+        binds: whether all replicas can bind their proofs to certificates, and must.
     """
 
     def __init__(
@@ -71,9 +78,10 @@ class PeerAuthentication(Service):
         members: Callable[[], Collection[str]],
         random_bytes: Callable[[int], bytes],
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        binds: Callable[[], bool] = lambda: True,
     ) -> None:
         self.tls = tls
-        """For connections to other replicas; None for those without TLS."""
+        self._binds = binds
         self._identity = identity
         self._node_id = node_id
         self._address = address
@@ -95,7 +103,11 @@ class PeerAuthentication(Service):
             if ext.call:
                 nonce = self._random_bytes(NONCE_BYTES)
                 called = bytes.fromhex(ext.call)
-                challenge, keys = authentication.challenge(PURPOSE, called, nonce, self._secrets())
+                certificate = call.connection.shown_certificate
+                if certificate is not None and not ext.bound and self._binds():
+                    raise AuthenticationFailed("a proof that is not bound to the certificate")
+                purpose = bound_purpose(PURPOSE, certificate if ext.bound else None)
+                challenge, keys = authentication.challenge(purpose, called, nonce, self._secrets())
                 call.connection.authentication = _Challenged(keys)
                 return call.response(ext=ChallengeReply(challenge=challenge.hex()).fields())
             if not isinstance(before, _Challenged):
@@ -137,9 +149,10 @@ class PeerAuthentication(Service):
             if isinstance(proved, _Proved) and proved.node_id not in members:
                 connection.trusted = False
 
-    def call(self, address: str) -> PeerCall:
+    def call(self, address: str, *, uses_tls: bool) -> PeerCall:
         """Begin to authenticate a new connection to the replica at ``address``."""
         return PeerCall(
+            bound=uses_tls and self._binds(),
             identity=self._identity,
             node_id=self._node_id,
             address=address,
@@ -156,9 +169,19 @@ class PeerAuthentication(Service):
 
 
 class PeerCall:
-    """The caller's side of one connection: what to send, answer by answer."""
+    """The caller's side of one connection: what to send, answer by answer. ``bound``: to the listener's certificate."""
 
-    def __init__(self, *, identity: str, node_id: str, address: str, secrets: Sequence[bytes], nonce: bytes) -> None:
+    def __init__(
+        self,
+        *,
+        identity: str,
+        node_id: str,
+        address: str,
+        secrets: Sequence[bytes],
+        nonce: bytes,
+        bound: bool = False,
+    ) -> None:
+        self._bound = bound
         self._said = (identity, node_id, address)
         self._secrets = secrets
         self._called = authentication.call(nonce, secrets)
@@ -166,11 +189,14 @@ class PeerCall:
 
     def first(self) -> bytes:
         """The frame to send first."""
-        ext = AuthenticateReplicaExt(call=self._called.hex())
+        ext = AuthenticateReplicaExt(call=self._called.hex(), bound=self._bound)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
-    def answered(self, answer: Response) -> bytes | None:
+    def answered(self, answer: Response, certificate: bytes | None = None) -> bytes | None:
         """The frame to send next, or None once both sides are authenticated.
+
+        Args:
+            certificate: the one (DER) that the listener has shown; None without TLS.
 
         Raises:
             AuthenticationFailed: the other side is no replica of this group, or does not take this one for one.
@@ -183,7 +209,8 @@ class PeerCall:
             challenge = bytes.fromhex(answer.ext.get("challenge", ""))
         except ValueError as error:
             raise AuthenticationFailed(f"the challenge cannot be read: {error}") from error
-        keys = authentication.accept(PURPOSE, self._called, challenge, self._secrets)
+        purpose = bound_purpose(PURPOSE, certificate if self._bound else None)
+        keys = authentication.accept(purpose, self._called, challenge, self._secrets)
         self._challenged = True
         identity, node_id, address = self._said
         proof = _proof(keys, *self._said).hex()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from mq.broker.replication.peer_authentication import PeerAuthentication
+from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import Response, decode_header
@@ -37,8 +37,9 @@ class PeerConnection:
     ) -> None:
         self.address = address
         self._reactor = reactor
-        self._call = authentication.call(address)
-        self._tls = authentication.tls
+        self._authentication = authentication
+        self._call: PeerCall | None = None
+        self._tls_socket: TlsSocket | None = None
         self._authenticated = False
         self._on_connected = on_connected
         self._on_answer = on_answer
@@ -75,10 +76,12 @@ class PeerConnection:
 
     def _connected(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, _SILENCE_SECONDS_MAX)
-        tls = self._tls()
-        # The certificate of the other side is not looked at: it proves with the secret that it is a replica.
-        secured = sock if tls is None else TlsSocket(sock, tls, lambda reason: None, server_side=False)
-        self._stream = StreamSocket(self._reactor, secured, self._on_data, self._closed)
+        tls = self._authentication.tls()
+        # No authority is asked about the other side's certificate: the proofs cover it.
+        if tls is not None:
+            self._tls_socket = TlsSocket(sock, tls, lambda reason: None, server_side=False)
+        self._stream = StreamSocket(self._reactor, self._tls_socket or sock, self._on_data, self._closed)
+        self._call = self._authentication.call(self.address, uses_tls=tls is not None)
         self._stream.send(self._call.first())
 
     def _on_data(self, data: memoryview) -> int:
@@ -104,7 +107,9 @@ class PeerConnection:
 
     def _authenticate(self, answer: Response) -> None:
         assert self._stream is not None, "an answer came without a connection"
-        proof = self._call.answered(answer)
+        assert self._call is not None, "an answer came before the call"
+        certificate = None if self._tls_socket is None else self._tls_socket.peer_certificate()
+        proof = self._call.answered(answer, certificate)
         if proof is not None:
             self._stream.send(proof)
         else:

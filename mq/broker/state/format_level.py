@@ -7,7 +7,8 @@ before its entry is applied. A replica that does not understand the level stops 
 Levels are never taken back, and each includes those before it:
 
 2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
-   deleted and made anew. Users may be created by request (`mq.broker.state.users`).
+   deleted and made anew. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
+   client ports with TLS bind their proofs to the certificate (`mq.broker.replication.peer_authentication`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from mq.broker.state.table import CommandUnknown, SnapshotDamaged, TableCommand,
 
 LEVEL_FIRST: Final = 1
 LEVEL_OF_USERS: Final = 2
+LEVEL_OF_BOUND_PROOFS: Final = 2
 LEVEL_NEWEST: Final = 2
 """Up to which level this version of the software understands the log."""
-FEATURES: Final = {2: ("topic-identities", "users")}
+FEATURES: Final = {2: ("topic-identities", "users", "bound-proofs")}
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1
 

@@ -96,11 +96,13 @@ def test_what_members_run_is_reported() -> None:
 
 def test_features_are_named_by_level() -> None:
     report = report_of(*(figures(node, "leader" if node == "n0" else "follower", **NEW) for node in VOTERS))
-    assert (report.features_on, report.features_available) == ((), ("topic-identities", "users"))
-    assert "level 2 (topic-identities, users): the leader raises it" in upgrade_check.conclusions(report)[0]
+    assert (report.features_on, report.features_available) == ((), ("topic-identities", "users", "bound-proofs"))
+    assert (
+        "level 2 (topic-identities, users, bound-proofs): the leader raises it" in upgrade_check.conclusions(report)[0]
+    )
     report = report_of(*(figures(node, "leader" if node == "n0" else "follower", **NEW, level=2) for node in VOTERS))
-    assert (report.features_on, report.features_available) == (("topic-identities", "users"), ())
-    assert upgrade_check.conclusions(report)[0] == "Features that are on: topic-identities, users."
+    assert (report.features_on, report.features_available) == (("topic-identities", "users", "bound-proofs"), ())
+    assert upgrade_check.conclusions(report)[0] == "Features that are on: topic-identities, users, bound-proofs."
 
 
 def test_a_setting_that_holds_the_level_back_is_named() -> None:

@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 
 from mq.tls import Certificate
 from raftlog import NodeId
-from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context
+from raftlog.net.replication_tls import ReplicationTls, bound_purpose
 from tests.free_ports import free_ports
 from tests.support.certificates import Authority
+from tests.support.man_in_the_middle import Wire
 from tests.unit.replica.group import Node, wait_leader
 
 NAMES = ("n0", "n1", "n2")
@@ -91,43 +92,6 @@ async def test_replica_that_requires_it_and_one_that_has_it_not_do_not_talk(tmp_
         await nodes[1].wait_until(lambda node: NodeId("n0") in node.transport.failures)
         assert not any(node.transport.connected(NodeId("n0")) for node in nodes)
         nursery.cancel_scope.cancel()
-
-
-class Wire:
-    """Somebody between two replicas, who passes on what they send and keeps it.
-
-    With a certificate it speaks TLS with both of them, in order to read what is inside.
-    """
-
-    def __init__(self, port: int, shown: ssl.SSLContext | None) -> None:
-        self._port = port
-        self._shown = shown
-        self.seen = bytearray()
-
-    async def serve(self, port: int, *, task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED) -> None:
-        await trio.serve_tcp(self._pass_on, port, host="127.0.0.1", task_status=task_status)
-
-    async def _pass_on(self, caller: trio.SocketStream) -> None:
-        try:
-            listener = await trio.open_tcp_stream("127.0.0.1", self._port)
-            if self._shown is None:
-                await self._both(caller, listener)
-            else:
-                inside = trio.SSLStream(caller, self._shown, server_side=True)
-                await self._both(inside, trio.SSLStream(listener, caller_context()))
-        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-
-    async def _both(self, one: trio.abc.Stream, other: trio.abc.Stream) -> None:
-        async with one, other, trio.open_nursery() as nursery:
-            nursery.start_soon(self._copy, one, other, nursery.cancel_scope)
-            nursery.start_soon(self._copy, other, one, nursery.cancel_scope)
-
-    async def _copy(self, source: trio.abc.Stream, target: trio.abc.Stream, over: trio.CancelScope) -> None:
-        async for data in source:
-            self.seen += data
-            await target.send_all(bytes(data))
-        over.cancel()
 
 
 @asynccontextmanager
