@@ -1,8 +1,8 @@
-"""What the broker itself still needs of its log: messages that it has promised to deliver when their time has come.
+"""The part of the log that the broker itself still needs: messages that it has to deliver later.
 
-They wait in its own queues for their time or their end, or somebody popped them and may not acknowledge them; so the
-log's retention leaves them alone until the disk is full. Which ones they are is replicated state, and where they lie is
-in each replica's queues: all know it, whoever leads.
+They wait in internal queues for their due time or the end of their transaction, or they are popped and may stay
+unacknowledged; so retention keeps them until the disk is full. Which ones they are is replicated state, and their
+places are in each replica's queues, so every replica knows them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in
 
 
 class RetentionFloor:
-    """Finds the oldest message that waits.
+    """Finds the oldest waiting message.
 
-    It remembers a place for each queue in which one does: some 1,500 of its own, and those that were popped from.
+    Caches a place for each queue with waiting messages: about 1,500 internal ones, and those that were popped from.
     """
 
     def __init__(self, metadata: Metadata, store: QueueStore, wall_clock_ms: Callable[[], int]) -> None:
@@ -35,9 +35,9 @@ class RetentionFloor:
         self._places: dict[tuple[tuple[str, int], int], int] = {}
 
     def first_pos(self) -> int:
-        """Physical offset of the oldest message that waits, NOTHING if none does.
+        """Physical offset of the oldest waiting message, NOTHING without any.
 
-        It may be below the beginning of the log when the queues were not told yet what the log lost. Takes up to a few
+        It may be below the beginning of the log while the queues are not updated after a deletion. Takes up to a few
         milliseconds, and the first time a read for each queue. Raises StoreError, OSError.
         """
         known, self._places = self._places, {}
@@ -50,7 +50,7 @@ class RetentionFloor:
         return min(self._places.values(), default=NOTHING)
 
     def _heads(self) -> Iterator[tuple[ConsumeQueue, int]]:
-        """Each queue in which a message waits, and the offset of the first."""
+        """Each queue with a waiting message, and the offset of the first."""
         for level in range(1, LEVEL_MAX + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
             if queue is not None:
@@ -66,7 +66,7 @@ class RetentionFloor:
                     break
 
     def _popped(self) -> Iterator[tuple[ConsumeQueue, int]]:
-        """Each queue of which a group has something open, and an offset: nothing before it is open."""
+        """Each queue with open pops of a group, and an offset below which nothing is open."""
         now_ms = self._wall_clock_ms()
         for (_, topic, queue_id), popped in self._metadata.pops.queues.items():
             queue = self._store.get(topic, queue_id)

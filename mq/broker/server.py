@@ -1,7 +1,7 @@
-"""Starts a broker process: opens its directory, joins its group, serves its clients, and stops cleanly.
+"""Starts a broker process: opens its directory, joins its group, serves clients, and stops cleanly.
 
-The replica and its connections are run by `raftlog.serve_node`; here is what belongs to the broker alone: its store,
-its clients' listener, the name server registrations, and a few timers.
+`raftlog.serve_node` runs the replica and its connections; this module has the broker's part: its store, the client
+listener, the name server registrations, and a few timers.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from raftlog.segment import SNAPSHOT_NAME, FormatTooNew
 Log = structlog.stdlib.BoundLogger
 
 _READERS = 4
-"""Threads that bring old messages into memory."""
+"""Threads that load old messages into memory."""
 _BULK_READERS = 2
-"""Threads that read the log for bulk readers: none of the others waits behind megabytes."""
+"""Threads that read the log for bulk reads, so that no other read waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.005
 _EXPIRE_PULLS_SECONDS = 0.02
 _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
@@ -74,28 +74,28 @@ _ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _REFRESH_FILES_SECONDS = 1.0
 _AHEAD_SECONDS = 0.01
-"""What is due so soon is done together with what is due now."""
+"""Actions due this soon run together with those due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
-"""So often, since a slice of queues is written each time, and the event loop waits for it: about 5 ms."""
+"""Each flush writes a part of the queues while the event loop waits: about 5 ms."""
 READY_SECONDS_MAX = 1.0
 """A replica that needs longer to confirm that it has applied everything committed is not ready."""
 _GATHER_PAUSE_SECONDS = 0.005
-"""Between a thousand queues of a checkpoint and the next."""
+"""Between two portions of a thousand queues of a checkpoint."""
 _DRAIN_SECONDS_MAX = 1.0
 _DRAIN_POLL_SECONDS = 0.005
 _ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
 
 
 class StartRefused(Exception):
-    """The broker cannot start as it is set up; the message says what is wrong and where. Nothing was damaged."""
+    """The broker cannot start with this setup; the message says what is wrong and where. Nothing was damaged."""
 
 
 async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Run a broker until cancelled; then hand leadership over if it leads, write a checkpoint and close the log.
+    """Run a broker until cancelled; then transfer leadership if it leads, write a checkpoint and close the log.
 
     Raises:
-        StartRefused: the directory or a port does not allow it. If it is a port, no directory was made or opened.
-        raftlog.SegmentError: the disk failed. The process must end; a restart verifies what is there.
+        StartRefused: the directory or a port does not allow it. If it is a port, no directory was created or opened.
+        raftlog.SegmentError: the disk failed. The process must exit; a restart verifies the files.
     """
     _check_ports(settings)
     if (restoring := settings.data_dir / RESTORING_DIRECTORY).exists():
@@ -117,7 +117,7 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
         try:
             await _serve(settings, host, log, task_status)
         except (StartRefused, SegmentError) as error:
-            failure = error  # not raised here, where the nursery would wrap it in a group
+            failure = error  # raised later, since the nursery would wrap it in a group
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
@@ -164,9 +164,9 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
 
 
 async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio.SocketListener]:
-    """Listen where metrics are served. Raises StartRefused if that is not possible where the settings say.
+    """Listen for scrapes of metrics. Raises StartRefused if the configured address is not available.
 
-    An address that nobody chose is no reason not to start.
+    A default address that is not available does not prevent the start.
     """
     await trio.lowlevel.checkpoint()
     address = settings.metrics_address
@@ -187,10 +187,10 @@ async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio
 async def _with_segment_bytes(
     settings: BrokerSettings, certificate: Certificate | None, log: Log, task_status: trio.TaskStatus[None]
 ) -> tuple[BrokerSettings, trio.TaskStatus[None]]:
-    """Settings with the size of log files that the directory has, or else, for a broker that joins, its group.
+    """Settings with the log file size of the directory, or else, for a joining broker, of its group.
 
-    Returns with them who is to be told that the broker has started: nobody, if it waited for its group and was told.
-    Raises StartRefused; nothing was written then.
+    Also returns the task status to report the start to: an ignored one if the broker waited for its group and has
+    reported. Raises StartRefused; nothing was written then.
     """
     await trio.lowlevel.checkpoint()
     try:
@@ -208,9 +208,9 @@ async def _with_segment_bytes(
 
 
 class _Host:
-    """Builds the broker anew for each run of its node; ``started`` once a first one was built whole.
+    """Builds a new broker for each run of its node; ``started`` is set once the first one was built completely.
 
-    Raises StartRefused: the file with the accounts cannot be used.
+    Raises StartRefused if the accounts file is invalid.
     """
 
     def __init__(self, settings: BrokerSettings, store_ip: str, log: Log) -> None:
@@ -225,7 +225,7 @@ class _Host:
         self.started = False
 
     async def drain(self) -> None:
-        """Let another replica lead and clients have their answers, so that they miss this one as little as possible."""
+        """Transfer leadership and send clients their answers, so that they hardly notice the stop."""
         await trio.lowlevel.checkpoint()
         broker = self._broker
         if broker is None:
@@ -236,7 +236,7 @@ class _Host:
                 await trio.sleep(_DRAIN_POLL_SECONDS)
 
     def collect(self) -> Generator[None, None, Families]:
-        """The metrics of the process, and those of the broker while there is one; see `Collect`."""
+        """Metrics of the process, and of the broker while there is one; see `Collect`."""
         labels = {"cluster": self.settings.cluster, "group": self.settings.group, "node": self.settings.node_id}
         valid_until = None if self.certificate is None else self.certificate.valid_until
         families: list[Family | Histogram] = [*process_families(labels), *certificate_families(labels, valid_until)]
@@ -246,7 +246,7 @@ class _Host:
         return families
 
     async def ready(self) -> str | None:
-        """Why clients should go elsewhere now; None if this replica knows a leader and has caught up with it."""
+        """The reason why this replica is not ready; None if it knows a leader and has caught up with it."""
         broker = self._broker
         if broker is None:
             await trio.lowlevel.checkpoint()
@@ -372,7 +372,7 @@ def periodic_actions(
     access: AccessControl | None = None,
     certificate: Certificate | None = None,
 ) -> tuple[tuple[float, Callable[[], None]], ...]:
-    """What is to be done again and again while a broker runs, each with the seconds in between."""
+    """The periodic actions of a running broker, with their intervals in seconds."""
     return (
         (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
         (_EXPIRE_CLIENT_REQUESTS_SECONDS, broker.expire_client_requests),
@@ -425,7 +425,7 @@ def _namesrv_tls(settings: BrokerSettings) -> ssl.SSLContext | None:
 
 
 async def _store_ip(settings: BrokerSettings) -> str:
-    """The IPv4 address that message ids carry."""
+    """The IPv4 address in message ids."""
     host, port = parse_address(settings.advertise or settings.listen)
     try:
         found = await trio.socket.getaddrinfo(host, port, trio.socket.AF_INET, trio.socket.SOCK_STREAM)
@@ -435,7 +435,7 @@ async def _store_ip(settings: BrokerSettings) -> str:
 
 
 def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
-    """What was derived from the log before, as far as it belongs to this log; nothing otherwise."""
+    """The stored state derived from this log; empty if it belongs to another one."""
     directory = str(settings.data_dir)
     base_index, _ = segment_log.base
     bounds = LogBounds(
@@ -502,7 +502,7 @@ def _node_settings(settings: BrokerSettings, certificate: Certificate | None) ->
 
 
 def _check_ports(settings: BrokerSettings) -> None:
-    """Refuse the start while nothing is written yet. A port that another process takes later is refused when bound."""
+    """Refuse the start while nothing is written yet. If another process takes a port later, binding fails."""
     (host, port), (peer_host, peer_port) = settings.listen_address, settings.replication_address
     if port == peer_port != 0 and (host == peer_host or {host, peer_host} & _ALL_ADDRESSES):
         raise StartRefused(f"client address {host}:{port} and replication address {peer_host}:{port} need two ports")
@@ -511,7 +511,7 @@ def _check_ports(settings: BrokerSettings) -> None:
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(address)  # does not listen: no client gets a connection that ends at once
+                probe.bind(address)  # does not listen: no client gets a connection that is closed at once
             except (OSError, UnicodeError) as error:
                 raise _not_bound(purpose, address, error) from error
 
@@ -540,7 +540,7 @@ def _flush_queues(broker: Broker, log: Log) -> None:
     try:
         broker.flush_queues()
     except OSError as error:
-        log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has it all
+        log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has everything
 
 
 def _delete_expired(broker: Broker, log: Log) -> None:
@@ -555,12 +555,12 @@ async def repeat(
     react: Callable[[], None],
     note_delay: Callable[[float], None] = lambda seconds: None,
 ) -> None:
-    """Do each of ``actions`` every so many seconds, and ``react`` behind them; the first time after as long.
+    """Run each action at its interval, and ``react`` after them; the first time after one interval.
 
-    ``note_delay`` is told for how many seconds what was due had to wait, and how many all of it took.
+    ``note_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
 
-    To wake a task, and then the reactor, costs several times what most actions do. So one task does them all, each
-    ahead of its time by `_AHEAD_SECONDS` at most when others are due, and ends a turn of the reactor itself.
+    Waking a task, and then the reactor, costs several times what most actions do. So one task runs all of them, an
+    action up to `_AHEAD_SECONDS` early if others are due, and ends a turn of the reactor itself.
     """
     now = trio.current_time()
     due = [now + seconds for seconds, _ in actions]
@@ -586,7 +586,7 @@ async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
                     await trio.sleep(_GATHER_PAUSE_SECONDS)
                 await trio.to_thread.run_sync(checkpoint.commit)
         except (OSError, StoreError) as error:
-            # Nothing is lost: without it, a restart derives more from the log.
+            # Nothing is lost: without the checkpoint, a restart replays more of the log.
             log.error("checkpoint_failed", error=str(error))
 
 

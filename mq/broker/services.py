@@ -1,7 +1,7 @@
-"""The features of a broker, each built from the `BrokerContext`, and which of them serves each type of request.
+"""All features of a broker, built from the `BrokerContext`, and the routing of requests to them.
 
-To add a feature, write a class that derives from `mq.broker.net.service.Service` in the package of its layer, and add a
-line here: to the method that builds its package, and to the list that this returns. Nothing else has to know of it.
+To add a feature, write a class that derives from `mq.broker.net.service.Service` in the package of its layer, and add
+it here: to the method that builds its package, and to the returned list. No other code has to change.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Services:
     """The services of one broker.
 
     Attributes:
-        requests: what serves each type of request at this moment.
+        requests: the current request table.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -86,7 +86,7 @@ class Services:
             binds=lambda: context.metadata.format_level.level >= LEVEL_OF_BOUND_PROOFS,
         )
         self.calls = PeerCalls(context.reactor, self.authentication, context.clock)
-        # They are told in this order that this replica leads, and in the reverse order that it does not any more.
+        # `lead` is called in this order, `resign` in the reverse order.
         self._services: tuple[Service, ...] = (
             context.queue_offsets,
             *self._consumption(context),
@@ -105,7 +105,7 @@ class Services:
         self.periodic = [action for service in self._services for action in service.periodic()]
         self.serve_as_follower()
 
-    # -- what there is, by package -----------------------------------------------------------------------------------
+    # -- services by package -------------------------------------------------------------------------------------------
 
     def _consumption(self, context: BrokerContext) -> tuple[Service, ...]:
         self.locks = QueueLockService(context)
@@ -217,23 +217,23 @@ class Services:
         addresses = PeerAddresses(context, calls=self.calls, admit=self.authentication.admit)
         return self.authentication, addresses, self.forwarded, self.forwarder
 
-    # -- what the broker tells them ----------------------------------------------------------------------------------
+    # -- calls from the broker -----------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """This replica leads from now on, and has applied everything that older leaders committed."""
+        """This replica leads from now on, and has applied everything that earlier leaders committed."""
         for service in self._services:
             service.lead()
 
     def resign(self) -> None:
-        """This replica does not lead any more: what services keep as the leader is void.
+        """This replica stopped leading: services discard the leader's state.
 
-        The forwarder is told first: requests that others give back then go to the replica that leads now.
+        The forwarder comes first: it then forwards the requests that other services hand back to the new leader.
         """
         for service in reversed(self._services):
             service.resign()
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """A client is gone."""
+        """A client connection was closed."""
         for service in self._services:
             service.connection_closed(connection)
 
@@ -243,15 +243,15 @@ class Services:
             end_turn()
 
     def counters(self) -> dict[str, int]:
-        """Numbers of all services, by name."""
+        """Counters of all services, by name."""
         return {name: value for service in self._services for name, value in service.counters().items()}
 
     def serve_as_leader(self) -> None:
-        """Serve everything here."""
+        """Serve all requests here."""
         self.requests.serve_as_leader()
 
     def serve_as_follower(self) -> None:
-        """Hand what needs the leader to it."""
+        """Forward requests that need the leader."""
         self.requests.serve_as_follower(self.forwarder.handle)
 
     def _peer_tls(self) -> ssl.SSLContext | None:
@@ -266,7 +266,7 @@ class Services:
         self.retention.settings_changed(settings)
 
     def _own_queues(self, topic: str) -> Queues | None:
-        """What can be read of a topic in this broker group."""
+        """The readable queues of a topic in this broker group."""
         config = self._context.metadata.topics.get(topic)
         if config is None:
             return None

@@ -1,4 +1,4 @@
-"""Settings of one broker process; how they are read: `mq.settings`."""
+"""Settings of one broker process; `mq.settings` reads them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ MIB = 1024 * 1024
 
 LOG_DIRECTORY = "commitlog"
 RESTORING_DIRECTORY = "commitlog.restoring"
-"""There while `raftmq restore` is at work, and after one that failed."""
+"""Exists while `raftmq restore` runs, and after a failed restore."""
 INDEX_DIRECTORY = "index"
 
 ENTRY_OVERHEAD_BYTES = 48 + 8
-"""What a log entry takes in its file besides its body: its header, and room for a mark behind it."""
+"""Size of a log entry in its file without its body: header, and room for a mark after it."""
 
 MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
-"""No frame of a client holds a larger body."""
+"""No client frame can contain a larger body."""
 
 GROUP_MAX = 9
-"""Replicas of a new group; more of them only make every message slower."""
+"""Maximum replicas of a new group; more would only slow down every message."""
 
 
 def parse_peers(peers: str) -> dict[str, Address]:
-    """Ids and replication addresses out of ``ID@HOST:PORT,...``. Raises ValueError."""
+    """Ids and replication addresses from ``ID@HOST:PORT,...``. Raises ValueError."""
     members: dict[str, Address] = {}
     for part in peers.replace(";", ",").split(","):
         name, separator, address = part.strip().partition("@")
@@ -53,12 +53,12 @@ def parse_peers(peers: str) -> dict[str, Address]:
 
 
 def derived_identity(cluster: str, group: str) -> str:
-    """The id of a group's log whose settings name none."""
+    """The default identity of a group's log."""
     return uuid.uuid5(uuid.NAMESPACE_DNS, f"{cluster}/{group}").hex
 
 
 class BrokerSettings(ProcessSettings):
-    """What a broker needs to know. Names and peers must agree on all replicas of a group; the rest may differ."""
+    """All settings of a broker. Names and peers must be equal on all replicas of a group; the rest may differ."""
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -287,10 +287,10 @@ class BrokerSettings(ProcessSettings):
         return segment_bytes - 65536 - ENTRY_OVERHEAD_BYTES
 
     def with_segment_bytes(self, segment_bytes: int) -> Self:
-        """These settings with the size of log files that the directory or the group has.
+        """These settings with the log file size of the directory or group.
 
         Raises:
-            ValueError: the largest message does not fit such a file.
+            ValueError: the largest message does not fit into such a file.
         """
         limit = self._message_bytes_limit(segment_bytes)
         if self.message_bytes_max > limit:
@@ -302,17 +302,17 @@ class BrokerSettings(ProcessSettings):
 
     @property
     def has_segment_bytes(self) -> bool:
-        """Whether somebody has said how large log files are."""
+        """Whether the size of log files is configured."""
         return "segment_bytes" in self.model_fields_set
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """Milliseconds of delay levels 1, 2, and so on."""
+        """Delays of levels 1, 2, and so on, in milliseconds."""
         return parse_levels(self.delay_levels)
 
     @property
     def members(self) -> dict[str, Address]:
-        """Every replica's id and replication address when the group was founded; none for a node that joins one."""
+        """Ids and replication addresses of the group's founding members; empty for a node that joins later."""
         return {} if self.join else parse_peers(self.peers)
 
     @property
@@ -322,7 +322,7 @@ class BrokerSettings(ProcessSettings):
 
     @property
     def admin_networks(self) -> list[Network]:
-        """From where, besides this host, the group may be changed."""
+        """Networks, besides this host, from which the group may be changed."""
         return [ipaddress.ip_network(part.strip()) for part in self.admin_from.split(",") if part.strip()]
 
     @property
@@ -332,12 +332,12 @@ class BrokerSettings(ProcessSettings):
 
     @property
     def log_dir(self) -> Path:
-        """Where the replicated log is; what is derived from it lies beside."""
+        """Directory of the replicated log; derived files are next to it."""
         return self.data_dir / LOG_DIRECTORY
 
     @property
     def secret_path(self) -> Path:
-        """Where the secret of the group is."""
+        """Path of the group's secret."""
         return self.data_dir / FILE_NAME if self.secret_file is None else self.secret_file
 
     @property
@@ -347,12 +347,12 @@ class BrokerSettings(ProcessSettings):
 
     @property
     def metrics_address(self) -> Address | None:
-        """Where metrics are served; None for nowhere."""
+        """Address for scrapes of metrics; None to disable them."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside(self.listen_address)
 
     @property
     def identity(self) -> str:
-        """The id that every replica of this log must carry."""
+        """The identity that all replicas of this log share."""
         return self.cluster_id or derived_identity(self.cluster, self.group)

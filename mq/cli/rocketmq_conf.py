@@ -1,7 +1,7 @@
-"""RocketMQ's ``broker.conf``: its keys as settings of a broker, and what becomes of those that mean nothing here. Pure.
+"""RocketMQ's ``broker.conf``: converts its keys to settings, and explains keys that do not apply. Pure.
 
-The file is one of Java properties, KEY=VALUE a line. With DLedger's keys it describes a replica of a group, which is
-what a broker is here.
+The file is in the format of Java properties, one KEY=VALUE per line. With DLedger's keys it describes a replica of a
+group, which is what a broker is here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 
 class ConfInvalid(Exception):
-    """The file cannot be used; the message says which line, and why."""
+    """The file is invalid; the message names the line and the reason."""
 
 
 class Converted(NamedTuple):
-    """Settings by our names, and a sentence for each key that was not taken over."""
+    """Settings by our names, and a sentence for each key that was not converted."""
 
     settings: dict[str, Any]
     warnings: list[str]
@@ -31,7 +31,7 @@ class _Line(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """A key that is taken over."""
+    """A key that is converted."""
 
     setting: str
     convert: Callable[[str], Any]
@@ -63,7 +63,7 @@ def _percent(value: str) -> float:
 
 
 def _hours_of_day(value: str) -> int:
-    """RocketMQ takes several hours; the first one counts here."""
+    """RocketMQ accepts several hours; only the first is used here."""
     return _integer(value.split(";")[0])
 
 
@@ -107,7 +107,7 @@ TAKEN: Final[Mapping[str, _Taken]] = {
     "dLegerSelfId": _Taken("node_id", _text),
     "preferredLeaderId": _Taken("priority", _text, "1 on the replica that the key names, else 0"),
 }
-"""By RocketMQ's key. ``listenPort`` and ``brokerIP1`` make one address, and are handled by themselves."""
+"""By RocketMQ's key. ``listenPort`` and ``brokerIP1`` become one address, and are handled separately."""
 
 _NO_ROLES: Final = "replicas of a group elect their leader"
 _ALWAYS: Final = "always on"
@@ -161,7 +161,7 @@ NOT_APPLICABLE: Final[Mapping[str, str]] = {
     "enableScheduleMessageStats": _ALWAYS,
     "useEpollNativeSelector": _ALWAYS,
 }
-"""Keys that mean nothing here, and why."""
+"""Keys that do not apply, and why."""
 
 _FAMILIES: Final = (
     (re.compile(r".*(ThreadPool|PoolQueue|WaitTimeMills|ThreadNums).*"), _NO_POOLS),
@@ -183,7 +183,7 @@ _ADDRESS_KEYS: Final = ("listenPort", "brokerIP1", "aclEnable")
 
 
 def convert(text: str, directory: Path) -> Converted:
-    """Settings from the text of a ``broker.conf`` that lies in ``directory``. Raises ConfInvalid."""
+    """Settings from the text of a ``broker.conf`` in ``directory``. Raises ConfInvalid."""
     lines = _parse(text)
     settings: dict[str, Any] = {}
     warnings: list[str] = []
@@ -198,7 +198,7 @@ def convert(text: str, directory: Path) -> Converted:
     if (preferred := settings.pop("priority", None)) is not None:
         settings["priority"] = int(preferred == settings.get("node_id"))
     if "disk_expire_ratio" in settings:
-        # Those beside it must be in order; RocketMQ has no such settings in this file.
+        # Adjust related settings to keep their order; RocketMQ does not have them in this file.
         ratio = settings["disk_expire_ratio"]
         settings["disk_warn_ratio"] = min(0.75, ratio)
         settings["disk_full_ratio"] = max(0.9, ratio)
@@ -228,7 +228,7 @@ def _converted(line: _Line, convert_value: Callable[[str], Any]) -> Any:
 
 
 def _why_not(line: _Line) -> str:
-    """Why a key means nothing here. Raises ConfInvalid for a misspelled one."""
+    """Why a key does not apply. Raises ConfInvalid for a misspelled one."""
     if (reason := NOT_APPLICABLE.get(line.key)) is not None:
         return reason
     for pattern, reason in _FAMILIES:
@@ -241,7 +241,7 @@ def _why_not(line: _Line) -> str:
 
 
 def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any]) -> None:
-    """``listenPort`` and ``brokerIP1``: RocketMQ listens on all addresses, and tells clients of one."""
+    """``listenPort`` and ``brokerIP1``: RocketMQ listens on all addresses, and advertises one."""
     if not lines.keys() & {"listenPort", "brokerIP1"}:
         return
     port = _converted(lines["listenPort"], _integer) if "listenPort" in lines else 10911
@@ -253,7 +253,7 @@ def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any]) -> None:
 
 
 def to_toml(converted: Converted) -> str:
-    """Our settings file with what was converted, and the warnings as comments."""
+    """The converted settings as our settings file, with the warnings as comments."""
     rows = [f"{name} = {_toml(value)}" for name, value in sorted(converted.settings.items())]
     return "\n".join([*(f"# {warning}" for warning in converted.warnings), *rows, ""])
 

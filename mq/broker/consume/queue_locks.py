@@ -84,7 +84,7 @@ class QueueLockService(Service):
         yield Route(UnlockBatchMq, self.handle_unlock, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
-        """Counts since the start; see `Service`."""
+        """Counters since the start; see `Service`."""
         return {"locked_queues": self._metadata.lock_count, "fenced_commits": self.fenced}
 
     def periodic(self) -> Iterator[Periodic]:

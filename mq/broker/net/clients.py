@@ -1,11 +1,12 @@
-"""Who is connected: producers and the members of consumer groups, by connection.
+"""Connected clients: producers and members of consumer groups, by connection.
 
-A registry of what heartbeats said, kept on the replica that received them and never replicated: after a failover
-clients heartbeat the new leader within seconds. A client lives as long as its connection and its heartbeats.
+A registry of heartbeats, kept by the replica that received them and never replicated: after a failover, clients send
+heartbeats to the new leader within seconds. A client stays registered as long as its connection is open and its
+heartbeats arrive.
 
-What matters to the members of a group is the set of client ids and the set of topics, for these decide who consumes
-which queue. Every method that may change them returns the groups whose members must be told (request code 40).
-Broadcast groups are never told: each of their members consumes everything.
+The set of client ids and the set of topics decide which member consumes which queue. Every method that may change them
+returns the groups whose members must be notified (request code 40). Members of broadcast groups are not notified: each
+of them consumes everything.
 """
 
 from __future__ import annotations
@@ -25,53 +26,53 @@ from mq.protocol.names import NameRefused, check_group, check_topic
 BROADCASTING = "BROADCASTING"
 
 ROUND_CALLS = 100
-"""So many calls look at all that may expire: with a timer of `EXPIRE_SOME_SECONDS`, within ten seconds."""
+"""This many calls check everything that may expire: with a timer of `EXPIRE_SOME_SECONDS`, within ten seconds."""
 
 EXPIRE_SOME_SECONDS = 0.1
 
 _CHECKED_AT_A_STRETCH = 32
-"""Subscriptions that are parsed without interruption: less than a millisecond."""
+"""Subscriptions parsed in one step: less than a millisecond."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 T = TypeVar("T")
 
 
 class HeartbeatRefused(Exception):
-    """A heartbeat breaks a limit or names what cannot be. Nothing of it was taken."""
+    """A heartbeat exceeds a limit or contains an invalid name. No part of it was applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What one heartbeat may bring. Beyond any of these it is refused as a whole."""
+    """Limits on one heartbeat. Above any of these it is refused as a whole."""
 
     heartbeat_bytes_max: int = 2 * 1024 * 1024
-    """Its whole body; all subscriptions that a connection may have need about 1.4 MB."""
+    """Size of the body; the maximum subscriptions of a connection need about 1.4 MB."""
     client_id_length_max: int = 255
     groups_max: int = 256
-    """Producer and consumer groups of one connection, each kind."""
+    """Producer groups of one connection; the same limit applies to consumer groups."""
     subscriptions_max: int = 1024
     """Topics of one consumer group."""
     subscriptions_per_client_max: int = 8192
     """Topics of all consumer groups of one connection."""
     subscriptions_in_all_max: int = 200_000
-    """Topics of all consumer groups of everybody; one takes about a kilobyte."""
+    """Topics of all consumer groups of all connections; each takes about a kilobyte."""
     expressions_length_max: int = 262_144
-    """Characters of all expressions of one connection; as sets of tags they take up to fifty times the memory."""
+    """Characters of all expressions of one connection; as sets of tags they take up to fifty times that memory."""
     expressions_length_in_all_max: int = 8 * 1024 * 1024
-    """The same of everybody."""
+    """The same for all connections."""
     sql_length_max: int = 65_536
-    """Characters of all SQL92 expressions of one connection; compiled, they take some hundred times the memory."""
+    """Characters of all SQL92 expressions of one connection; compiled, they take several hundred times that memory."""
     sql_length_in_all_max: int = 2 * 1024 * 1024
-    """The same of everybody."""
+    """The same for all connections."""
     word_length_max: int = 64
-    """Characters of what stands for a choice, such as the message model."""
+    """Characters of an enumerated value, such as the message model."""
     expiry_seconds: float = 120.0
-    """A member whose last heartbeat is older is gone."""
+    """A member expires if its last heartbeat is older."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One client in one group."""
+    """A client as a member of one group."""
 
     client_id: str
     language: str | None
@@ -79,13 +80,13 @@ class Member:
     last_heartbeat: float
     """Monotonic seconds."""
     asked_at: float | None = None
-    """When it was last asked for its subscriptions since that heartbeat, monotonic seconds."""
+    """When it was last asked for its subscriptions since that heartbeat, in monotonic seconds."""
 
 
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
-    """What a group wants of a topic. ``parsed`` is None for an expression that cannot be used; why says ``fault``.
+    """The subscription of a group to a topic. ``parsed`` is None for an invalid expression; ``fault`` says why.
 
-    There may be hundreds of thousands: see `mq.protocol.bodies.SubscriptionData`.
+    There may be hundreds of thousands of them: see `mq.protocol.bodies.SubscriptionData`.
     """
 
     topic: str
@@ -96,7 +97,7 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
     fault: str = ""
 
     def is_wanted_by(self, data: SubscriptionData) -> bool:
-        """Whether it is what a heartbeat asks for, which then was checked before."""
+        """Whether it equals the one in a heartbeat, which then was validated before."""
         return (
             self.expression == data.expression
             and self.expression_type == (data.expression_type or TAG)
@@ -105,15 +106,15 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
 
 
 CheckedSubscriptions = list[dict[str, GroupSubscription]]
-"""Per consumer group of a heartbeat, by topic."""
+"""Per consumer group of a heartbeat: subscriptions by topic."""
 
 Lengths = tuple[int, int]
-"""Characters of all expressions, and of those in SQL92."""
+"""Total characters of all expressions, and of those in SQL92."""
 
 
 @dataclass(slots=True)
 class ConsumerGroup(Generic[ConnectionT]):
-    """The members of a consumer group and its subscriptions, as the latest heartbeat has them."""
+    """The members of a consumer group and its subscriptions, from the latest heartbeat."""
 
     name: str
     consume_type: str = ""
@@ -125,11 +126,11 @@ class ConsumerGroup(Generic[ConnectionT]):
     """Of the expressions in ``subscriptions``."""
 
     def client_ids(self) -> list[str]:
-        """Ids of the members, sorted, each once: a client that reconnects may be here twice for a while."""
+        """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
         return sorted({member.client_id for member in self.members.values()})
 
     def has(self, client_id: str, connection: ConnectionT) -> bool:
-        """Whether a client is a member, most likely on ``connection``."""
+        """Whether a client is a member, probably on ``connection``."""
         member = self.members.get(connection)
         if member is not None:
             return member.client_id == client_id
@@ -142,18 +143,18 @@ Notice = tuple[str, list[ConnectionT]]
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatOutcome(Generic[ConnectionT]):
-    """What follows from a heartbeat."""
+    """The effects of a heartbeat."""
 
     consumer_groups: tuple[str, ...]
-    """All consumer groups in it; the broker creates those it does not have, and their retry topics."""
+    """All consumer groups in it; the broker creates missing ones and their retry topics."""
     new_groups: tuple[str, ...]
-    """Those of them that had no member before."""
+    """Those that had no members before."""
     notify: list[Notice[ConnectionT]]
-    """Groups whose members or topics changed. The broker leaves out groups configured to stay quiet."""
+    """Groups whose members or topics changed. The broker omits groups with disabled notices."""
 
 
 class _Listed:
-    """In which groups a connection is listed."""
+    """The groups of a connection."""
 
     __slots__ = ("consumer_groups", "producer_groups")
 
@@ -163,13 +164,13 @@ class _Listed:
 
 
 class ClientRegistry(Generic[ConnectionT]):
-    """Connected clients. A connection is whatever the caller identifies it by; it must be hashable."""
+    """Connected clients. A connection can be any hashable object."""
 
     def __init__(self, limits: ClientLimits | None = None) -> None:
         self._limits = limits or ClientLimits()
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
-        # By client id, each with the number of its producer groups.
+        # By client id: connections, each with its number of producer groups.
         self._producers_at: dict[str, dict[ConnectionT, int]] = {}
         self._listed: dict[ConnectionT, _Listed] = {}
         self._to_expire: deque[ConnectionT] = deque()
@@ -188,17 +189,16 @@ class ClientRegistry(Generic[ConnectionT]):
         version: int,
         subscriptions: CheckedSubscriptions | None = None,
     ) -> HeartbeatOutcome[ConnectionT]:
-        """Register a client, or note that it lives. ``now`` is monotonic seconds.
+        """Register a client or refresh it. ``now`` is monotonic seconds.
 
-        ``subscriptions`` is what `check_subscriptions` returned for this heartbeat, if that was called before.
+        ``subscriptions`` is the result of `check_subscriptions` for this heartbeat, if that was called before.
 
-        A group's subscriptions become those of the heartbeat, except that one with an older version stays as it is.
-        Raises HeartbeatRefused.
+        Replaces the group's subscriptions by those of the heartbeat, except by older versions. Raises HeartbeatRefused.
         """
         self.check_limits(connection, heartbeat)
         if subscriptions is None:
             subscriptions = _result(self.check_subscriptions(heartbeat))
-        language = language if language in LANGUAGES else None  # what is kept is a name, and not a text of any length
+        language = language if language in LANGUAGES else None  # keep only known names, not arbitrarily long text
         listed = self._listed.get(connection)
         if listed is None:
             listed = self._listed[connection] = _Listed()
@@ -225,10 +225,10 @@ class ClientRegistry(Generic[ConnectionT]):
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
     def update_subscriptions(self, connection: ConnectionT, group: str, told: Sequence[SubscriptionData]) -> None:
-        """Replace those subscriptions of a group that a member told a newer version of.
+        """Replace those subscriptions of a group for which a member reported a newer version.
 
-        Topics that the group does not subscribe are left out: what a group subscribes is said by heartbeats only.
-        Raises HeartbeatRefused.
+        Topics to which the group does not subscribe are ignored: only heartbeats add or remove topics. Raises
+        HeartbeatRefused.
         """
         known = self._consumers.get(group)
         if known is None or connection not in known.members:
@@ -243,12 +243,12 @@ class ClientRegistry(Generic[ConnectionT]):
         self._subscribe(known, wanted)
 
     def check_bytes(self, nbytes: int) -> None:
-        """Raises HeartbeatRefused for a body that is longer than any client needs."""
+        """Raises HeartbeatRefused for a body longer than any client needs."""
         if nbytes > self._limits.heartbeat_bytes_max:
             raise HeartbeatRefused(f"{nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
 
     def check_limits(self, connection: ConnectionT, heartbeat: HeartbeatData) -> None:
-        """Raises HeartbeatRefused if a heartbeat names more groups, topics or expressions than it may."""
+        """Raises HeartbeatRefused if a heartbeat exceeds the limits on groups, topics or expressions."""
         limits = self._limits
         if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
             raise HeartbeatRefused(
@@ -268,7 +268,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self._check_room(listed, heartbeat)
 
     def check_subscriptions(self, heartbeat: HeartbeatData) -> Generator[None, None, CheckedSubscriptions]:
-        """Parse the subscriptions of a heartbeat, for `heartbeat`; yields now and then, when it may be interrupted.
+        """Parse the subscriptions of a heartbeat, for `heartbeat`; yields at points where it may be interrupted.
 
         Raises HeartbeatRefused. Nothing is registered yet.
         """
@@ -283,7 +283,7 @@ class ClientRegistry(Generic[ConnectionT]):
     ) -> list[Notice[ConnectionT]]:
         """A client leaves a producer group, a consumer group, or both. Unknown ones are ignored.
 
-        Only what ``connection`` itself registered under ``client_id`` can be taken out. Returns whom to notify.
+        Removes only what ``connection`` itself registered under ``client_id``. Returns the members to notify.
         """
         if producer_group:
             member = self._producers.get(producer_group, {}).get(connection)
@@ -297,7 +297,7 @@ class ClientRegistry(Generic[ConnectionT]):
         return self._remove_consumers([(group, connection)])
 
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
-        """Forget everybody behind a connection. Returns whom to notify."""
+        """Remove the clients of a connection. Returns the members to notify."""
         listed = self._listed.get(connection)
         if listed is None:
             return []
@@ -306,9 +306,9 @@ class ClientRegistry(Generic[ConnectionT]):
         return self._remove_consumers([(self._consumers[name], connection) for name in sorted(listed.consumer_groups)])
 
     def expire_some(self, now: float) -> list[Notice[ConnectionT]]:
-        """Forget those of some connections without a heartbeat for `ClientLimits.expiry_seconds`.
+        """Remove clients without a heartbeat for `ClientLimits.expiry_seconds`, of some of the connections.
 
-        `ROUND_CALLS` calls look at all connections that were there at the first of them. Returns whom to notify.
+        `ROUND_CALLS` calls check all connections that existed at the first of them. Returns the members to notify.
         """
         if not self._to_expire:
             self._to_expire.extend(self._listed)
@@ -320,7 +320,7 @@ class ClientRegistry(Generic[ConnectionT]):
             connection = self._to_expire.popleft()
             listed = self._listed.get(connection)
             if listed is None:
-                continue  # gone since the round began
+                continue  # removed since the round began
             producers += [
                 (name, connection)
                 for name in sorted(listed.producer_groups)
@@ -334,15 +334,15 @@ class ClientRegistry(Generic[ConnectionT]):
             self._remove_producer(name, connection)
         return self._remove_consumers(consumers)
 
-    # -- questions -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def consumer_ids(self, group: str) -> list[str]:
-        """The client ids of a consumer group, sorted; empty if nobody is there."""
+        """The client ids of a consumer group, sorted; empty without members."""
         known = self._consumers.get(group)
         return [] if known is None else known.client_ids()
 
     def consumer_group(self, group: str) -> ConsumerGroup[ConnectionT] | None:
-        """A consumer group that has members, for display. Not to be changed."""
+        """A consumer group with members, for display; read only."""
         return self._consumers.get(group)
 
     def consumer_groups(self) -> Iterable[ConsumerGroup[ConnectionT]]:
@@ -360,13 +360,13 @@ class ClientRegistry(Generic[ConnectionT]):
         return None if member is None else member.client_id
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        """What a connected group wants of a topic; None if it does not subscribe it, or its expression is wrong."""
+        """The subscription of an online group to a topic; None if it has none, or an invalid expression."""
         known = self._consumers.get(group)
         subscription = None if known is None else known.subscriptions.get(topic)
         return None if subscription is None else subscription.parsed
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """Consumer groups that subscribe a topic and have members."""
+        """Consumer groups with members that subscribe to a topic."""
         return [name for name, group in self._consumers.items() if topic in group.subscriptions]
 
     def producer_members(self, group: str) -> Mapping[ConnectionT, Member]:
@@ -378,20 +378,20 @@ class ClientRegistry(Generic[ConnectionT]):
         return self._producers.items()
 
     def producer(self, client_id: str) -> ConnectionT | None:
-        """The connection of a producer, whatever its groups; the latest, if it has several."""
+        """The connection of a producer in any group; the newest if it has several."""
         return next(reversed(self._producers_at.get(client_id, {})), None)
 
     def producers(self, group: str) -> list[ConnectionT]:
         """Connections of a producer group, in order of their first heartbeat."""
         return list(self._producers.get(group, ()))
 
-    # -- the inside ----------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _check_expressions(self, subscriptions: Sequence[SubscriptionData]) -> None:
         self._check_length_of_one(_lengths(subscriptions))
 
     def _check_length_of_one(self, lengths: Lengths) -> None:
-        """Raises HeartbeatRefused if a connection has expressions of such lengths."""
+        """Raises HeartbeatRefused if the expressions of one connection are too long."""
         limits = self._limits
         for kind, length, length_max in (
             ("", lengths[0], limits.expressions_length_max),
@@ -401,9 +401,9 @@ class ClientRegistry(Generic[ConnectionT]):
                 raise HeartbeatRefused(f"{kind}expressions of {length} characters; maximum: {length_max} in all")
 
     def _check_lengths(self, after: Mapping[str, Lengths], before: Mapping[str, Lengths]) -> None:
-        """Raises HeartbeatRefused if expressions would be too long, of one connection or of everybody.
+        """Raises HeartbeatRefused if the expressions of one connection, or of all connections, would be too long.
 
-        ``before`` are the groups of the connection as they are, ``after`` those that change.
+        ``before`` are the current groups of the connection, ``after`` those that change.
         """
         limits, merged = self._limits, {**before, **after}
         self._check_length_of_one((sum(each[0] for each in merged.values()), sum(each[1] for each in merged.values())))
@@ -424,7 +424,7 @@ class ClientRegistry(Generic[ConnectionT]):
             name: self._consumers[name] for name in listed.consumer_groups | after.keys() if name in self._consumers
         }
         before = {name: len(group.subscriptions) for name, group in known.items()}
-        # A group may stand in it twice; all that is there must be read.
+        # A group may occur twice in a heartbeat; all of it has to be parsed.
         count = max(sum((before | after).values()), sum(len(each.subscriptions) for each in heartbeat.consumers))
         if count > limits.subscriptions_per_client_max:
             raise HeartbeatRefused(
@@ -462,7 +462,7 @@ class ClientRegistry(Generic[ConnectionT]):
                 yield
             same = known.get(data.topic)
             if same is not None and same.is_wanted_by(data):
-                wanted[data.topic] = same  # as in the client's last heartbeat
+                wanted[data.topic] = same  # unchanged since the client's last heartbeat
                 continue
             _check_word(data.expression_type, limits)
             _check_name(check_topic, data.topic)
@@ -521,7 +521,7 @@ class ClientRegistry(Generic[ConnectionT]):
 
 
 def _result(steps: Generator[None, None, T]) -> T:
-    """What a generator returns in the end."""
+    """The return value of a generator, run to its end."""
     while True:
         try:
             next(steps)
@@ -540,7 +540,7 @@ def _lengths(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> L
 
 
 def _updated(known: dict[str, GroupSubscription], wanted: dict[str, GroupSubscription]) -> dict[str, GroupSubscription]:
-    """The wanted topics; where a newer version is known it stays, for heartbeats of a group's members cross."""
+    """The wanted topics; a known newer version is kept, since heartbeats of a group's members may cross."""
     return {
         topic: known[topic] if topic in known and known[topic].version >= subscription.version else subscription
         for topic, subscription in wanted.items()

@@ -1,4 +1,4 @@
-"""A request that the broker answers with an error code instead of doing it."""
+"""A request that the broker refuses with an error code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class RequestRefused(Exception):
-    """Certainly nothing happened; the client gets ``code`` and ``remark``."""
+    """The request was certainly not executed; the client gets ``code`` and ``remark``."""
 
     def __init__(self, code: ResponseCode, remark: str) -> None:
         super().__init__(f"{code.name}: {remark}")
@@ -21,7 +21,7 @@ class RequestRefused(Exception):
 
 
 def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
-    """What a request's body says. Raises RequestRefused if it cannot be read."""
+    """The decoded body of a request. Raises RequestRefused if it is malformed."""
     try:
         return decode(body)
     except ProtocolError as error:

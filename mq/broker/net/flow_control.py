@@ -1,8 +1,7 @@
-"""How much memory answers take that clients do not read, over all clients.
+"""Limits the memory of unread replies over all clients.
 
-What the kernel does not take any more waits in the broker. From half of what is allowed on, clients with much of it are
-not read either, so that they ask for nothing more until they have read some. Beyond all of it, those with the most are
-dropped.
+Replies that the kernel does not accept wait in the broker. Above half of the limit, the broker stops reading requests
+of clients with many unread replies until they have read some. Above the limit, it drops the clients with the most.
 """
 
 from __future__ import annotations
@@ -11,26 +10,26 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, Protocol, TypeVar
 
 MUCH_BYTES: Final = 256 * 1024
-"""A client with so many bytes of answers waiting is looked at with each further one."""
+"""A client with this many bytes of unread replies is checked with each further one."""
 
 
 class Reading(Hashable, Protocol):
-    """A connection as far as unread answers are concerned."""
+    """The interface of a connection that is needed here."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of answers that wait to be sent."""
+        """Bytes of unsent replies."""
         ...
 
     @property
     def trusted(self) -> bool:
-        """Whether this is a replica, which is never kept waiting or dropped for the sake of clients."""
+        """Whether this is a replica; replicas are never paused or dropped because of clients."""
         ...
 
     def close(self, reason: str, /) -> None: ...
 
     def wait_for_reader(self, waits: bool, /) -> None:
-        """Read no more requests of it, or read them again."""
+        """Stop, or resume, reading its requests."""
         ...
 
 
@@ -38,13 +37,13 @@ ConnectionT = TypeVar("ConnectionT", bound=Reading)
 
 
 class UnreadReplies(Generic[ConnectionT]):
-    """What clients have not read.
+    """The unread replies of all clients.
 
     Args:
-        bytes_max: that may wait for all clients together.
-        unsent: how many bytes do.
-        connections: all there are.
-        on_dropped: told which connection is about to be closed.
+        bytes_max: limit for all clients together.
+        unsent: current number of bytes.
+        connections: all connections.
+        on_dropped: called with a connection before it is closed.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class UnreadReplies(Generic[ConnectionT]):
 
     @property
     def kept_waiting(self) -> int:
-        """How many clients are not read, until they have read answers."""
+        """How many clients are paused until they have read replies."""
         return len(self._kept_waiting)
 
     def grown(self, connection: ConnectionT) -> None:
-        """A connection has more than `MUCH_BYTES` of answers waiting."""
+        """A connection has more than `MUCH_BYTES` of unread replies."""
         nbytes = self._unsent()
         if nbytes > self.bytes_max:
             self.drop_some()
@@ -77,12 +76,12 @@ class UnreadReplies(Generic[ConnectionT]):
             connection.wait_for_reader(True)
 
     def drop_some(self) -> None:
-        """Drop the clients with the most unread answers until there is an eighth of the room again.
+        """Drop the clients with the most unread replies until an eighth of the limit is free.
 
-        Those who have read everything stay, also when replicas alone have too much waiting.
+        Clients without unread replies stay, even if replicas alone exceed the limit.
         """
         if self._dropping:
-            return  # others were told that a client is gone, and that is more than they read: their turn comes
+            return  # closing a connection made others grow by notices; they are handled by a later call
         self._dropping = True
         enough = self.bytes_max // 8 * 7
         for connection in sorted(self._connections(), key=_waiting_bytes, reverse=True):
@@ -94,14 +93,14 @@ class UnreadReplies(Generic[ConnectionT]):
         self._dropping = False
 
     def look(self) -> None:
-        """Read again the requests of those who have read their answers; to be called several times a second."""
+        """Resume clients that have read their replies; called several times a second."""
         for connection in list(self._kept_waiting):
             if connection.waiting_bytes < MUCH_BYTES // 2:
                 self._kept_waiting.pop(connection, None)
                 connection.wait_for_reader(False)
 
     def forget(self, connection: ConnectionT) -> None:
-        """A connection is gone."""
+        """A connection was closed."""
         self._kept_waiting.pop(connection, None)
 
 

@@ -1,7 +1,7 @@
-"""Linearizable reads that survive a change of leadership, and handlers that reply once one is through.
+"""Linearizable reads that survive a change of leadership, and handlers that wait for one.
 
-A read asks the leader what is committed, and fails when that one loses its place. Then another one can tell a moment
-later, and whoever asked shall not notice.
+A read asks the leader for the commit index, and fails if the leader loses its leadership. A new leader can answer a
+moment later, so the read is retried without the client noticing.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from mq.broker.net.errors import RequestRefused
 from mq.protocol.codes import ResponseCode
 
 Read = Callable[[Callable[[bool], None]], None]
-"""Calls back with True once all is applied that was committed anywhere before, or with False when nobody can tell."""
+"""Calls back with True once everything is applied that was committed anywhere before, or with False if that cannot be
+confirmed.
+"""
 
 OnRead = Callable[[bool], None]
 
 PATIENCE_SECONDS = 2.5
-"""Stock clients wait 3 s for an answer."""
+"""Total time of retries; stock clients wait 3 s for an answer."""
 
 WAITING_MAX = 100_000
-"""While so many reads are open, further ones fail at once."""
+"""With this many open reads, further ones fail at once."""
 
 
 class LinearizableReads:
-    """Tries reads again until somebody can tell.
+    """Retries reads until one succeeds.
 
     Args:
-        read: one attempt; calls back with True once all is applied that was committed anywhere before, or with False
-            when nobody can tell.
+        read: one attempt; calls back with True once everything is applied that was committed anywhere before, or with
+            False if that cannot be confirmed.
         clock: monotonic seconds.
     """
 
@@ -41,15 +43,15 @@ class LinearizableReads:
         self._open = 0
 
     def read(self, on_read: OnRead) -> None:
-        """As one attempt, but ``on_read(False)`` comes only after `PATIENCE_SECONDS` in vain."""
+        """As one attempt, but ``on_read(False)`` is called only after `PATIENCE_SECONDS` of retries."""
         self._begin(on_read, self._clock() + PATIENCE_SECONDS)
 
     def read_once(self, on_read: OnRead) -> None:
-        """One attempt; ``on_read(False)`` comes when this replica knows about its role what can be known."""
+        """One attempt; ``on_read(False)`` is called once this replica knows its role."""
         self._begin(on_read, 0.0)
 
     def try_again(self) -> None:
-        """Repeat what failed; to be called when somebody else leads or nobody, and by a timer."""
+        """Retry failed reads; called when the leader changes, and by a timer."""
         failed, self._failed = self._failed, []
         now = self._clock()
         for on_read, until in failed:
@@ -78,7 +80,7 @@ class LinearizableReads:
 
 
 def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes]) -> None:
-    """Send what ``answer`` returns, or the refusal that it raises, once this replica is up to date."""
+    """Send the result of ``answer``, or the refusal that it raises, once this replica is up to date."""
 
     call.drop_body()
 

@@ -1,4 +1,4 @@
-"""What a broker says of RocketMQ's requests that mean nothing to a Raft group: why, and what to use instead. Pure."""
+"""Refusals of RocketMQ requests that do not apply to a Raft group: the reason, and the alternative. Pure."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 def why_not_served(code: int) -> str:
-    """Why this broker has no handler for a request code, in words."""
+    """The reason why this broker does not support a request code, for the client."""
     reason = _REASONS.get(code)
     return f" request type {code} not supported" + (f": {reason}" if reason is not None else "")

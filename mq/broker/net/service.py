@@ -1,7 +1,7 @@
-"""What a feature of the broker is: a `Service`, with a `Route` for each request that it serves.
+"""The base class of all features of the broker, `Service`, and a `Route` for each request that it handles.
 
 A new feature is a class that derives from `Service` and a line in `mq.broker.services`. The broker knows its services
-only as a list: it asks each for its routes and counters, and tells each when this replica begins and ends to lead.
+only as a list: it collects their routes and counters, and calls them when this replica gains or loses leadership.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from mq.broker.net.call import Handler
 from mq.broker.net.connection import ClientConnection
 
 Periodic = tuple[float, Callable[[], None]]
-"""Seconds between two calls, and what is called."""
+"""Interval in seconds, and the action."""
 
 
 class Route(NamedTuple):
-    """Which handler serves the requests of one type.
+    """The handler of one type of request.
 
-    ``leader_only`` says that a replica which does not lead hands such a request to the leader. ``repeatable`` says that
-    it may be handed on once more when nobody can tell whether a leader has served it: done twice it comes to the same,
-    whatever others asked for in between. Changes by operators are not repeatable: repeated, one would undo what another
-    operator has done since.
+    With ``leader_only``, a replica that does not lead forwards the request to the leader. ``repeatable`` says that it
+    may be forwarded again when the outcome at a leader is unknown: executing it twice has the same effect, whatever
+    happened in between. Changes by operators are not repeatable: a repetition could undo a later change of another
+    operator.
     """
 
     request_type: type[Any]
@@ -32,28 +32,28 @@ class Route(NamedTuple):
 
 
 class Service:
-    """A feature of the broker. All methods are called on the event loop, and return at once."""
+    """A feature of the broker. All methods are called on the event loop, and must return quickly."""
 
     def routes(self) -> Iterable[Route]:
-        """The requests that are served here; asked once, when the broker is built."""
+        """The requests that this service handles; called once, when the broker is built."""
         return ()
 
     def lead(self) -> None:
-        """This replica leads from now on, and has applied everything that older leaders committed."""
+        """This replica leads from now on, and has applied everything that earlier leaders committed."""
 
     def resign(self) -> None:
-        """This replica does not lead any more: what was kept as the leader is void."""
+        """This replica stopped leading: discard the leader's state."""
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """A client is gone."""
+        """A client connection was closed."""
 
     def end_turn(self) -> None:
-        """A turn of the event loop ends; what was gathered in it may be written now."""
+        """A turn of the event loop ends; batched writes can be appended now."""
 
     def periodic(self) -> Iterable[Periodic]:
-        """What is to be done again and again, each with the seconds in between; asked once."""
+        """Periodic actions with their intervals; called once."""
         return ()
 
     def counters(self) -> Mapping[str, int]:
-        """Numbers for operators, by name; all replicas of a group have the same names."""
+        """Figures for operators, by name; all replicas of a group have the same names."""
         return {}

@@ -1,4 +1,4 @@
-"""Answers that take long to make, such as those about all queues: made a little at a time, between other work."""
+"""Answers that take long to build, such as those about all queues, are built in steps between other work."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import FRAME_BYTES_MAX
 
 SLICE_SECONDS = 0.005
-"""So long an answer is worked at before others get their turn."""
+"""Maximum time of a step before other work gets its turn."""
 PAUSE_SECONDS = 0.005
-"""Between two slices, when messages get theirs."""
+"""Pause between two steps, for messages."""
 WAITING_MAX = 16
-"""Unfinished answers; whoever asks for more of them is told that the broker is busy."""
+"""Unfinished answers; further requests are refused with "busy"."""
 WAITING_PER_CONNECTION_MAX = 4
 ANSWER_BYTES_MAX = FRAME_BYTES_MAX - 1024 * 1024
-"""What fits into a frame, with room for the header."""
+"""Fits into a frame, with room for the header."""
 
 Answer = Generator[None, None, bytes]
-"""Yields now and then, when it may be interrupted, and returns the text. May raise RequestRefused."""
+"""Yields where it may be interrupted, and returns the body. May raise RequestRefused."""
 
 
 class _Job(NamedTuple):
@@ -34,11 +34,11 @@ class _Job(NamedTuple):
 
 
 class SlowAnswers:
-    """Works at unfinished answers, each for a moment in turn; `run` must run as a task.
+    """Builds unfinished answers in steps, in turn; `run` must run as a task.
 
     Args:
-        wake: asks for a turn of the event loop.
-        clock: seconds, never falling.
+        wake: requests a turn of the event loop.
+        clock: monotonic seconds.
     """
 
     def __init__(self, *, wake: Callable[[], None], clock: Callable[[], float]) -> None:
@@ -57,10 +57,10 @@ class SlowAnswers:
         *,
         may_begin: bool = True,
     ) -> None:
-        """Send what ``answer`` returns, unless that is None, or the refusal that it raises.
+        """Send the result of ``answer``, unless that is None, or the refusal that it raises.
 
-        That is at once if it is made in no time and ``may_begin`` at once, else later. It is not made to the end for a
-        client that is gone.
+        Sends it at once if it is finished in one step and ``may_begin`` is set, else later. Stops when the client
+        disconnects.
         """
         job = _Job(call, answer)
         if not may_begin or self._goes_on(job):
@@ -94,7 +94,7 @@ class SlowAnswers:
         read(known)
 
     async def run(self) -> None:
-        """Work at what is unfinished, until cancelled."""
+        """Build unfinished answers, until cancelled."""
         while True:
             await self._has_jobs.wait()
             while self._jobs:
@@ -106,7 +106,7 @@ class SlowAnswers:
             self._has_jobs = trio.Event()
 
     def _goes_on(self, job: _Job) -> bool:
-        """Work at an answer for a moment; returns whether it is unfinished."""
+        """Run one step; returns whether the answer is unfinished."""
         until = self._clock() + SLICE_SECONDS
         try:
             next(job.answer)
@@ -123,7 +123,7 @@ class SlowAnswers:
 
 
 def joined(parts: Iterable[bytes]) -> Answer:
-    """The parts, joined by commas. Raises RequestRefused when that is too long for an answer."""
+    """Joins the parts with commas. Raises RequestRefused if the result is too long for an answer."""
     texts: list[bytes] = []
     nbytes = 0
     for text in parts:
@@ -135,7 +135,7 @@ def joined(parts: Iterable[bytes]) -> Answer:
 
 
 def check_length(nbytes: int) -> None:
-    """Raises RequestRefused if an answer of so many bytes is too long."""
+    """Raises RequestRefused if an answer of this size is too long."""
     if nbytes > ANSWER_BYTES_MAX:
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"the answer is longer than {ANSWER_BYTES_MAX} bytes; request less"

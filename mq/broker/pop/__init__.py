@@ -1,1 +1,1 @@
-"""POP consumption: messages stay invisible to others for a while and are acknowledged one by one."""
+"""POP consumption: popped messages are invisible to others for a while and are acknowledged one by one."""

@@ -1,8 +1,8 @@
-"""Acknowledgements of popped messages (request codes 200051 and 200151), and changes of their time (200053).
+"""Acknowledgements of popped messages (request codes 200051 and 200151), and changes of invisible times (200053).
 
-Those of one turn of the event loop go into the log together and are answered when they are committed. A message that
-is on its way out of its checkpoint, by an acknowledgement, a change of its time or its move to the retry topic, cannot
-leave it a second time; what comes first in the log counts, and whoever comes later is told that there is no message.
+Requests of one turn of the event loop enter the log together and are answered when committed. A message may leave its
+checkpoint only once: by an acknowledgement, a changed invisible time, or a move to the retry topic. The first one in
+the log wins; later requests are told that the message does not exist.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ from mq.store.queue_store import QueueStore
 CHECKPOINTS_MAX = 200_000
 """Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
 ROWS_MAX = 200
-"""Checkpoints in one command: with the longest names it still fits the smallest file of a log."""
+"""Checkpoints in one command: even with the longest names it fits the smallest log file."""
 BATCH_ROWS_MAX = 10_000
 """Checkpoints in one batch of acknowledgements."""
 
 Place = tuple[QueueOfGroup, int, int]
-"""A checkpoint: its queue, start and pop time."""
+"""A checkpoint: its queue, start offset and pop time."""
 
 _Waiter = tuple[Call[Any], bytes]
-"""A request, and the answer it gets."""
+"""A request, and its answer."""
 
 
 class AcksInFlight:
-    """Messages on their way out of their checkpoints."""
+    """Messages with an acknowledgement, change or move in flight."""
 
     def __init__(self) -> None:
         self._bits: dict[Place, int] = {}
         self._queues: dict[QueueOfGroup, int] = {}
 
     def of(self, place: Place) -> int:
-        """A bit for each such message of a checkpoint."""
+        """A bitmap of these messages in a checkpoint."""
         return self._bits.get(place, 0)
 
     def is_settling(self, key: QueueOfGroup) -> bool:
-        """Whether there are such messages of a queue."""
+        """Whether a queue has such messages."""
         return key in self._queues
 
     def begin(self, place: Place, bits: int) -> None:
-        """These are on their way now; none of them was."""
+        """Mark them as in flight; none of them was before."""
         if place not in self._bits:
             self._queues[place[0]] = self._queues.get(place[0], 0) + 1
         self._bits[place] = self._bits.get(place, 0) | bits
 
     def end(self, place: Place, bits: int) -> None:
-        """These are not any more."""
+        """Mark them as settled."""
         left = self._bits[place] & ~bits
         if left:
             self._bits[place] = left
@@ -82,13 +82,13 @@ class AcksInFlight:
 
 
 class PopAcks:
-    """The handlers of acknowledgements and of changed times.
+    """The handlers for acknowledgements and changed invisible times.
 
     Args:
-        schedule: told of a checkpoint that is to be looked at when its time is over.
-        freed: told of a queue that is consumed in order and may have something again.
-        is_taken_over: whether what is open in order of a queue is just being popped anew.
-        ordered_clock: the time from which a changed time counts in a queue that is consumed in order.
+        schedule: called with a checkpoint to check when its invisible time ends.
+        freed: called with an ordered queue that may have messages again.
+        is_taken_over: whether the open messages of an ordered queue are being popped again.
+        ordered_clock: the time from which a changed invisible time counts in an ordered queue.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PopAcks:
         yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """This replica does not lead any more; who was not answered is served by whoever does."""
+        """This replica stopped leading; the new leader serves unanswered requests."""
         self.leaving = AcksInFlight()
         self._rows = []
         waiters, self._waiters = self._waiters, []
@@ -187,10 +187,10 @@ class PopAcks:
         open_places, ordered = of_queue.open, of_queue.ordered
         in_order = (start, pop_time_ms) not in open_places
         if in_order and ordered is not None:
-            # With a wall clock that is behind the pop, the new time would be over before it begins.
+            # With a wall clock behind the pop time, the new invisible time would be over before it begins.
             now_ms = self._ordered_clock.now_ms(key, ordered, now_ms)
         while (ext.offset, now_ms) in open_places:
-            now_ms += 1  # popped with others within this millisecond, which keep their time
+            now_ms += 1  # messages popped in the same millisecond keep their invisible time
         group, topic, queue_id = key
         command = DeferMessage(
             group=group,
@@ -203,7 +203,7 @@ class PopAcks:
             invisible_ms=invisible_ms,
         )
         if in_order:
-            # Its receipt goes on to name the pop, of which it remains a part.
+            # Its receipt still names the pop to which it belongs.
             times, revive_queue = (pop_time_ms, now_ms + invisible_ms - pop_time_ms), ORDERED_REVIVE_QUEUE
         else:
             times, revive_queue = (now_ms, invisible_ms), REVIVE_QUEUE
@@ -219,7 +219,7 @@ class PopAcks:
         return None
 
     def flush(self) -> None:
-        """Put what was gathered into the log; called at the end of each turn."""
+        """Append the batched requests to the log; called at the end of each turn."""
         if not self._waiters:
             return
         rows, self._rows = self._rows, []
@@ -245,16 +245,16 @@ class PopAcks:
 
         def settled(known: bool) -> None:
             if leaving is not self.leaving:
-                return  # of another leadership
+                return  # from an earlier leadership
             for place, bits in rows:
                 leaving.end(place, bits)
                 key, start, pop_time_ms = place
                 if not known:
-                    self._schedule(place)  # its time may have come meanwhile
+                    self._schedule(place)  # its time may have ended in the meantime
                 elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
                     ordered = of_queue.ordered
                     if ordered is not None and ordered.later:
-                        self._schedule(place)  # without these messages the others may be available earlier
+                        self._schedule(place)  # without these messages the others may become visible earlier
                     if ordered is None or ordered.pop_time_ms == pop_time_ms:
                         self._freed(key)
             if known and stored is not None:
@@ -269,12 +269,12 @@ class PopAcks:
                     case Refused(remark):
                         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
                     case LeadershipLost() | Unknown():
-                        call.dispatch()  # to acknowledge twice is to acknowledge once
+                        call.dispatch()  # acknowledging is idempotent
 
         self._appender.add_command(command, on_outcome)
 
     def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[Place, int]:
-        """The checkpoint of a message, and its bit there. Raises RequestRefused if it is not open."""
+        """The checkpoint of a message, and the message's bit. Raises RequestRefused if it is not open."""
         topic = fitted_topic(ext.topic)
         config = self._metadata.topics.get(topic)
         if config is None:
@@ -301,7 +301,7 @@ class PopAcks:
         return place, 1 << at
 
     def _place(self, key: QueueOfGroup, start: int, pop_time_ms: int) -> Place:
-        """The checkpoint that a receipt is about. That of a message whose time was changed names the message."""
+        """The checkpoint of a receipt. After a changed invisible time, it is named after the message."""
         of_queue = self._metadata.pops.of(key)
         ordered = of_queue.ordered
         if ordered is None or ordered.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
@@ -309,7 +309,7 @@ class PopAcks:
         return key, ordered.start if 0 <= start - ordered.start < SPAN_MAX else start, pop_time_ms
 
     def _open_bits(self, place: Place) -> int:
-        """A bit for each message of a checkpoint that is open and not about to leave it."""
+        """A bitmap of the open messages of a checkpoint with nothing in flight."""
         key, start, pop_time_ms = place
         of_queue = self._metadata.pops.of(key)
         checkpoint = of_queue.open.get((start, pop_time_ms))

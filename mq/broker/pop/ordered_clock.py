@@ -1,7 +1,7 @@
-"""The time by which a leader decides whether a queue that is consumed in order is still blocked by its open pop.
+"""The time by which a leader decides whether an open pop still blocks its ordered queue.
 
-The pop time and the invisible time are replicated. With a wall clock that is behind the pop time they alone would block
-the queue until the wall clock has caught up, which may take hours.
+The pop time and the invisible time are replicated. If the wall clock is behind the pop time, they alone would block the
+queue until the wall clock has caught up, which may take hours.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from mq.broker.state.pop_checkpoints import Ordered, QueueOfGroup
 
 
 class OrderedClock:
-    """The time for each queue that is consumed in order.
+    """The time for each ordered queue.
 
-    It is the wall clock's, unless that is behind the time of the queue's open pop: then it was set back after the pop,
-    or another leader stored the pop and its clock was ahead. In that case the time starts at the time of the pop when
-    this leader first asks, and advances with the monotonic clock until the wall clock is ahead of it. So no clock that
-    was set back frees a queue too early, and the queue stays blocked for longer by at most the time between the pop and
-    that first question.
+    It is the wall clock, unless that is behind the time of the queue's open pop: then the clock was set back after the
+    pop, or another leader with a clock ahead stored the pop. In that case the time starts at the pop time when this
+    leader first needs it, and advances with the monotonic clock until the wall clock is ahead of it. So setting a clock
+    back never frees a queue too early, and blocks it longer by at most the time between the pop and that first use.
 
     Args:
         clock: monotonic seconds.
@@ -26,16 +25,16 @@ class OrderedClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Milliseconds from the monotonic clock to the time of a queue. Only pops from before the wall clock went back
-        # have an entry, so there are never more than queues that had an open pop then.
+        # Milliseconds from the monotonic clock to the time of a queue. Only pops from before the wall clock was set
+        # back have an entry, so there are at most as many as queues with an open pop at that moment.
         self._ahead_ms: dict[QueueOfGroup, int] = {}
 
     def resign(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._ahead_ms.clear()
 
     def popped(self, key: QueueOfGroup) -> None:
-        """The queue was popped anew: what was noted for the pop before does not count for this one."""
+        """The queue was popped again: forget the time of the previous pop."""
         self._ahead_ms.pop(key, None)
 
     def now_ms(self, key: QueueOfGroup, ordered: Ordered, wall_ms: int) -> int:

@@ -1,10 +1,10 @@
-"""POP consumption: consumers get messages that stay invisible to others for a while (request codes 200050 to 200055).
+"""POP consumption: consumers get messages that are invisible to others for a while (request codes 200050 to 200055).
 
-Theory of operation. A pop takes messages out of some queues. Which ones, is in commands that enter the log together:
-each adds an open checkpoint and moves the group's offset (`mq.broker.state.pop_checkpoints`). The answer leaves when
-they are committed; so whoever leads next knows of every message that anybody has, and until when. Acknowledgements take
-messages out of their checkpoints (`mq.broker.pop.ack`), and what is left when its time is over comes again through the
-retry topic (`mq.broker.pop.revive`), from where it is handed out as if it came from the topic itself.
+Theory of operation. A pop takes messages from some queues. Commands that enter the log together record which: each adds
+an open checkpoint and moves the group's offset (`mq.broker.state.pop_checkpoints`). The answer is sent when they are
+committed; so every later leader knows which messages are popped, and until when. Acknowledgements remove messages from
+their checkpoints (`mq.broker.pop.ack`). What is left when the invisible time ends is redelivered through the retry
+topic (`mq.broker.pop.revive`), and delivered as if it came from the topic itself.
 
 A pop that finds nothing waits like a pull, for any queue of its topic.
 """
@@ -48,20 +48,21 @@ Log = structlog.stdlib.BoundLogger
 MESSAGES_MAX = 32
 _ANY = -1
 _TOO_LATE_MS = 500
-"""A request that comes so long after its time was over is not served any more: nobody waits for its answer."""
+"""A request this long after its deadline is not served: its client has stopped waiting."""
 _PATIENCE_SECONDS = 3.0
-"""So long after its time a pop goes on to look for its messages among those of others."""
+"""A filtered pop continues its search for this long after its deadline."""
 _RETRY_FIRST = 0.2
-"""In this part of pops the retry topic comes first, so that a busy topic does not keep it from being read."""
+"""The fraction of pops that read the retry topic first, so that a busy topic does not starve it."""
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
-"""A client with so many bytes of replies on their way gets no further messages before it has read some of them."""
+"""A client with this many bytes of unsent replies gets no further messages before it has read some."""
 _READ_BYTES_MAX = 64 * 1024 * 1024
-"""Of messages that wait for their pops to be committed; beyond, clients are asked to come again."""
+"""Bytes of messages that wait for their pops to be committed; above it, clients are asked to retry."""
 
 _QUEUES_MAX = 32
 _ENTRIES_MAX = 800
-"""So many queues and, once one is looked through, entries of queues are looked at in one go. When all of that was for
-others, the pop looks on behind it."""
+"""Limit on queues, and on entries of a queue, examined in one step. If none of them matched, the pop continues behind
+them.
+"""
 
 _ALL = parse_subscription("", "*", None)
 
@@ -71,14 +72,14 @@ _REVIVE_SECONDS = 0.02
 
 
 class Pops(Service):
-    """The pop handlers of a broker, with all that belongs to POP consumption.
+    """The handlers for pops, and everything else for POP consumption.
 
     Args:
         pulls_waiting: the queues that pulls wait for.
-        is_young: whether a queue's first message is there, and quickly read.
+        is_young: whether a queue's first message exists and is fast to read.
 
     Attributes:
-        polling: the pops that wait.
+        polling: waiting pops.
         acks, revival: see their modules.
     """
 
@@ -158,15 +159,15 @@ class Pops(Service):
         self.revival.lead()
 
     def end_turn(self) -> None:
-        """Write the acknowledgements that came in this turn."""
+        """Append the acknowledgements of this turn."""
         self.acks.flush()
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Its pops are not held any longer."""
+        """Drop its held pops."""
         self.polling.drop_connection(connection)
 
     def resign(self) -> None:
-        """This replica does not lead any more; who waits is to ask again, and finds the one that does."""
+        """This replica stopped leading; waiting clients are told to retry, and find the new leader."""
         self._leadership = object()
         self._queues.resign()
         self.acks.resign()
@@ -178,7 +179,7 @@ class Pops(Service):
         self._watch()
 
     def counters(self) -> dict[str, int]:
-        """Figures: pops that wait, checkpoints that are open, and what became of messages whose time was over."""
+        """Figures: waiting pops, open checkpoints, and outcomes of messages whose invisible time ended."""
         return {
             "held_pops": len(self.polling),
             "pop_checkpoints": self._metadata.pops.count,
@@ -186,16 +187,16 @@ class Pops(Service):
             "pop_lost": self.revival.lost,
         }
 
-    # -- time and messages -------------------------------------------------------------------------------------------
+    # -- deadlines and new messages ------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Answer pops that waited long enough; called by a timer."""
+        """Answer pops whose deadline has passed; called by a timer."""
         for pop in self.polling.expired(self._clock()):
             self._resume(pop)
         self._watch()
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Serve those who wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
+        """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
         codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
         count = len(entries) // QUEUE_ENTRY_BYTES
         served: dict[str, int] = {}
@@ -214,7 +215,7 @@ class Pops(Service):
                 self._resume(pop)
 
     def _wake(self, group: str, topic: str, count: int) -> None:
-        """Serve some of those who wait for messages of a topic that a group may get again."""
+        """Serve some pops that wait for messages of a topic, since the group may get some again."""
         if not len(self.polling):
             return
         left = count
@@ -238,7 +239,7 @@ class Pops(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle_pop(self, call: Call[PopMessage]) -> bytes | None:
-        """Request code 200050: answered when it is committed who has the messages, or held. Raises RequestRefused."""
+        """Request code 200050: answered when the pop is committed, or held. Raises RequestRefused."""
         ext = call.request.ext
         wait_ms = self._wait_ms(ext)
         if wait_ms < -_TOO_LATE_MS:
@@ -303,16 +304,16 @@ class Pops(Service):
         return call.response(ext=PollingInfoReply(polling_num=waiting).fields())
 
     def _wait_ms(self, ext: PopExt | NotificationExt) -> int:
-        """How long the client still waits for an answer; negative if it stopped waiting that long ago.
+        """How long the client still waits for an answer, in milliseconds; negative if it has stopped waiting.
 
-        The proxy of RocketMQ sends no born time. Setting it here keeps the deadline if the request is served again.
+        RocketMQ's proxy sends no born time. Setting it here keeps the deadline if the request is served again.
         """
         now_ms = self._wall_clock_ms()
         ext.born_ms = ext.born_ms or now_ms
         return ext.born_ms + ext.poll_ms - now_ms
 
     def _check(self, group: str, topic: str, queue_id: int) -> None:
-        """Raises RequestRefused unless there is such a queue that the group may read."""
+        """Raises RequestRefused unless the queue exists and the group may read it."""
         try:
             check_group(group)
         except NameRefused as error:
@@ -343,7 +344,7 @@ class Pops(Service):
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def _resume(self, pop: HeldPop) -> None:
-        """Serve a pop that waited, with whatever there is now."""
+        """Serve a held pop with what there is now."""
         pop.call.connection.held_pulls -= 1
         self._serve_again(pop)
 
@@ -356,11 +357,11 @@ class Pops(Service):
             else:
                 self._serve(pop)
         except Exception as error:
-            # Called while entries are applied: a disk that fails to give a message fails this pop and nothing else.
+            # Called while entries are applied: a disk error must fail only this pop.
             pop.call.refuse(error)
 
     def _serve(self, pop: HeldPop) -> None:
-        """Answer a pop, hold it, or put it into the log. Raises RequestRefused, and what a disk may fail with."""
+        """Answer a pop, hold it, or append it to the log. Raises RequestRefused and disk errors."""
         request = pop.call.request
         assert isinstance(request, PopMessage), type(request).__name__
         ext = request.ext
@@ -388,9 +389,9 @@ class Pops(Service):
             self._hold(pop)
 
     def _has_too_many_open(self, group: str) -> bool:
-        """Whether a group has as many open checkpoints as all groups together could still have, or more.
+        """Whether a group has at least as many open checkpoints as are still available for all groups.
 
-        So one that acknowledges nothing takes half of them at most, and the others go on with the rest.
+        So a group that acknowledges nothing takes at most half of them, and the others share the rest.
         """
         opened = self._metadata.pops
         return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
@@ -402,7 +403,7 @@ class Pops(Service):
         entries_left = _ENTRIES_MAX
         for topic, number in self._candidates(wish, queue_id):
             if source not in ("", topic):
-                break  # clients of the first 5.x releases confuse queues of the same number in one answer
+                break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
             one = self._queues.take(wish, topic, number, count_max, bytes_left)
             if one is not None:
                 taken.append(one)
@@ -415,7 +416,7 @@ class Pops(Service):
         return taken
 
     def _candidates(self, wish: PopRequest, queue_id: int) -> Iterator[QueueKey]:
-        """The queues to look into, in this order."""
+        """The queues to examine, in this order."""
         unread, group, retry_topic = self._queues.unread, wish.group, wish.retry_topic
         retry_first = self._rng.random() < _RETRY_FIRST
         retry = self._metadata.topics.get(retry_topic)
@@ -437,7 +438,7 @@ class Pops(Service):
                 yield retry_topic, number
 
     def _replicate(self, pop: HeldPop, wish: PopRequest, taken: list[PopBatch]) -> None:
-        """Have it committed that the client has these messages; then it gets them."""
+        """Replicate the pop; the client gets the messages once it is committed."""
         leadership = self._leadership
         nbytes = sum(each.nbytes for each in taken)
         group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]
@@ -464,7 +465,7 @@ class Pops(Service):
             elif isinstance(outcome, Refused):
                 pop.call.answer(pop.call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             elif isinstance(outcome, Unknown):
-                # Whoever may have got them after all: they come again when their time is over.
+                # If the pop is committed after all, the messages are redelivered after the invisible time.
                 self._answer_nothing(pop)
             elif any(each.messages for each in taken):
                 for each in taken:
@@ -472,7 +473,7 @@ class Pops(Service):
                         self._note_got(wish.topic, wish.group, each.messages, each.nbytes)
                 send_messages(pop.call, ResponseCode.SUCCESS, wish, taken, self._metadata.pops)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
-                self._serve_again(pop)  # those messages were for others
+                self._serve_again(pop)  # those messages did not match
             else:
                 self._answer_nothing(pop)
 
@@ -482,7 +483,7 @@ class Pops(Service):
         self._appender.add_atomically(group)
 
     def _hold(self, pop: HeldPop) -> None:
-        """Let a pop wait that found nothing, or say so."""
+        """Hold a pop that found nothing, or answer that there is nothing."""
         ext = pop.call.request.ext
         if pop.deadline <= self._clock():
             polled = ext.poll_ms > 0
@@ -496,7 +497,7 @@ class Pops(Service):
         self._watch()
 
     def _watch(self) -> None:
-        """Be told of new messages while somebody waits for them."""
+        """Watch the queues for new messages while pops wait for them."""
         self._store.watched = self._watched if len(self.polling) else self._pulls_waiting
 
     def _serve_notification(self, pop: HeldPop) -> None:
@@ -524,7 +525,7 @@ class Pops(Service):
 
 
 class _Watched:
-    """The queues that somebody waits for."""
+    """The queues that pops wait for."""
 
     def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey]) -> None:
         self._pulls = pulls

@@ -1,8 +1,8 @@
-"""What a pop takes out of a queue, on the leader.
+"""Takes messages of a queue for pops, on the leader.
 
-Several pops of one queue may be under way: each begins where the one before it ends, although the group's offset gets
-there only when that one is committed. When one fails, or the offset was set by somebody else meanwhile, nobody gets
-anything of this queue until all that are under way have ended; then the stored offset counts again.
+Several pops of one queue may be in flight: each begins where the previous one ends, although the group's offset moves
+there only when that one is committed. If one fails, or the offset was set otherwise in the meantime, no pop gets
+messages of this queue until all in flight have completed; then the stored offset applies again.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
 
 CHECKPOINTS_PER_QUEUE_MAX = 10_000
-"""With so many open checkpoints a queue seems empty to its group."""
+"""With this many open checkpoints, a queue appears empty to its group."""
 
 INIT_AT_END = 1
 _NO_OFFSETS: Mapping[int, int] = {}
 
 
 class PopRequest(NamedTuple):
-    """What a pop is about: for whom, and how its messages are marked.
+    """The parameters of a pop that decide which messages it gets, and how they are marked.
 
-    ``attempt`` is None unless the group consumes in order. ``retry_topic`` is where the group's messages of ``topic``
-    come again, which may be the topic itself.
+    ``attempt`` is None unless the group consumes in order. Messages of ``topic`` are redelivered to the group through
+    ``retry_topic``, which may be the topic itself.
     """
 
     group: str
@@ -53,7 +53,7 @@ class PopRequest(NamedTuple):
 
 
 class PopBatch(NamedTuple):
-    """Messages of one queue; or none, if those that were looked at are for others."""
+    """Messages taken from one queue; empty if no examined message matched."""
 
     key: QueueOfGroup
     command: PopMessages
@@ -61,16 +61,16 @@ class PopBatch(NamedTuple):
     nbytes: int
     messages: int
     rest: int
-    """Messages of the queue behind those that were looked at."""
+    """Messages of the queue behind the examined ones."""
 
     @property
     def offsets(self) -> Iterator[int]:
-        """The messages' queue offsets."""
+        """The queue offsets of the messages."""
         return offsets_of(self.command.start, self.command.taken)
 
 
 class _Work:
-    """A queue with pops under way."""
+    """A queue with pops in flight."""
 
     __slots__ = ("in_flight", "in_order", "next_offset", "stale")
 
@@ -82,15 +82,15 @@ class _Work:
 
 
 class PopQueues:
-    """Takes messages out of queues.
+    """Takes messages from queues.
 
     Args:
         records: reads records that may come in one piece.
         read_each: reads records of ascending places one by one.
-        is_young: whether a new group begins at the first message of a queue although it wants to begin at the end.
-        is_settling: whether acknowledgements of a queue are under way.
-        ordered_clock: says how long queues that are consumed in order stay blocked.
-        broker_name: as in receipts.
+        is_young: whether a new group begins at the first message of a queue, although configured for the end.
+        is_settling: whether acknowledgements of a queue are in flight.
+        ordered_clock: says how long ordered queues stay blocked.
+        broker_name: the name in receipts.
     """
 
     def __init__(
@@ -116,26 +116,26 @@ class PopQueues:
         self._works: dict[QueueOfGroup, _Work] = {}
 
     def resign(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._works.clear()
 
     def has_message(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> bool:
-        """Whether there is something of a queue to be had by a group, be it for others by its tag."""
+        """Whether a queue has messages for a group, whatever their tags."""
         place = self._begin(key, at_end=at_end, attempt=attempt, now_ms=now_ms)
         queue = self._store.get(key[1], key[2])
         return place is not None and queue is not None and max(place[1], queue.min_offset) < queue.max_offset
 
     def unread(self, group: str, topic: str, queue_ids: Iterable[int], *, at_end: bool) -> Iterator[int]:
-        """Those of these queues of which `take` or `has_message` may find something.
+        """Those of these queues for which `take` or `has_message` may find something.
 
-        With thousands of queues nearly all have nothing: this costs a sixth of looking closely at each.
+        With thousands of queues, nearly all are empty: this costs a sixth of examining each.
         """
         offset_of = self._metadata.consumer_offsets.get((group, topic), _NO_OFFSETS).get
         queue_of = self._store.get
         for queue_id in queue_ids:
             offset = offset_of(queue_id)
             if offset is None:
-                if at_end:  # the group's first pop fixes where that is
+                if at_end:  # the group's first pop determines that position
                     yield queue_id
                     continue
                 offset = 0
@@ -144,10 +144,10 @@ class PopQueues:
                 yield queue_id
 
     def take(self, wish: PopRequest, topic: str, queue_id: int, count_max: int, bytes_max: int) -> PopBatch | None:
-        """The next messages of a queue, None if there are none to be had. The first comes however large it is.
+        """The next messages of a queue, None if there are none. The first is returned however large it is.
 
-        Nothing has happened yet: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a record
-        that is damaged on this disk and has to be understood here.
+        Changes nothing: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a damaged record
+        that has to be parsed here.
         """
         key = wish.group, topic, queue_id
         of_retry = topic == wish.retry_topic
@@ -166,19 +166,19 @@ class PopQueues:
                 else:
                     picked = self._pick(queue, begin, wish.subscription, count_max, bytes_max)
             except EntryGone as gone:
-                queue.expire(gone.first)  # the log was shortened, and this queue is not told yet
+                queue.expire(gone.first)  # the log was truncated, but this queue is not updated yet
                 continue
             except QueueFileDamaged:
                 return None  # until it is restored from the log; other queues do not wait for it
             return self._taken(wish, key, before, begin, picked, queue.max_offset)
         if before < 0 and wish.at_end and not of_retry:
-            # From now on the group gets all that comes, however many they are when it asks again.
+            # From now on the group gets all new messages, however many there are at its next pop.
             nothing = PopMessages(group=wish.group, topic=topic, queue_id=queue_id, before=-1, next_offset=begin)
             return PopBatch(key, nothing, [], 0, 0, 0)
         return None
 
     def begin(self, taken: Iterable[PopBatch]) -> None:
-        """These are on their way into the log."""
+        """The messages are about to be appended."""
         for each in taken:
             work = self._works.get(each.key)
             if work is None:
@@ -188,12 +188,12 @@ class PopQueues:
             work.next_offset = each.command.next_offset
 
     def is_taken_over(self, key: QueueOfGroup) -> bool:
-        """Whether what is open in order of a queue is just being popped anew."""
+        """Whether the open messages of an ordered queue are being popped again."""
         work = self._works.get(key)
         return work is not None and work.in_order
 
     def settled(self, taken: Iterable[PopBatch], *, known: bool) -> bool:
-        """They are committed, or are not stored; returns whether a queue was stale and may be had again."""
+        """The pop is committed, or not stored; returns whether a stale queue became usable again."""
         freed = False
         for each in taken:
             work = self._works[each.key]
@@ -210,7 +210,7 @@ class PopQueues:
         return freed
 
     def _begin(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> tuple[int, int] | None:
-        """The offset that the group has, -1 for none, and where it goes on. None if it gets nothing now."""
+        """The group's offset, -1 for none, and the offset to continue at. None if the group gets nothing now."""
         work = self._works.get(key)
         if work is not None:
             if work.stale or attempt is not None:
@@ -241,7 +241,7 @@ class PopQueues:
     def _pick(
         self, queue: ConsumeQueue, begin: int, subscription: Subscription, count_max: int, bytes_max: int
     ) -> tuple[list[bytes], int, int, int]:
-        """Records, their bytes, a bit for each that was taken, and how many were looked at."""
+        """Records, their bytes, a bitmap of those taken, and how many were examined."""
         if subscription.sql is not None:
             entries = queue.read(begin, scanned_max(subscription))
             wanted = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
@@ -265,7 +265,7 @@ class PopQueues:
         return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scanned
 
     def _pick_retried(self, entries: bytes, wish: PopRequest, bytes_max: int) -> tuple[list[bytes], int, int, int]:
-        """As `_pick`; the records are still those of the retry topic."""
+        """As `_pick`; the records are unchanged ones of the retry topic."""
         places: list[Place] = []
         nbytes = 0
         for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
@@ -280,11 +280,11 @@ class PopQueues:
                 message = decode_record(memoryview(record))
             except RecordError as error:
                 if number:
-                    del places[number:]  # those before it do not wait for it
+                    del places[number:]  # return the messages before it without waiting
                     break
                 remark = f"the message at byte {places[number][0]} of the log cannot be read here: {error}"
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark) from error
-            # Names of groups and topics can be put together to the same name of a retry topic.
+            # The same retry topic name can result from different names of groups and topics.
             if message.properties.get(props.ORIGIN_GROUP, wish.group) == wish.group:
                 records.append(bytes(record))
                 bits |= 1 << number
@@ -325,10 +325,10 @@ class PopQueues:
         return PopBatch(key, command, records, nbytes, bits.bit_count(), rest)
 
     def _renamed(self, record: bytes, wish: PopRequest, command: PopMessages) -> bytes:
-        """A record of the retry topic as the client gets it: of the topic that it asked for, with its receipt.
+        """A record of the retry topic as the client gets it: with the requested topic, and with its receipt.
 
-        Where its properties leave no room for one it stays as it is. The name of its topic says then which part of the
-        answer's header its receipt is to be made of.
+        Unchanged if its properties leave no room for a receipt. Then the name of its topic tells the client which part
+        of the answer's header to build the receipt from.
         """
         message = decode_record(memoryview(record))
         receipt = Receipt(

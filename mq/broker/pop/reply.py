@@ -1,4 +1,4 @@
-"""Answers to pops: messages with what their receipts are made of, or that there are none."""
+"""Answers to pops: messages with the data for their receipts, or none."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mq.protocol.replies import NotificationReply, PopReply
 
 
 class HeldPop(NamedTuple):
-    """A pop, or a question whether there is something to pop, that waits until ``deadline``, monotonic seconds."""
+    """A waiting pop or notification request, until ``deadline`` in monotonic seconds."""
 
     call: Call[PopMessage | Notification]
     subscription: Subscription
     deadline: float
 
     def matches(self, code: int) -> bool:
-        """Whether a message with this tag code may be wanted."""
+        """Whether a message with this tag code may match."""
         return self.subscription.matches_code(code)
 
     @property
     def text_bytes(self) -> int:
-        """About how much memory the texts of the request take that may be long, and what was made of them."""
+        """Approximate memory of the long texts of the request, and of what was parsed from them."""
         request = self.call.request
         ext = request.ext
         nbytes = len(ext.attempt_id or "") + self.subscription.parsed_bytes
@@ -39,7 +39,7 @@ class HeldPop(NamedTuple):
 
 
 def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
-    """The answer to a request that gets nothing."""
+    """The answer to a request that finds nothing."""
     if isinstance(pop.call.request, Notification):
         return notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
     ext = pop.call.request.ext
@@ -52,7 +52,7 @@ def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
 
 
 def notification(pop: HeldPop, *, has_message: bool, full: bool = False) -> bytes:
-    """The answer to a question whether there is something to pop."""
+    """The answer to a notification request."""
     return pop.call.response(ext=NotificationReply(has_message=has_message, polling_full=full).fields())
 
 
@@ -63,7 +63,7 @@ def send_messages(
     taken: list[PopBatch],
     pops: PopCheckpoints,
 ) -> None:
-    """Answer with messages; what their receipts are made of is in the header."""
+    """Answer with messages; the header contains the data for their receipts."""
     given = [each for each in taken if each.messages]
     starts, offsets = queue_info(
         (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
@@ -87,7 +87,7 @@ def send_messages(
 
 
 def _counts(taken: PopBatch, pops: PopCheckpoints) -> str:
-    """How often messages that are consumed in order were popped before."""
+    """How often ordered messages were popped before."""
     ordered = pops.of(taken.key).ordered
     if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:
         return ""

@@ -1,9 +1,9 @@
-"""Popped messages that nobody acknowledged in time: the leader gives them to their groups again.
+"""Redelivers popped messages that were not acknowledged in time, on the leader.
 
-They are copied to the retry topic of their group and topic, in one log entry with the command that takes them out of
-their checkpoint (`mq.broker.schedule.delivery`); so there is one copy of each that can be had, whatever happens to the
-leader. Checkpoints stand in a heap by the time at which they are over. It is made anew from the replicated state by
-whoever leads. When the time of one is over, its open messages are due, one after the other.
+They are copied to the retry topic of their group and topic, in one log entry with the command that removes them from
+their checkpoint (`mq.broker.schedule.delivery`); so exactly one copy is available, whatever happens to the leader. A
+heap orders checkpoints by the end of their invisible time; each new leader builds it from the replicated state. When
+the time of a checkpoint ends, its open messages become due, one after the other.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from mq.protocol.records import StoredMessage, decode_record
 _GROUPS_IN_FLIGHT_MAX = 32
 _PAUSE_MS = 1000
 _LISTED_AT_ONCE = 2000
-"""Checkpoints that are put into the heap in one go: some milliseconds."""
+"""Checkpoints put into the heap in one step: a few milliseconds."""
 
 
 class PopRevival:
-    """Looks after checkpoints while this replica leads.
+    """Watches checkpoints while this replica leads.
 
     Args:
         read: ``read(physical_offset, nbytes)`` of the log.
-        leaving: what is on its way out of checkpoints, of this leadership.
-        woken: told of a group and a topic of which it can have ``count`` messages more.
-        freed: told of a queue that is consumed in order and whose time is over.
-        ordered_clock: says how long queues that are consumed in order stay blocked.
+        leaving: messages that are leaving their checkpoints, of this leadership.
+        woken: called with a group and a topic that has ``count`` messages more for it.
+        freed: called with an ordered queue whose invisible time has ended.
+        ordered_clock: says how long ordered queues stay blocked.
 
     Attributes:
-        revived: how many messages were put into the log to come again.
-        lost: how many were due that the log had lost to its retention.
+        revived: messages appended for redelivery.
+        lost: due messages that the log had already deleted.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PopRevival:
         self._heap: list[tuple[int, Place]] = []
         self._unlisted: Iterator[tuple[int, Place]] = iter(())
         self._tail: NextOffset
-        """Where messages of the checkpoint go that are due."""
+        """The queue for due messages of the current checkpoint."""
         self._delivery: Delivery[Place] | None = None
         self._unreadable = ReadBackoff()
         self._seen_ms = 0
@@ -95,7 +95,7 @@ class PopRevival:
         self._look_anew()
 
     def resign(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None
@@ -103,40 +103,40 @@ class PopRevival:
         self._unlisted = iter(())
 
     def schedule(self, place: Place) -> None:
-        """Look at a checkpoint when its time is over."""
+        """Check a checkpoint when its invisible time ends."""
         due_ms = self._due_ms(place, self._wall_clock_ms())
         if due_ms is None:
             return
         heapq.heappush(self._heap, (due_ms, place))
-        # Checkpoints that were acknowledged stay in the heap until their time; of a fast group they would pile up.
+        # Acknowledged checkpoints stay in the heap until their time; those of a fast group would accumulate.
         pops = self._metadata.pops
         if len(self._heap) > 2 * (pops.count + len(pops.queues)) + 1024:
             self._look_anew()
 
     def _look_anew(self) -> None:
-        """Make the heap anew; some at a time, for there may be very many."""
+        """Rebuild the heap in steps, since there may be very many checkpoints."""
         self._heap = []
         self._unlisted = self._all(list(self._metadata.pops.queues), self._wall_clock_ms())
 
     def run(self) -> None:
-        """Give back what is due; called by a timer some times a second."""
+        """Redeliver what is due; called by a timer several times a second."""
         now_ms = self._wall_clock_ms()
         if now_ms < self._seen_ms - _PAUSE_MS:
-            self._look_anew()  # the clock went back, and nobody is to wait until it is there again
+            self._look_anew()  # the clock was set back: do not wait until it has caught up
         self._seen_ms = now_ms
         for row in islice(self._unlisted, _LISTED_AT_ONCE):
             heapq.heappush(self._heap, row)
         if self._delivery is not None:
             self._delivery.run(now_ms)
 
-    # -- what is due: see `mq.broker.schedule.delivery.Source` ---------------------------------------------------------
+    # -- due messages: see `mq.broker.schedule.delivery.Source` --------------------------------------------------------
 
     def restart(self) -> None:
         """See `Source`."""
         self._look_anew()
 
     def due(self, now_ms: int) -> Generator[Due[Place], int | None]:
-        """See `Source`: open messages of the checkpoints whose time is over."""
+        """See `Source`: open messages of checkpoints whose invisible time has ended."""
         while self._heap and self._heap[0][0] <= now_ms:
             place = self._heap[0][1]
             again_ms = yield from self._due_of(place, now_ms)
@@ -146,7 +146,7 @@ class PopRevival:
                 heapq.heappush(self._heap, (again_ms, place))
 
     def _due_of(self, place: Place, now_ms: int) -> Generator[Due[Place], int | None, int | None]:
-        """Open messages of a checkpoint; returns when to look at it again, None for not at all."""
+        """Open messages of a checkpoint; returns when to check it again, None for never."""
         key, start, pop_time_ms = place
         group, topic, queue_id = key
         due_ms = self._due_ms(place, now_ms)
@@ -156,7 +156,7 @@ class PopRevival:
             return None
         checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
         if due_ms > now_ms and (checkpoint is None or pop_time_ms <= now_ms):
-            return due_ms  # its time was changed, or the clock was
+            return due_ms  # its invisible time or the clock was changed
         if checkpoint is None:
             self._freed(key)
             return None
@@ -183,12 +183,12 @@ class PopRevival:
         return _copy(decode_record(memoryview(record)), self._tail, group, pop_time_ms)
 
     def mark(self, moved: Moved[Place], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """See `Source`. A message that the log has lost leaves its checkpoint without a copy."""
+        """See `Source`. A message that the log has deleted leaves its checkpoint without a copy."""
         leaving = self._leaving()
         done: dict[Place, int] = {}
         created: dict[str, PutTopic] = {}
         there: Counter[tuple[str, str]] = Counter()
-        """How many messages more each group can have of each topic."""
+        """Messages that become available, by group and topic."""
         for due, record in moved:
             place, (group, topic, _) = due.key, due.key[0]
             done[place] = done.get(place, 0) | 1 << (due.offset - place[1])
@@ -206,7 +206,7 @@ class PopRevival:
 
         def settled(outcome: Outcome) -> None:
             if leaving is not self._leaving():
-                return  # of another leadership
+                return  # from an earlier leadership
             for place, bits in done.items():
                 leaving.end(place, bits)
             if isinstance(outcome, Stored):
@@ -227,10 +227,10 @@ class PopRevival:
                     yield due_ms, place
 
     def _due_ms(self, place: Place, now_ms: int) -> int | None:
-        """When the time of a checkpoint is over, None if it has ended.
+        """When the invisible time of a checkpoint ends, None if it is closed.
 
-        If the pop time is after ``now_ms``, the wall clock went back since: the invisible time starts again now. For a
-        queue that is consumed in order see `OrderedClock`.
+        If the pop time is after ``now_ms``, the wall clock was set back: the invisible time starts again now. For an
+        ordered queue see `OrderedClock`.
         """
         key, start, pop_time_ms = place
         of_queue = self._metadata.pops.of(key)
@@ -244,7 +244,7 @@ class PopRevival:
 
 
 def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int) -> InternalRecord:
-    """A message as it is in the retry topic."""
+    """A message in the form of the retry topic."""
     properties = {
         props.RETRY_TOPIC: message.topic,
         props.ORIGIN_MESSAGE_ID: message.offset_message_id,
@@ -254,7 +254,7 @@ def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int
     }
     encoded = props.encode(properties).encode()
     if len(encoded) > props.PROPERTIES_BYTES_MAX:
-        # Another group's name would keep it from this one.
+        # The name of another group would hide it from this one.
         kept = {name: value for name, value in message.properties.items() if name != props.ORIGIN_GROUP}
         encoded = props.encode(kept).encode()
     return copy_record(message, tail, encoded[: props.PROPERTIES_BYTES_MAX], attempts=1)

@@ -1,4 +1,4 @@
-"""Batches of clients, SEND_BATCH_MESSAGE (request code 320): checked whole, stored in one entry, answered once."""
+"""Client batches, SEND_BATCH_MESSAGE (request code 320): validated as a whole, stored in one entry, answered once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode())
 
 
 class BatchSends:
-    """What `mq.broker.produce.send` does with batches once topic and queue are known to be right."""
+    """Handles batches for `mq.broker.produce.send` after topic and queue are validated."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class BatchSends:
         self._body_bytes_max = body_bytes_max
 
     def add(self, call: Call[SendRequest], tail: NextOffset) -> None:
-        """Queue the messages of a batch; the reply follows when they are committed.
+        """Append the messages of a batch; replies when they are committed.
 
         Raises:
-            RequestRefused: none of them was stored, and none will be.
+            RequestRefused: no message was stored or will be.
         """
         messages = self._split(call.body, tail)
         shared, numbers = self._shared(call.request, len(messages))
@@ -77,7 +77,7 @@ class BatchSends:
         self._appender.add_batch(batch)
 
     def _split(self, body: bytes, tail: NextOffset) -> list[tuple[int, bytes, bytes]]:
-        # No record is smaller than that, so that what is far too much is not even split.
+        # No record is smaller, so a far too large batch is refused before it is split.
         record_bytes_min = tail.fixed_bytes + len(self._suffix)
         try:
             messages = split_batch(body, self._body_bytes_max // record_bytes_min)
@@ -88,9 +88,9 @@ class BatchSends:
         return messages
 
     def _shared(self, request: SendRequest, count: int) -> tuple[bytes, SequenceRange | None]:
-        """What the properties of the batch add to each message, and the numbers of the messages."""
+        """The properties of the batch that each message gets, and the sequence numbers of the messages."""
         text = request.ext.properties
-        # Clients of 5.x give the batch a UNIQ_KEY, too; behind a message's own it would hide that from readers.
+        # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers.
         given = [each for each in text.encode().split(b"\x02") if each and not each.startswith(UNIQUE_KEY)]
         numbers: SequenceRange | None = None
         if any(each.startswith(SEQUENCE_MARK) for each in given):
@@ -102,7 +102,7 @@ class BatchSends:
         return shared, numbers
 
     def _properties(self, properties: bytes, shared: bytes, number: int) -> tuple[bytes, bytes, int]:
-        """The unique key, all properties and the tag code of a message."""
+        """Unique key, encoded properties and tag code of a message."""
         if properties and properties[-1] != VALUE_END:
             properties += b"\x02"
         try:
@@ -121,7 +121,7 @@ class BatchSends:
             properties += UNIQUE_KEY + unique_key + b"\x02"
         properties += shared
         _check_properties(properties, number)
-        # Of the batch, if the message has none: readers find it there.
+        # A message without a tag gets the tag of the batch.
         return unique_key, properties, self._tag_codes[value(properties, TAGS)]
 
     def _check_bytes(self, nbytes: int, count: int) -> None:
@@ -133,7 +133,7 @@ class BatchSends:
 
 
 def _keep_new(batch: PendingBatch, numbers: SequenceRange, stored: Sequence[Stored]) -> None:
-    """Leave out what is stored already, and let the first message of what is not say which numbers begin there."""
+    """Remove messages that are stored already, and record in the remaining ones which sequence numbers they start."""
     elements: list[BatchElement] = []
     parts: list[tuple[int, SequenceRange]] = []
     for low, high in _new(numbers, stored):
@@ -150,7 +150,7 @@ def _keep_new(batch: PendingBatch, numbers: SequenceRange, stored: Sequence[Stor
 
 
 def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, int]]:
-    """What of these numbers is not stored, ascending."""
+    """The ranges of these numbers that are not stored, ascending."""
     new: list[tuple[int, int]] = []
     low = numbers.first
     for one in stored:
@@ -171,7 +171,7 @@ def _check_properties(properties: bytes, number: int) -> None:
 
 
 def _asks_for_more(properties: bytes) -> bool:
-    """Whether a message may ask for something besides being stored, as far as a quick look tells."""
+    """Whether a message may request special treatment, by a quick check."""
     return (
         b"DELAY\x01" in properties
         or b"TIMER_D" in properties
@@ -181,7 +181,7 @@ def _asks_for_more(properties: bytes) -> bool:
 
 
 def _refuse(text: str, part: str) -> None:
-    """What stock brokers store without its effect is refused here."""
+    """Refuse what stock brokers would store without its effect."""
     if SEQUENCE_MARK.decode() in text:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,

@@ -1,12 +1,12 @@
-"""Sends with sequence numbers: each number is stored once, however often it comes.
+"""Deduplication of sends with sequence numbers: each number is stored once, however often it is sent.
 
-Theory of operation. What is committed is in `mq.broker.state.producer_sequences`, on every replica, and a repeat of it
-is answered from there. What is under way is known to the leader alone: a repeat of that waits, and is served anew when
-the first one's outcome is known. A new leader has applied everything that was ever committed before it takes messages,
-and what is not committed then never will be. So whoever leads stores a sequence number only if the log has none.
+Theory of operation. `mq.broker.state.producer_sequences` knows the committed numbers on every replica; a repeat of one
+is answered from there. Only the leader knows the numbers in flight: a repeat of one waits for the outcome and is then
+served again. A new leader has applied everything that was ever committed before it accepts messages, and what is not
+committed then never will be. So a leader stores a sequence number only if the log does not have it.
 
-A batch has a range of numbers and enters the log in one entry, whole or not at all. If some of its numbers are in the
-log and others are not, as after a repeat that is divided into other batches, the others alone are stored.
+A batch has a range of numbers and enters the log in one entry or not at all. If only some of its numbers are in the
+log, as after a repeat that is split into other batches, the missing ones are stored.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from raftlog.segment import EntryGone
 _WAITING_MAX = 16
 """Repeats that wait for the outcome of one message."""
 _PLACES_MAX = 1024
-"""Messages of a batch whose places are looked up for a repeat: their records are read and taken apart."""
+"""Messages of a batch whose places are looked up for a repeat: their records have to be read and parsed."""
 _READ_BYTES = 256 * 1024
-"""Of the log, read at once for such a look."""
+"""Bytes of the log read at once for this."""
 _WAITING_BYTES = 1024
-"""What one takes in memory besides its body; counted with what is pending."""
+"""Memory of a waiting request without its body; counts towards the pending bytes."""
 
 
 class InFlightSends:
-    """What is under way, for each producer in the order of numbers; no two of one producer overlap."""
+    """Sends in flight, for each producer in the order of their numbers; those of one producer do not overlap."""
 
     def __init__(self) -> None:
         self._flights: dict[str, list[InFlightSend]] = {}
 
     def overlapping(self, numbers: SequenceRange) -> InFlightSend | None:
-        """One with some of these numbers; None if there is none."""
+        """A send that contains some of these numbers; None if there is none."""
         flights = self._flights.get(numbers.producer, [])
         at = bisect_right(flights, numbers.last, key=_first_number) - 1
         return flights[at] if at >= 0 and flights[at].numbers.last >= numbers.first else None
 
     def add(self, flight: InFlightSend) -> None:
-        """Add one that overlaps no other one."""
+        """Add a send that overlaps no other one."""
         flights = self._flights.setdefault(flight.numbers.producer, [])
         flights.insert(bisect_left(flights, flight.numbers.first, key=_first_number), flight)
 
@@ -73,12 +73,12 @@ class InFlightSends:
 
 
 class InFlightSend:
-    """The sender of messages whose outcome is not known yet: tells the real one, and those who repeated them.
+    """The sender of messages in flight: forwards the outcome to the original sender and to those of repeats.
 
     Attributes:
-        numbers: of all that was sent.
-        stored: which of them are stored already; the others are under way.
-        call: the first request, with an answer wanted in any case, from this sender.
+        numbers: of all messages of the send.
+        stored: those that were stored before; the others are in flight.
+        call: the first request, changed to want an answer and to have this sender.
     """
 
     __slots__ = ("_first", "_flights", "_release", "call", "host", "numbers", "stored", "waiting")
@@ -105,26 +105,26 @@ class InFlightSend:
         flights.add(self)
 
     def send(self, data: bytes) -> None:
-        """The outcome is known, and ``data`` is the answer."""
+        """The outcome is known; ``data`` is the answer."""
         waiting = self.end()
         self._first.answer(data)
         _serve(waiting)
 
     def answer(self, request: Any, reply: bytes) -> None:
-        """As `send`: whether the client wants an answer is looked at there."""
+        """As `send`, which checks whether the client wants an answer."""
         self.send(reply)
 
     def close(self, reason: str) -> None:
-        """Nobody knows the outcome."""
+        """The outcome is unknown."""
         for call in (self._first, *self.end()):
             call.connection.close(reason)
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """The message was certainly not stored: whoever leads now serves it."""
+        """The message was certainly not stored: the current leader serves the request."""
         _serve([self._first, *self.end()])
 
     def end(self) -> list[Call[SendRequest]]:
-        """Nothing is under way any more; returns who waited for it."""
+        """The send is complete; returns the requests that waited for it."""
         self._flights.remove(self)
         waiting = self.waiting
         if waiting:
@@ -134,10 +134,10 @@ class InFlightSend:
 
 
 class Dedup(Service):
-    """Knows repeated sends from new ones.
+    """Distinguishes repeated sends from new ones.
 
     Attributes:
-        answered: how many repeats were answered with the place of the first.
+        answered: repeats answered with the place of the original.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -151,18 +151,18 @@ class Dedup(Service):
         self.answered = 0
 
     def counters(self) -> dict[str, int]:
-        """Counts since the start; see `Service`."""
+        """Counters since the start; see `Service`."""
         return {"repeated_sends": self.answered}
 
     def resign(self) -> None:
-        """This replica does not lead any more. What is under way tells those who wait for it how it ends."""
+        """This replica stopped leading. Sends in flight still report their outcome to waiting requests."""
         self._flights = InFlightSends()
 
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> InFlightSend | None:
-        """Take a message with a sequence number: None if it is a repeat, which is answered or waits then.
+        """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.
 
-        Otherwise it is to be stored for the sender that is returned; `InFlightSend.end` if it cannot be. Raises
-        RequestRefused.
+        Otherwise the caller stores the message with the returned sender, or calls `InFlightSend.end` if it cannot.
+        Raises RequestRefused.
         """
         numbers = numbers_of(properties)
         stored = self._look_up(numbers, call)
@@ -180,10 +180,10 @@ class Dedup(Service):
     def admit_batch(
         self, call: Call[SendRequest], numbers: SequenceRange, unique_keys: Sequence[bytes]
     ) -> InFlightSend | None:
-        """Take a batch with these numbers: None if it is a repeat, which is answered or waits then.
+        """Admit a batch with these numbers. Returns None for a repeat, which is answered or waits.
 
-        Otherwise those that `InFlightSend.stored` does not name are to be stored for the sender that is returned,
-        together; `InFlightSend.end` if they cannot be. Raises RequestRefused.
+        Otherwise the caller stores the messages not in `InFlightSend.stored` together with the returned sender, or
+        calls `InFlightSend.end` if it cannot. Raises RequestRefused.
         """
         stored = self._look_up(numbers, call)
         if stored is None:
@@ -195,7 +195,7 @@ class Dedup(Service):
         return None
 
     def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[Stored] | None:
-        """Which of these are stored; None if some are under way, for which the request waits then."""
+        """Which of these are stored; None if some are in flight, for which the request now waits."""
         flight = self._flights.overlapping(numbers)
         if flight is not None:
             self._wait(flight, call)
@@ -227,7 +227,7 @@ class Dedup(Service):
         try:
             [(position, first)] = self._messages_at(stored)
         except EntryGone:
-            # The log has lost it to its retention. That it was stored is known, and the id of what began it.
+            # The log has deleted it. It is known to be stored, and the id at its beginning is known.
             unique_key = properties.get(props.UNIQUE_KEY, "")
             position = NO_PLACE if stored.skip or stored.position is None else stored.position
             return self._reply_template.render(
@@ -238,7 +238,7 @@ class Dedup(Service):
                 ResponseCode.SYSTEM_ERROR, f"the message sent first with this number cannot be read: {error}"
             ) from error
         topic, queue_id = first.topic, first.queue_id
-        if topic in SEND_FORBIDDEN_TOPICS:  # where it waits, until its time comes or its transaction ends
+        if topic in SEND_FORBIDDEN_TOPICS:  # its place until its time comes or its transaction ends
             topic = first.properties.get(props.REAL_TOPIC, topic)
             queue_id = props.real_queue_id(first.properties.get(props.REAL_QUEUE_ID, str(queue_id)))
         _check_topic(call.request, numbers, topic)
@@ -268,20 +268,20 @@ class Dedup(Service):
         )
 
     def _places_of_batch(self, stored: Sequence[Stored]) -> list[tuple[int, StoredMessage]]:
-        """Its messages and where they are; empty if that is not known, or would be too much work."""
+        """The messages of a batch and their places; empty if unknown or too much work."""
         one = stored[0]
         if len(stored) > 1 or one.position is None or one.last - one.first >= _PLACES_MAX:
             return []
         try:
             found = self._messages_at(one)
         except (EntryGone, SegmentError, RecordError):
-            return []  # that they are stored is known
+            return []  # it is known that they are stored
         queue = [(record.topic, record.queue_id, record.queue_offset) for _, record in found]
         topic, queue_id, offset = queue[0]
         return found if queue == [(topic, queue_id, offset + number) for number in range(len(queue))] else []
 
     def _messages_at(self, stored: Stored) -> list[tuple[int, StoredMessage]]:
-        """These messages, which lie behind each other, and where. Raises EntryGone, SegmentError, RecordError."""
+        """These consecutive messages and their places. Raises EntryGone, SegmentError, RecordError."""
         assert stored.position is not None
         count = stored.skip + stored.last - stored.first + 1
         # The log has verified what it returns, bodies included.
@@ -292,9 +292,9 @@ class Dedup(Service):
         ]
 
     def _records_at(self, position: int, count: int) -> Iterator[tuple[int, memoryview]]:
-        """So many records back to back, and where each is. Raises EntryGone, SegmentError, RecordError.
+        """This many consecutive records and their places. Raises EntryGone, SegmentError, RecordError.
 
-        Those of a batch are mostly of one size: they are read together. A single one is read by itself.
+        Records of a batch mostly have the same size and are read together. A single one is read by itself.
         """
         log, ahead = self._log, memoryview(b"")
         for left in range(count, 0, -1):
@@ -309,7 +309,7 @@ class Dedup(Service):
 
 
 def numbers_of(properties: Mapping[str, str], count: int = 1) -> SequenceRange:
-    """The numbers of a message, or of a batch of ``count`` messages, that has some. Raises RequestRefused."""
+    """The sequence numbers of a message, or of a batch of ``count`` messages, that has some. Raises RequestRefused."""
     numbers = sent_range(properties, count)
     if numbers is None:
         producer, number = properties.get(props.PRODUCER_ID, ""), properties.get(props.SEQUENCE, "")

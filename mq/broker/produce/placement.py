@@ -1,4 +1,4 @@
-"""Messages that clients send and that are not simply stored in their queue, for what their properties ask."""
+"""Client messages whose properties request more than storing them in their queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mq.protocol.sequencing import SequenceRange
 
 
 class Placement:
-    """What `mq.broker.produce.send` does with such messages once topic and queue are known to be right."""
+    """Handles such messages for `mq.broker.produce.send` after topic and queue are validated."""
 
     def __init__(
         self, context: BrokerContext, *, places: WaitingQueues, repeats: Dedup, transactions: Transactions
@@ -33,12 +33,12 @@ class Placement:
         self._wall_clock_ms = context.wall_clock_ms
 
     def add(self, call: Call[SendRequest], properties: dict[str, str], topic: str, queue_id: int) -> None:
-        """Queue one message whose properties may ask for something; its reply follows when it is committed.
+        """Append a message with special properties; replies when it is committed.
 
         Raises:
-            RequestRefused: it was not stored, and will not be.
+            RequestRefused: the message was not stored, and will not be.
         """
-        # What goes to a retry topic is a copy that a consumer makes of a message it got, with all its properties.
+        # A message to a retry topic is a consumer's copy of a received message, with all its properties.
         if props.SEQUENCE not in properties or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
             self._add(call, properties, topic, queue_id, None)
             return

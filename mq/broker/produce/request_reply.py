@@ -1,9 +1,10 @@
 """Replies to messages: SEND_REPLY_MESSAGE (324 and 325).
 
-A reply names the client that waits for it. The leader pushes it to that client (request code 326), on the client's own
-connection or through the replica that it is connected to (9003), stores it in the meantime if it is to be stored, and
-answers when both is settled: SUCCESS says that the client has the reply, its message id whether it is stored, too.
-Nothing is repeated here: whoever replies is told, and a client that gets a reply twice knows it by its correlation id.
+A reply names the client that waits for it. The leader pushes it to that client (request code 326), over the client's
+own connection or through the replica that the client is connected to (9003), and stores it if that is requested. It
+answers when both are settled: SUCCESS says that the client has the reply, the message id says whether it is stored,
+too. Nothing is retried here: the replier gets the result, and a client recognizes a duplicate reply by its correlation
+id.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from mq.protocol.wire_names import PhysicalOffset
 from raftlog import parse_address
 
 PUSH_SECONDS = 3.0
-"""So long may a client take to say that it has a reply. Who replied waits as long, and a replica that handed the reply
-to the leader for at most 10 s, for everything that it handed over."""
+"""Time for a client to confirm a reply. The replier waits as long; a replica that forwarded the reply to the leader
+waits up to 10 s, as for every forwarded request.
+"""
 RELAY_SECONDS = 4.0
-"""The same of another replica, which asks the client."""
+"""The same for another replica, which pushes to the client."""
 
 _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 _CLIENT_ID_LENGTH_MAX = ClientLimits().client_id_length_max
@@ -51,7 +53,7 @@ _EXPIRE_SECONDS = 0.1
 
 
 class _Reply:
-    """A reply under way: answered when it is pushed, or not, and stored, or not."""
+    """A reply in progress: answered when push and storing are settled."""
 
     __slots__ = ("at", "body_bytes", "call", "client_id", "queue_id", "refusal", "waits")
 
@@ -66,10 +68,10 @@ class _Reply:
 
 
 class Replies(Service):
-    """The handlers of replies.
+    """The handlers for replies.
 
     Args:
-        admit: raises RequestRefused for who is no replica of this group.
+        admit: raises RequestRefused unless the connection is a replica of this group.
     """
 
     def __init__(
@@ -102,11 +104,11 @@ class Replies(Service):
         yield _EXPIRE_SECONDS, self.expire
 
     def resign(self) -> None:
-        """This replica does not lead any more: replies that other replicas were asked to push count as not pushed."""
+        """This replica stopped leading: pushes through other replicas count as failed."""
         self._calls.close()
 
     def expire(self) -> None:
-        """Settle what other replicas did not answer in time; called by a timer."""
+        """Time out pushes through other replicas; called by a timer."""
         self._calls.expire()
 
     def counters(self) -> dict[str, int]:
@@ -118,10 +120,10 @@ class Replies(Service):
             "replies_under_way_bytes": self._under_way_bytes,
         }
 
-    # -- who replies -------------------------------------------------------------------------------------------------
+    # -- requests of the replier ---------------------------------------------------------------------------------------
 
     def handle(self, call: Call[SendReply]) -> None:
-        """Request codes 324 and 325; answered later. Raises RequestRefused: it was neither pushed nor stored."""
+        """Request codes 324 and 325; answered later. Raises RequestRefused if it was neither pushed nor stored."""
         ext = call.request.ext
         if self._under_way_bytes > self._under_way_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are under way")
@@ -203,7 +205,7 @@ class Replies(Service):
         at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, PUSH_SECONDS, answered)
 
     def _relay(self, reply: _Reply, push: PushReplyExt, body: bytes) -> None:
-        """Let the other replicas look for the client."""
+        """Ask the other replicas to push to the client."""
         addresses = self._other_replicas()
         if not addresses:
             self._not_found(reply)
@@ -267,10 +269,12 @@ class Replies(Service):
         code = ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR
         reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=answer.fields()))
 
-    # -- the replica of who waits ------------------------------------------------------------------------------------
+    # -- requests to the replica of the waiting client -----------------------------------------------------------------
 
     def handle_relayed(self, call: Call[RelayReply]) -> None:
-        """Request code 9003; answered later. Raises RequestRefused: the client is not here, or you are no replica."""
+        """Request code 9003; answered later. Raises RequestRefused if the client is not connected here, or the sender
+        is no replica.
+        """
         ext = call.request.ext
         self._admit(call.connection, ext.identity)
         at = self._clients.producer(ext.client_id)

@@ -1,7 +1,7 @@
-"""Messages that a consumer group could not handle: CONSUMER_SEND_MSG_BACK (request code 36), and sends to retry topics.
+"""Redelivery of failed messages: CONSUMER_SEND_MSG_BACK (request code 36), and sends to retry topics.
 
-Each comes again through the group's retry topic after a delay that grows with the number of attempts. After the last
-one it goes to the group's dead letter topic, which nobody consumes unless told to.
+Each is redelivered through the group's retry topic after a delay that grows with the number of attempts. After the last
+attempt it goes to the group's dead letter topic, which is consumed only on request.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
 
 _PLACE = Struct(">ii20xq")
-"""Size, magic number and physical offset, of which a record's first 36 bytes tell."""
+"""Size, magic number and physical offset in the first 36 bytes of a record."""
 
 _FIRST_LEVEL = 3
-"""Delay level before the first repetition; each further one waits a level longer."""
+"""Delay level before the first redelivery; each further one waits one level longer."""
 
 
 class Retries(Service):
-    """What happens to messages that their consumers gave back."""
+    """Handles messages that consumers send back."""
 
     def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: QueueLockService) -> None:
         self._pending_bytes_max = context.settings.pending_bytes_max
@@ -60,7 +60,7 @@ class Retries(Service):
         yield Route(ConsumerSendMsgBack, self.handle_send_back, leader_only=True)
 
     def handle_send_back(self, call: Call[ConsumerSendMsgBack]) -> bytes | None:
-        """Store the message for later, or as dead; answered when that is committed. Raises RequestRefused."""
+        """Store the message for redelivery, or as a dead letter; answered when committed. Raises RequestRefused."""
         ext = call.request.ext
         if self._appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
@@ -109,7 +109,7 @@ class Retries(Service):
         return None
 
     def _new_group(self, name: str) -> GroupConfig:
-        """A group that nobody knows yet. Raises RequestRefused if it cannot be."""
+        """The configuration of an unknown group. Raises RequestRefused if it cannot be created."""
         try:
             check_group(name)
         except NameRefused as error:
@@ -122,7 +122,9 @@ class Retries(Service):
         return GroupConfig(name=name)
 
     def _topic(self, name: str, queues: int) -> tuple[PendingGroup, int]:
-        """What creates a topic if it is missing, and how many queues it has to write to. Raises RequestRefused."""
+        """A command to create the topic if it is missing, and the number of its writable queues. Raises
+        RequestRefused.
+        """
         config = self._metadata.topics.get(name)
         if config is None:
             if not self._metadata.has_room_for_topic(name):
@@ -143,7 +145,7 @@ class Retries(Service):
         return PendingCommand(encode_command(command))
 
     def _message_at(self, physical_offset: PhysicalOffset) -> StoredMessage:
-        """A message that consumers may see. Raises RequestRefused if none begins there."""
+        """A consumer-visible message. Raises RequestRefused if none begins there."""
         refusal = RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"look message by offset failed, no message begins at {physical_offset}"
         )
@@ -159,7 +161,7 @@ class Retries(Service):
             message = decode_record(memoryview(log.pread(physical_offset, size)))
         except (RecordError, EntryGone) as error:
             raise refusal from error
-        # A body may hold what looks like a record; and a record may be the broker's own, or not committed yet.
+        # A body may contain bytes that look like a record; and a record may be internal or uncommitted.
         queue = self._store.get(message.topic, message.queue_id)
         entry = b"" if queue is None else queue.read(message.queue_offset, 1)
         if len(entry) != QUEUE_ENTRY.size or QUEUE_ENTRY.unpack(entry)[:2] != (physical_offset, size):
@@ -167,9 +169,9 @@ class Retries(Service):
         return message
 
     def takes(self, call: Call[SendRequest]) -> bool:
-        """Whether a message that a client sends to a retry topic was often enough there; then it is stored as dead.
+        """Whether a message to a retry topic has used up its attempts; then it is stored as a dead letter.
 
-        Otherwise it is to be stored as any other. Raises RequestRefused.
+        Otherwise the caller stores it like any other message. Raises RequestRefused.
         """
         ext = call.request.ext
         name = ext.topic.removeprefix(RETRY_PREFIX)
@@ -192,7 +194,7 @@ class Retries(Service):
         return True
 
     def creation(self, topic: str) -> PutTopic | None:
-        """What creates the retry topic of a group that has none, None if there are too many topics."""
+        """The command to create a missing retry topic of a group, None if there are too many topics."""
         if not self._metadata.has_room_for_topic(topic):
             return None
         return PutTopic(

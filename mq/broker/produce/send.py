@@ -63,7 +63,7 @@ class Sends(Service):
         )
 
     def routes(self) -> Iterator[Route]:
-        """The requests that are served here; see `Service`."""
+        """The requests that this service handles; see `Service`."""
         yield Route(SendMessage, self.handle, leader_only=True)
         yield Route(SendMessageV2, self.handle, leader_only=True)
         yield Route(SendBatchMessage, self.handle_batch, leader_only=True)

@@ -1,7 +1,7 @@
-"""QUERY_MESSAGE (request code 12): messages by key, and the upkeep of the index that they are found by.
+"""QUERY_MESSAGE (request code 12): messages by key, and the maintenance of the key index.
 
-Searches run one after the other in a worker thread, and no more than `QUERIES_MAX` wait for it; the index's files are
-made by a process of their own. Every replica has its own index and answers for what is committed when it is asked.
+A worker thread runs searches one at a time, and at most `QUERIES_MAX` are queued; a separate process builds the index
+files. Every replica has its own index and answers for what is committed when the query arrives.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from raftlog import SegmentError
 Log = structlog.stdlib.BoundLogger
 
 QUERIES_MAX = 64
-"""Queries that wait or are under way; more of them are told that the broker is busy."""
+"""Queued and running queries; further ones are refused with "busy"."""
 QUERIES_PER_CONNECTION_MAX = 8
-"""The same of one client: each may take seconds, and they are answered one after the other."""
+"""The same per client: each may take seconds, and they are answered one after the other."""
 MESSAGES_MAX = 64
 UNIQUE_MESSAGES_MAX = 32
-"""Messages in one answer: at most, and always when a unique key is looked for. Both are what stock brokers give."""
+"""Maximum messages in one answer, and always when searching for a unique key. Both as in stock brokers."""
 SEARCH_SECONDS_MAX = 3.0
 SCHEDULING = "idle"
-"""Of the process that makes files of the index: it gets what nobody else wants."""
+"""Scheduling class of the process that builds index files: it runs only on idle cores."""
 IDLE_SECONDS = 60.0
-"""How long that process waits for the next part of the log to be complete: it takes a third of a second to start."""
+"""How long that process waits for the next part of the log before it exits: starting it takes a third of a second."""
 _RETRY_SECONDS = 3600.0
 _NOT_FOUND = "can not find message, maybe time range not correct"
 
@@ -57,7 +57,7 @@ class _Waiting(NamedTuple):
 
 
 class KeyQueries(Service):
-    """The handler of queries by key; `serve` and `keep_index` must run as tasks."""
+    """The handler for queries by key; `serve` and `keep_index` must run as tasks."""
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
@@ -153,7 +153,7 @@ class KeyQueries(Service):
         call.answer(reply)
 
     async def keep_index(self) -> None:
-        """Have files made for all parts of the log that can have one, until cancelled."""
+        """Build index files for all complete parts of the log, until cancelled."""
         retry_at = self._clock() + _RETRY_SECONDS
         while True:
             await trio.sleep(self._index_seconds)
@@ -164,11 +164,11 @@ class KeyQueries(Service):
                 if self._index.jobs():
                     await self._make_files()
             except* (SegmentError, OSError) as errors:
-                # The log itself is searched meanwhile.
+                # Until then, the log itself is searched.
                 self._log.error("key_index_failed", error=str(errors.exceptions[0]))
 
     async def _make_files(self) -> None:
-        """Have files made by one process, until it has had nothing to do for a while. Raises SegmentError, OSError."""
+        """Build files in one process until it has been idle for a while. Raises SegmentError, OSError."""
         root = str(Path(mq.__file__).parent.parent)
         start = partial(
             trio.run_process,

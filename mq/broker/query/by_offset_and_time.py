@@ -1,10 +1,10 @@
-"""Messages by place and by time: request codes 29, 32, 33, 303 and 321.
+"""Messages by offset and by time: request codes 29, 32, 33, 303 and 321.
 
-All of it is answered by every replica, from what is committed. What asks about the state of a queue waits until
-everything is applied that was committed when the question came.
+Every replica answers, from what is committed. Queries about the state of a queue wait until everything is applied that
+was committed when they arrived.
 
-Store times are those of the leaders' clocks, so that they may fall within a queue where leadership moved or a clock was
-set back. Then a search finds one of the places where they pass what is asked for, not necessarily the first.
+Store times come from the leaders' clocks, so they may decrease within a queue after a change of leadership or a clock
+that was set back. A search then finds one of the places where they cross the requested time, not necessarily the first.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from raftlog.segment import EntryGone
 
 UPPER = "upper"
 ENTRIES_MAX = 1024
-"""Entries of a queue in one answer."""
+"""Maximum number of queue entries in one answer."""
 
 _OnRead = Callable[[Callable[[bool], None]], None]
 
 
 class OffsetAndTimeQueries(Service):
-    """The lookup handlers of a broker, and the search by time for whoever needs it."""
+    """The handlers for queries by offset and time, and the search by time for other services."""
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
         self._broker_name = context.settings.group
@@ -64,16 +64,16 @@ class OffsetAndTimeQueries(Service):
         yield Route(QueryConsumeQueue, self.handle_consume_queue)
 
     def record_at(self, physical_offset: PhysicalOffset) -> bytes | None:
-        """The committed record that begins at a physical offset; None when there is none, for any number at all.
+        """The committed record that begins at a physical offset; None if there is none. Accepts any number.
 
-        Raises raftlog.SegmentError when the log cannot be read.
+        Raises raftlog.SegmentError if the log cannot be read.
         """
         return self._records.at(physical_offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message at a queue offset was stored, in epoch milliseconds; -1 when there is none.
+        """When the message at a queue offset was stored, in epoch milliseconds; -1 without a message.
 
-        Raises raftlog.SegmentError, QueueFileDamaged, OSError when it cannot be read.
+        Raises raftlog.SegmentError, QueueFileDamaged, OSError if it cannot be read.
         """
         queue = self._store.get(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
@@ -81,11 +81,11 @@ class OffsetAndTimeQueries(Service):
         try:
             return self._store_time(queue, offset)
         except EntryGone as gone:
-            queue.expire(gone.first)  # the log was shortened, and this queue is not told yet
+            queue.expire(gone.first)  # the log was truncated, but this queue is not updated yet
             return -1
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
-        """When the first message of a queue was stored, in epoch milliseconds; -1 when it has none. Raises as above."""
+        """When the first message of a queue was stored, in epoch milliseconds; -1 without messages. Raises as above."""
         queue = self._store.get(topic, queue_id)
         while queue is not None and queue.min_offset < queue.max_offset:
             found = self.store_time(topic, queue_id, queue.min_offset)
@@ -94,18 +94,17 @@ class OffsetAndTimeQueries(Service):
         return -1
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> int:
-        """The queue offset of the first message stored at a time or later; that of the next message if there is none.
+        """The queue offset of the first message stored at or after a time; that of the next message if there is none.
 
-        With ``upper`` it is the last message stored at that time or earlier, or the first one there is when all are
-        later. 0 for a queue without messages that never had one. Where store times fall, see the module.
-        Raises as `store_time`.
+        With ``upper``, the last message stored at or before that time; the first message if all are later. 0 for a
+        queue that never had messages. For decreasing store times, see the module. Raises as `store_time`.
         """
         queue = self._store.get(topic, queue_id)
         if queue is None:
             return 0
         while True:
             try:
-                # The first one whose time is later than what the lower boundary leaves behind.
+                # The first message later than the lower bound.
                 found = self._first_later(queue, timestamp_ms if upper else timestamp_ms - 1)
             except EntryGone as gone:
                 queue.expire(gone.first)

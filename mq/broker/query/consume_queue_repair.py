@@ -1,7 +1,7 @@
-"""Damaged blocks of consume queue files are derived from the log again, one after the other, by a worker thread.
+"""Restores damaged blocks of consume queue files from the log, one at a time, in a worker thread.
 
-Whoever reads such a block is refused with QueueFileDamaged, and asks again or asks another replica; the rest of the
-queue, and all other queues, are read as ever.
+Reads of such a block are refused with QueueFileDamaged, and the client retries or uses another replica; the rest of the
+queue, and all other queues, are not affected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raftlog import SegmentError
 Log = structlog.stdlib.BoundLogger
 
 _PAUSE_SECONDS = 1.0
-"""After a failure, before the same block is tried again."""
+"""Pause after a failure before the same block is retried."""
 
 
 class QueueRepair(Service):
@@ -45,11 +45,11 @@ class QueueRepair(Service):
         self.restored = 0
 
     def counters(self) -> dict[str, int]:
-        """Counts since the start; see `Service`."""
+        """Counters since the start; see `Service`."""
         return {"queue_blocks_restored": self.restored}
 
     def run(self) -> None:
-        """Begin with a damaged block if there is one and no other is being restored; called by a timer."""
+        """Start restoring a damaged block unless one is being restored; called by a timer."""
         if self._at_work or not (blocks := self._store.damaged()):
             return
         now = self._clock()
@@ -77,7 +77,7 @@ class QueueRepair(Service):
         self._in_background(partial(self._step, block, rebuild))
 
     def _place(self, block: DamagedBlock, first: int, end: int) -> WantedEntries:
-        """Where in the log the entries must be: between those before and behind them that can be read."""
+        """The range of the log that contains the entries: between the readable entries before and behind them."""
         queue, log = block.queue, self._log
         begin_pos, from_base = log.base_pos, True
         before = block.start - 1
@@ -105,7 +105,7 @@ class QueueRepair(Service):
         return WantedEntries(queue.topic, queue.queue_id, first, end, begin_pos, end_pos, from_base)
 
     def _step(self, block: DamagedBlock, rebuild: BlockRebuild) -> Callable[[], None]:
-        """In a worker thread."""
+        """Runs in a worker thread."""
         try:
             is_done = rebuild.step()
         except (RebuildFailed, SegmentError) as error:
@@ -119,7 +119,7 @@ class QueueRepair(Service):
         try:
             first, entries = rebuild.result()
             if first > rebuild.wanted.first:
-                block.queue.begin_at(first)  # the log does not have what was before
+                block.queue.begin_at(first)  # the log no longer has the earlier ones
             self._restore(block, first, entries)
         except (RebuildFailed, OSError) as error:
             self._failed(block, error)

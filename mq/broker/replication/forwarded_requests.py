@@ -1,4 +1,4 @@
-"""The other end of `forwarding`: the leader serves what other replicas hand to it (request code 9002)."""
+"""The leader's side of `forwarding`: serves requests that other replicas forward (request code 9002)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _HOST_BYTES = 8
 
 
 class ForwardedRequests(Service):
-    """The handler of what other replicas hand on.
+    """The handler for forwarded requests.
 
     Args:
-        leader_handlers: what may be handed on.
-        leads: whether this replica takes messages.
+        leader_handlers: the requests that may be forwarded.
+        leads: whether this replica accepts messages.
         is_elected: whether it leads or is about to.
-        held_bytes_max: of requests that came before it takes messages.
-        admit: raises RequestRefused for a connection that is no replica's, or for another log. A replica says for
-            whom it speaks, and is believed.
-        forward: hands on a request that came too late.
+        held_bytes_max: limit for requests that arrive before it accepts messages.
+        admit: raises RequestRefused for a connection that is not a replica's, or for another log. A replica is trusted
+            about the client's identity.
+        forward: forwards a request that came too late.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ForwardedRequests(Service):
         yield Route(Forward, self.handle)
 
     def counters(self) -> dict[str, int]:
-        """Counts since the start; see `Service`."""
+        """Counters since the start; see `Service`."""
         return {"forwarded_taken": self.taken}
 
     def handle(self, call: Call[Forward]) -> None:
@@ -73,7 +73,7 @@ class ForwardedRequests(Service):
         self._admit(call.connection, ext.identity)
         if not self._leads():
             if self._is_elected() and self._held_bytes < self._held_bytes_max:
-                # Refused, it might be overtaken by one that is already on its way and comes in time.
+                # If refused, it might be overtaken by a later request that arrives in time.
                 self._held.append(call)
                 self._held_bytes += len(body)
                 return
@@ -101,35 +101,35 @@ class ForwardedRequests(Service):
         sender.serve(handler, inner, inner_body, ext.serialization)
 
     def role_changed(self) -> None:
-        """This replica takes messages, or will not: serve or refuse what waited for it."""
+        """This replica accepts messages now, or will not: serve or refuse the waiting requests."""
         held, self._held, self._held_bytes = self._held, [], 0
         for call in held:
             call.dispatch()
 
     def answer(self, connection: ClientConnection, opaque: int, inner: bytes) -> None:
-        """Send what the client is to get; nothing, if that is how it ended."""
+        """Send the client's answer; nothing if the outcome is unknown."""
         connection.send(self._wrap(opaque, inner))
 
     def failed(self, error: Exception, sender: ForwardedSender, inner: Any, serialization: int) -> bytes:
-        """The client's answer to a request that failed. Raises what is a fault of ours."""
+        """The client's answer to a failed request. Raises our own bugs again."""
         return answer_failure(error, inner, serialization, sender.peer, self._log)
 
     def again(self, sender: ForwardedSender, inner: Any, body: bytes, serialization: int) -> bool:
-        """Serve a request once more that was taken and had not begun; returns False if it is for another replica."""
+        """Serve an accepted request again that has not begun; returns False if it is for another replica."""
         if self._leads():
             sender.serve(self._leader_handlers[type(inner)], inner, body, serialization)
             return True
         if inner.flag & ONEWAY_FLAG:
-            # Whoever handed it on was told that it is taken.
+            # The forwarding replica was told that the request is accepted.
             sender.serve(self._forward, inner, body, serialization)
             return True
         return False
 
 
 class ForwardedSender:
-    """A client of another replica, for one request: what handlers need of a `ClientConnection`.
+    """Represents the client of another replica for one request: the part of `ClientConnection` that handlers need.
 
-    ``client_id`` is its id in the consumer group that the request is about, None where that is not known.
+    ``client_id`` is its id in the consumer group of the request, None if unknown.
     """
 
     hold_seconds_max = 5.0
@@ -154,22 +154,22 @@ class ForwardedSender:
 
     @property
     def peer(self) -> str:
-        """The client's address, for people."""
+        """The client's address, for logs."""
         address, port = self.host[:4], int.from_bytes(self.host[4:], "big")
         return f"{'.'.join(map(str, address))}:{port} at {self._connection.peer}"
 
     @property
     def closed(self) -> bool:
-        """Whether the replica that the client is connected to is gone."""
+        """Whether the replica that the client is connected to has disconnected."""
         return self._connection.closed
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait to be sent to that replica."""
+        """Unsent bytes to that replica."""
         return self._connection.waiting_bytes
 
     def send(self, data: bytes) -> None:
-        """Answer."""
+        """Send the answer."""
         self._requests.answer(self._connection, self._opaque, data)
 
     def answer(self, request: Any, reply: bytes) -> None:
@@ -178,7 +178,7 @@ class ForwardedSender:
             self.send(reply)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
-        """Answer the request, which failed after its handler had returned. Raises what is a fault of ours."""
+        """Answer a request that failed after its handler had returned. Raises our own bugs again."""
         self.answer(request, self._requests.failed(error, self, request, serialization))
 
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
@@ -186,20 +186,20 @@ class ForwardedSender:
         self.send(b"".join(buffers))
 
     def close(self, reason: str) -> None:
-        """Say that nobody knows what became of the request; the other replica closes the client's connection."""
+        """Report an unknown outcome; the other replica closes the client's connection."""
         self._connection.send(encode_response(self._opaque, ResponseCode.SYSTEM_ERROR, remark=reason))
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """Serve the request once more; where this replica does not lead any more, the other one is told so."""
+        """Serve the request again; if this replica no longer leads, report that to the other one."""
         if not self._requests.again(self, request, body, serialization):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
             self._connection.send(encode_response(self._opaque, code, remark="leadership moved to another replica"))
 
     def serve(self, handler: Handler, request: Any, body: bytes, serialization: int) -> None:
-        """Let a handler serve the request."""
+        """Serve the request with a handler."""
         oneway = request.flag & ONEWAY_FLAG
         try:
-            # Handlers of requests that may be handed on use nothing else of a connection.
+            # Handlers of forwarded requests use no other part of a connection.
             reply = handler(Call(cast("ClientConnection", self), request, body, serialization))
         except Exception as error:
             reply = self._requests.failed(error, self, request, serialization)

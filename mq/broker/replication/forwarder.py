@@ -1,14 +1,13 @@
-"""A replica that does not lead hands its clients' writes to the one that does.
+"""Forwards clients' writes from a replica that does not lead to the leader.
 
-Stock clients look for the leader every 30 s only. Until then they talk to the replica that led before, or that was
-started again, and are served by it: their requests go over one connection to the leader, in the order in which they
-came, and its answers go back as they are.
+Stock clients look for the leader every 30 s only. Until then they use the former leader, or a restarted replica. It
+sends their requests over one connection to the leader, in order, and returns the answers unchanged.
 
-While no leader is known or can be reached, requests wait, bounded in time, number and bytes. Nothing overtakes: as long
-as the fate of an earlier request is open after a failure, later ones wait as well. A request that the leader certainly
-did not serve is handed to the next one. When nobody knows, it is repeated if that does no harm; otherwise, or if no
-leader serves it again in time, the client's connection is closed, as if it had been the leader's own client: a refusal
-would say that nothing was done.
+While there is no reachable leader, requests wait, limited in time, number and bytes. Order is kept: while the outcome
+of an earlier request is open after a failure, later ones wait as well. A request that the leader certainly did not
+serve goes to the next leader. If the outcome is unknown, a repeatable request is repeated; otherwise, or if no leader
+serves it in time, the client's connection is closed, as the leader would do for its own client: a refusal would say
+that nothing was done.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Log = structlog.stdlib.BoundLogger
 
 CONNECT_SECONDS_MAX = 1.0
 DRAIN_SECONDS_MAX = 1.0
-"""So long the answers of a replica that led before are waited for, when there is another one to ask."""
+"""How long to wait for answers of a former leader when there is a new one."""
 ANSWER_SECONDS_MAX = 10.0
 RETRY_SECONDS = 0.01
 _WATCH_SECONDS = 0.25
@@ -73,7 +72,7 @@ _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of th
 
 
 class _Forwarded:
-    """A request that waits to be handed on, or for its answer."""
+    """A request that waits to be forwarded, or for its answer."""
 
     __slots__ = (
         "connection", "frame", "in_doubt", "inner_at", "oneway", "opaque", "repeatable", "sequence", "serialization",
@@ -102,8 +101,8 @@ class Forwarder(Service):
     """See the module.
 
     Args:
-        repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
-        serve_locally: called once this replica leads and nothing that it handed on is open any more; from then on
+        repeatable: requests that may be forwarded again when the outcome at a leader is unknown.
+        serve_locally: called once this replica leads and nothing that it forwarded is open any more; from then on
             requests must not come here.
     """
 
@@ -132,9 +131,9 @@ class Forwarder(Service):
         self._sent: dict[int, _Forwarded] = {}
         self._bytes = 0
         self._upstream: PeerConnection | None = None
-        self._not_trusted = False  # whether the leader refuses what comes on this connection
+        self._not_trusted = False  # whether the leader refuses requests on this connection
         self._dialled_at = 0.0
-        self._open = False  # whether a request may go to the leader at once
+        self._open = False  # whether requests may be sent to the leader at once
         self._leads = False
         self._not_before = 0.0
         self._closed_at = 0.0
@@ -148,14 +147,15 @@ class Forwarder(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[Any]) -> None:
-        """Hand a request of a client to the leader. Raises RequestRefused."""
+        """Forward a client's request to the leader. Raises RequestRefused."""
         if self._bytes > self._bytes_max or len(self._held) + len(self._sent) >= self._requests_max:
             self._refused += 1
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
         kind = type(call.request)
         client_id = ""
         if (group := _group_of(call.request)) is not None:
-            # The leader ignores what comes from who has lost a queue, and does not know whose connection this is.
+            # The leader ignores clients that have lost a queue, and cannot identify the client of this connection by
+            # itself.
             client_id = self._client_id(call.connection, group) or ""
         sequence = next(self._sequence) & _OPAQUE_MASK
         try:
@@ -186,7 +186,7 @@ class Forwarder(Service):
             self._advance()
 
     def leader_changed(self) -> None:
-        """Somebody else leads, or nobody, or the leader's address is known now."""
+        """The leader changed or was lost, or its address became known."""
         address = self._leader_address()
         if self._upstream is not None and self._upstream.address != address:
             self._shut()
@@ -196,7 +196,7 @@ class Forwarder(Service):
         self._advance()
 
     def lead(self) -> None:
-        """This replica leads; what waits is served here."""
+        """This replica leads; it serves the waiting requests itself."""
         self._leads = True
         self._closed_at = self._clock()
         self._shut()
@@ -204,16 +204,16 @@ class Forwarder(Service):
         self._advance()
 
     def resign(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._leads = False
 
     @property
     def is_owing(self) -> bool:
-        """Whether requests wait or are under way."""
+        """Whether requests are waiting or in flight."""
         return bool(self._held or self._sent)
 
     def close(self) -> None:
-        """Close the connection to the leader; what waits is never answered."""
+        """Close the connection to the leader; waiting requests are never answered."""
         if self._upstream is not None:
             self._upstream.close()
             self._upstream = None
@@ -223,7 +223,7 @@ class Forwarder(Service):
         self._bytes = 0
 
     def counters(self) -> dict[str, int]:
-        """Figures since the start: requests by kind, and what became of them; and how many wait now."""
+        """Figures since the start: requests by kind and outcome; and how many wait now."""
         return {
             "forwarded_sends": self._sends,
             "forwarded_offsets": self._offsets,
@@ -238,7 +238,7 @@ class Forwarder(Service):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Do with what waits what can be done now."""
+        """Make all progress that is possible now."""
         if self._sent or self._open:
             return
         if self._leads:
@@ -351,11 +351,11 @@ class Forwarder(Service):
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Give up what waits for too long, and try again what failed, until cancelled."""
+        """Time out waiting requests and retry failed ones, until cancelled."""
         await self._timer.run()
 
     def tick(self) -> None:
-        """What `run` does whenever it is time."""
+        """One step of `run`."""
         now = self._ticked_at = self._clock()
         self._expire(now - self._seconds_max)
         upstream = self._upstream
@@ -396,7 +396,7 @@ class Forwarder(Service):
         return self._ticked_at + _WATCH_SECONDS if self._sent else float("inf")
 
     def _watch(self) -> None:
-        """Have the timer look, from when nothing waited to when something does."""
+        """Start the timer when the first request begins to wait."""
         self._ticked_at = self._clock()
         self._timer.refresh()
 
@@ -406,7 +406,7 @@ class Forwarder(Service):
 
 
 def _group_of(request: Any) -> str | None:
-    """The consumer group as whose member a client asks for something that queue locks decide about."""
+    """The consumer group for which a client sends a request that queue locks affect."""
     if isinstance(request, UpdateConsumerOffset):
         return request.ext.consumer_group
     if isinstance(request, ConsumerSendMsgBack):

@@ -1,6 +1,6 @@
-"""Where clients reach each replica: a leader says it of itself, the others say it to the leader (request code 9004).
+"""Client addresses of all replicas: the leader replicates its own, the others report theirs to it (request code 9004).
 
-It is replicated metadata, so that every replica can ask every other one, whoever led before.
+They are replicated metadata, so that every replica can call every other one, whichever leads.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from raftlog import parse_address
 
 ANSWER_SECONDS = 3.0
 REPEAT_SECONDS = 1.0
-"""What was said has not become known after as long: say it again."""
+"""An address that has not been applied after this time is reported again."""
 
 
 _RUN_SECONDS = 0.1
 
 
 class PeerAddresses(Service):
-    """Says where this replica is while another one leads, and takes down what others say while this one does.
+    """Reports this replica's address to the leader, and replicates reported ones while this replica leads.
 
     Args:
-        admit: raises RequestRefused for who is no replica of this group.
+        admit: raises RequestRefused unless the connection is a replica of this group.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PeerAddresses(Service):
         return call.response()
 
     def run(self) -> None:
-        """Say where this replica is, if the group does not know it; called by a timer."""
+        """Report this replica's address if the group does not have it; called by a timer."""
         if self._metadata.replicas.get(self._node_id) == self._address or self._appender.is_open:
             return
         now = self._clock()

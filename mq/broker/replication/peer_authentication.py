@@ -1,10 +1,10 @@
-"""Replicas of a group prove to each other, on the port of the clients, that they have the secret of the group.
+"""Replicas of a group authenticate each other on the client port, by the secret of the group.
 
-A replica that opens a connection to another one sends request code 9005 twice before anything else: with its call,
-which is answered with a challenge, and with its proof, which says which node it is and which address it dialled. From
-then on the connection is trusted, but neither the host that it comes from nor any other connection. What is said, and
-why it proves anything: `raftlog.net.authentication`. The address in the proof keeps somebody who listens where a
-replica listened before from passing the connection on to another replica.
+A replica that opens a connection to another one first sends request code 9005 twice: a call, which is answered with a
+challenge, and a proof, with its node id and the address that it dialled. From then on this connection is trusted, but
+not the host that it comes from, nor any other connection. For the messages and why they prove anything, see
+`raftlog.net.authentication`. The address in the proof keeps an impostor on a replica's old address from relaying the
+connection to another replica.
 
 What is said on the connection later carries no tags of its own. Without TLS it is only as safe as the network in
 between. With TLS, the proofs cover the certificate of the listener, as on the replication port
@@ -37,31 +37,31 @@ from raftlog.net.replication_tls import bound_purpose
 
 PURPOSE: Final = b"client port, version 1"
 _OPAQUE: Final = 0
-"""Of both requests; everything else on such a connection counts from 1."""
+"""Of both requests; all other requests on such a connection count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Challenged:
-    """A connection that was sent a challenge and has given no proof yet."""
+    """A connection that got a challenge and has not proved itself yet."""
 
     keys: Keys
 
 
 @dataclass(frozen=True, slots=True)
 class _Proved:
-    """A connection of replica ``node_id``, opened with the secret of this id."""
+    """A connection of replica ``node_id``, authenticated with the secret of this id."""
 
     node_id: str
     secret_id: bytes
 
 
 class PeerAuthentication(Service):
-    """Both ends: what a replica answers to request 9005, and what it says itself.
+    """Both sides: the answers to request 9005, and the caller's messages.
 
     Args:
         identity: that of the replicated log.
         address: where other replicas reach this one's client port.
-        secrets: those of the group that are valid now.
+        secrets: the group secrets that are valid now.
         members: the node ids of the group.
         random_bytes: as many unpredictable bytes as asked for.
         tls: for connections to other replicas; None for those without TLS.
@@ -96,7 +96,7 @@ class PeerAuthentication(Service):
         yield Route(AuthenticateReplica, self.handle)
 
     def handle(self, call: Call[AuthenticateReplica]) -> bytes:
-        """Request code 9005. Raises RequestRefused, which says nothing more until the caller has proved who it is."""
+        """Request code 9005. Raises RequestRefused, with no details until the caller has authenticated."""
         ext = call.request.ext
         before, call.connection.authentication, call.connection.trusted = call.connection.authentication, None, False
         try:
@@ -131,7 +131,9 @@ class PeerAuthentication(Service):
         return call.response()
 
     def admit(self, connection: ClientConnection, identity: str) -> None:
-        """Refuse (raise RequestRefused) what comes from no other replica of this group, or is for another log."""
+        """Raises RequestRefused unless the connection is another replica of this group and the request is for
+        this log.
+        """
         proved = connection.authentication
         if not connection.trusted or not isinstance(proved, _Proved) or not self._is_valid(proved.secret_id):
             connection.trusted = False
@@ -142,7 +144,7 @@ class PeerAuthentication(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
 
     def configured(self, connections: Iterable[ClientConnection]) -> None:
-        """The members may be others now: connections of those that are none any more are not trusted."""
+        """Members may have changed: connections of former members are no longer trusted."""
         members = self._members()
         for connection in connections:
             proved = connection.authentication
@@ -199,7 +201,7 @@ class PeerCall:
             certificate: the one (DER) that the listener has shown; None without TLS.
 
         Raises:
-            AuthenticationFailed: the other side is no replica of this group, or does not take this one for one.
+            AuthenticationFailed: the other side is not a replica of this group, or does not accept this one.
         """
         if answer.opaque != _OPAQUE or answer.code != ResponseCode.SUCCESS:
             raise AuthenticationFailed(answer.remark or f"code {answer.code}")

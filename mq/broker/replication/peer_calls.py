@@ -1,4 +1,4 @@
-"""Requests of a replica to other replicas of its group, at the addresses where clients reach these."""
+"""Requests from a replica to other replicas of its group, at their client addresses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from raftlog import Reactor
 
 CONNECT_SECONDS_MAX = 1.0
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""A replica that does not read is not sent more: the answers are given up after seconds, what was sent stays."""
+"""A replica that does not read is sent nothing more: requests time out after seconds, but queued frames stay."""
 
 
 class _Link:
-    """The connection to one replica, and the frames that wait until it stands and is authenticated."""
+    """The connection to one replica, and frames that wait until it is open and authenticated."""
 
     __slots__ = ("dialled_at", "upstream", "waiting", "waiting_bytes")
 
@@ -29,7 +29,7 @@ class _Link:
 
 
 class PeerCalls:
-    """One connection to each replica that is asked, opened when it is needed.
+    """One connection per called replica, opened on demand.
 
     Args:
         clock: monotonic seconds.
@@ -45,9 +45,9 @@ class PeerCalls:
     def ask(
         self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer
     ) -> None:
-        """Send a request; ``on_answer`` gets its answer, or why there is none after ``seconds`` at the latest.
+        """Send a request; ``on_answer`` gets its answer, or the failure after at most ``seconds``.
 
-        It may be called at once. How much waits for answers is bounded in number; in bytes, that is up to the caller.
+        It may be called immediately. The number of waiting requests is limited here; the caller limits their bytes.
         """
         link = self._links.get(address) or self._dial(address)
         full = link.upstream.waiting_bytes + link.waiting_bytes > WAITING_BYTES_MAX
@@ -63,7 +63,7 @@ class PeerCalls:
             link.waiting_bytes += len(frame)
 
     def expire(self) -> None:
-        """Settle what was not answered in time; called by a timer."""
+        """Time out requests without an answer; called by a timer."""
         self._questions.expire()
         latest = self._clock() - CONNECT_SECONDS_MAX
         for address, link in list(self._links.items()):
@@ -72,7 +72,7 @@ class PeerCalls:
                 self._closed(address, link, "no answer to a connection attempt")
 
     def close(self) -> None:
-        """Close all connections; what was asked is settled."""
+        """Close all connections; open requests fail."""
         for address, link in list(self._links.items()):
             link.upstream.close()
             self._closed(address, link, "closed here")
@@ -98,7 +98,7 @@ class PeerCalls:
     def _answered(self, link: _Link, response: Response, body: bytes) -> None:
         self._questions.answered(link.upstream, response, body)
         if response.code == ResponseCode.NO_PERMISSION:
-            # The group's secret or its members changed; the next request begins with a new proof.
+            # The group's secret or its members changed; the next request authenticates again.
             link.upstream.close()
             self._closed(link.upstream.address, link, "not trusted any more")
 

@@ -1,4 +1,4 @@
-"""The connection from a replica to the client port of another one, on which both prove first that they are replicas."""
+"""A connection from a replica to the client port of another one; both authenticate first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from raftlog import Dialing, Reactor, StreamSocket, TlsSocket, configure_replica
 from raftlog.net.authentication import AuthenticationFailed
 
 _SILENCE_SECONDS_MAX = 3.0
-"""So long may what was sent stay unacknowledged by the leader's machine."""
+"""Maximum time that sent data may stay unacknowledged by the leader's machine."""
 
 OnAnswer = Callable[[Response, bytes], None]
 
 
 class PeerConnection:
-    """Frames to one address, and the answers to them.
+    """Sends frames to one address, and receives their answers.
 
-    ``on_connected()`` is called when it stands and is authenticated, ``on_answer(response, body)`` for each answer, and
-    ``on_closed(reason)`` exactly once unless `close` comes first: never connected, broken, or closed by the other side.
+    ``on_connected()`` is called when the connection is open and authenticated, ``on_answer(response, body)`` for each
+    answer, and ``on_closed(reason)`` exactly once unless `close` was called: not connected, broken, or closed by the
+    other side.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class PeerConnection:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of frames that wait to be sent."""
+        """Bytes of unsent frames."""
         return 0 if self._stream is None else self._stream.out_bytes
 
     def send(self, frame: bytes) -> None:
@@ -67,7 +68,7 @@ class PeerConnection:
         self._stream.send(frame)
 
     def close(self) -> None:
-        """Close it; nothing is called any more."""
+        """Close the connection; no callback is called any more."""
         self._on_closed = None
         if self._dialing is not None:
             self._dialing.close()
@@ -89,7 +90,7 @@ class PeerConnection:
             frames, consumed = split_frames(data)
             for serialization, header, body in frames:
                 answer = decode_header(serialization, header)
-                # The other side asks us nothing; what looks like it is of no interest.
+                # The other side sends no requests to us; ignore anything that looks like one.
                 if isinstance(answer, Response):
                     if self._authenticated:
                         self._on_answer(answer, bytes(body))

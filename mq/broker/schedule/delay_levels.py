@@ -1,12 +1,12 @@
 """Delayed messages of the default levels: the leader delivers them from the schedule topic when they are due.
 
-Theory of operation. A message with a delay level waits in the queue of the schedule topic that belongs to its level; so
-each queue is in the order in which its messages are due, and one look at its first undelivered entry says whether
-there is anything to do. Its tag code is the due time. What is due is copied to the topic it was sent to, in one log
-entry with a command that moves the level's progress past it (`mq.broker.schedule.delivery`).
+Theory of operation. A message with a delay level waits in the queue of the schedule topic for its level; so each queue
+is ordered by due time, and its first undelivered entry shows whether anything is due. The tag code of an entry is its
+due time. A due message is copied to its original topic, in one log entry with a command that advances the level's
+progress past it (`mq.broker.schedule.delivery`).
 
-A message that this disk does not give is passed over. While there are such messages, the level's progress stays before
-the first of them, and those behind it that are delivered are marked (`mq.broker.state.completion_marks`).
+A message that cannot be read from this disk is skipped. While there are skipped messages, the level's progress stays
+before the first of them, and delivered ones behind it are marked (`mq.broker.state.completion_marks`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from mq.store.dispatch import QUEUE_ENTRY
 
 _ENTRIES = 64
 _PASSED_OVER_MAX = 1000
-"""Of one level. With more of them its disk is no good, and another replica should lead."""
+"""Of one level. With more of them the disk is unusable, and another replica should lead."""
 
 
 class Delays(Service):
-    """Delivers what is due while this replica leads.
+    """Delivers due messages while this replica leads.
 
     Attributes:
-        delivered: how many messages were put into the log for delivery.
-        dropped: how many were due whose topic was gone.
-        expired: how many the log had lost to its retention before they were due.
-        unreadable: those that are due and could not be read.
+        delivered: messages appended for delivery.
+        dropped: due messages whose topic was deleted.
+        expired: messages that retention deleted before they were due.
+        unreadable: due messages that could not be read.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -73,20 +73,20 @@ class Delays(Service):
         ]
 
     def resign(self) -> None:
-        """This replica does not lead any more: another one delivers."""
+        """This replica stopped leading: another one delivers."""
         for level in self._levels:
             level.stop()
         self._levels = []
 
     def run(self) -> None:
-        """Deliver what is due; called by a timer some times a second."""
+        """Deliver what is due; called by a timer several times a second."""
         now_ms = self._wall_clock_ms()
         for level in self._levels:
             level.run(now_ms)
 
     @property
     def pending(self) -> int:
-        """How many messages wait, as far as this replica knows."""
+        """Number of waiting messages that this replica knows."""
         waiting = 0
         for level in range(1, len(DELAY_LEVELS_MS) + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
@@ -107,18 +107,18 @@ class Delays(Service):
         }
 
     def note_dropped(self, topic: str) -> None:
-        """A message was due whose topic is gone."""
+        """A message was due whose topic was deleted."""
         self.dropped += 1
         self._log.warning("delayed_message_dropped", topic=topic, reason="no such topic", dropped=self.dropped)
 
     def note_expired(self, level: int, count: int) -> None:
-        """The log had lost so many messages of a level before they were due."""
+        """Retention deleted this many messages of a level before they were due."""
         self.expired += count
         self._log.warning("delayed_messages_expired", level=level, expired=self.expired)
 
 
 class _Level:
-    """What is due of one level during one leadership: see `mq.broker.schedule.delivery.Source`."""
+    """Due messages of one level during one leadership: see `mq.broker.schedule.delivery.Source`."""
 
     def __init__(self, context: BrokerContext, delays: Delays, number: int) -> None:
         self._metadata = context.metadata
@@ -133,10 +133,10 @@ class _Level:
         """See `Source`."""
         self._next_offset = self._metadata.delay_offsets.get(self._number, 0)
         self._due_ms: int | None = None
-        """What the entry at the next offset says, once it was read."""
+        """Due time of the entry at the next offset, once read."""
         self._shift_ms = 0
         self._passed_over: list[tuple[int, int]] = []
-        """A heap of messages below the next offset that could not be read: when to try each again, and its offset."""
+        """A heap of skipped messages below the next offset: when to retry each, and its offset."""
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
         """See `Source`."""
@@ -160,7 +160,7 @@ class _Level:
                 if entry is None:
                     opened = marks.open_offsets(self._next_offset, queue.max_offset)
                     self._next_offset = next(opened, queue.max_offset)
-                    # Where others were delivered before them, those behind the next one are looked for one by one.
+                    # If later messages were delivered already, search one by one for those behind the next one.
                     following = QUEUE_ENTRY.iter_unpack(queue.read(self._next_offset, 1 if marks.bits else _ENTRIES))
                     continue
                 self._due_ms = entry[2]
@@ -172,10 +172,10 @@ class _Level:
             self._next_offset, self._due_ms = self._next_offset + 1, None
 
     def _is_due(self, due_ms: int, now_ms: int) -> bool:
-        """Whether a message is due whose entry says ``due_ms``.
+        """Whether a message with due time ``due_ms`` is due.
 
-        No message waits longer than its level says. One that would was stored before the clock went back; it and
-        those behind it are due as much earlier as brings the first of them within that.
+        No message waits longer than its level. One that would was stored before the clock was set back; then it and all
+        behind it are due earlier, by the amount that keeps the first of them within its level.
         """
         latest_ms = now_ms + self._delay_ms
         if due_ms > latest_ms:
@@ -186,7 +186,7 @@ class _Level:
         return due_ms <= now_ms
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """See `Source`: the message as its topic gets it, None if that is gone."""
+        """See `Source`: the message for its original topic, None if that was deleted."""
         raw = split_record(record)
         text = raw.properties.decode("utf-8", "replace")
         topic = props.find(text, props.REAL_TOPIC) or ""
@@ -207,7 +207,7 @@ class _Level:
         if not self._passed_over:
             commands.append(AdvanceDelay(level=number, offset=self._next_offset))
         else:
-            # What lies before the first that was passed over is in this entry, or went into the log before.
+            # Messages before the first skipped one are in this entry, or were appended before.
             first_open = min(offset for _, offset in self._passed_over)
             if marks_of(self._metadata, number).low < first_open:
                 commands.append(SkipEntries(topic=SCHEDULE_TOPIC, queue_id=queue_id, offset=first_open))
@@ -218,5 +218,5 @@ class _Level:
 
 
 def marks_of(metadata: Metadata, level: int) -> QueueMarks:
-    """Which messages of a delay level were delivered before others that come before them."""
+    """The messages of a delay level that were delivered before earlier ones."""
     return metadata.marks.of(SCHEDULE_TOPIC, level - 1)

@@ -1,15 +1,15 @@
-"""Moves messages that wait for their time to where consumers see them: each copy enters the log with its mark.
+"""Moves waiting messages to where consumers see them: each copy enters the log together with its mark.
 
-Theory of operation. A *source* says which message is due next, which record comes of it, and which commands mark it as
-moved. Some messages at a time, the records and the commands enter the log in one entry. After any failure both are
-there or neither is, and a new leader has applied all such entries before it begins: each message becomes visible once.
+Theory of operation. A *source* provides the next due message, the record to copy it to, and the commands that mark it
+as moved. Records and commands of a few messages enter the log in one entry. After any failure either all of them exist
+or none, and a new leader has applied all such entries before it begins: each message becomes visible once.
 
-What is under way is known to the leader alone, and bounded. When a group of messages is not stored, because the disk is
-full or leadership is lost, no other is begun until the outcome of all that are under way is known; then the source
-begins again with what the applied state says.
+Only the leader knows the moves in flight; their number is limited. If a group of messages is not stored, because the
+disk is full or leadership is lost, no new group begins until the outcome of all groups in flight is known; then the
+source restarts from the applied state.
 
-A message that this disk does not give holds up no other: it is tried again, ever less often. Other replicas have it; it
-may be repaired from them, or one of them may lead.
+A message that this disk cannot read delays no other: it is retried with a growing pause. Other replicas have it; it may
+be repaired from them, or one of them may become the leader.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from raftlog import SegmentError
 from raftlog.segment import EntryGone
 
 DELIVER_SECONDS: Final = 0.02
-"""A message is late by this much at most, and by what it takes to commit it."""
+"""A message is late by at most this, plus the time to commit it."""
 
 _PAUSE_MS: Final = 1000
 _GROUP_BYTES_MAX: Final = 256 * 1024
 _MARK_BYTES_MAX: Final = 1024
-"""Of the commands that mark one message, with the longest names."""
+"""Maximum size of the commands that mark one message, with the longest names."""
 _LOOKED_AT_MAX: Final = 1024
-"""Messages for one group: some may be put off."""
+"""Messages examined for one group: some may be postponed."""
 _FAILURES_MAX: Final = 20
-"""Messages that cannot be read, of those for one group."""
+"""Unreadable messages per group."""
 
 K = TypeVar("K", bound=Hashable)
-"""What names a queue, or a part of one, to a source."""
+"""The key by which a source names a queue, or a part of one."""
 
 
 class Due(NamedTuple, Generic[K]):
-    """A message whose time has come: in which queue it is, and at which offset.
+    """A due message: its queue and its offset.
 
-    Without a queue there is nothing to copy, and the message is only marked: the log has lost it, or nobody wants it.
+    Without a queue there is nothing to copy, and the message is only marked: the log has deleted it, or it is not
+    wanted.
     """
 
     key: K
@@ -60,27 +61,27 @@ class Due(NamedTuple, Generic[K]):
 
 
 Moved = list[tuple[Due[K], InternalRecord | None]]
-"""Messages that enter the log together, each with what comes of it."""
+"""Messages that enter the log together, each with its copy."""
 
 
 class Source(Protocol[K]):
-    """What a feature says of its messages."""
+    """The feature-specific part of delivery."""
 
     def restart(self) -> None:
-        """Begin with what the applied state says: what was under way is settled, and not all of it is stored."""
+        """Restart from the applied state: all moves in flight are settled, and not all of them are stored."""
 
     def due(self, now_ms: int) -> Generator[Due[K], int | None]:
-        """The messages that are due, the first one first.
+        """The due messages, in order.
 
-        When it goes on behind one, that is on its way; or, if it was sent a time, cannot be read and is due again then.
-        It may be closed at any message, of which nothing became. Raises StoreError, OSError.
+        Continuing after a message means that it is in flight; or, if a time was sent, that it is unreadable and due
+        again then. May be closed at any message, which then was not moved. Raises StoreError, OSError.
         """
 
     def copy(self, due: Due[K], record: bytes, now_ms: int) -> InternalRecord | None:
-        """What comes of a message, None if it is only marked. May be called twice for one. Raises RecordError."""
+        """The copy of a message, None if it is only marked. May be called twice for one message. Raises RecordError."""
 
     def mark(self, moved: Moved[K], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """The commands that say that these messages, which were taken, are dealt with; and whom to tell the outcome."""
+        """The commands that mark these taken messages as done, and a callback for the outcome."""
 
 
 class Delivery(Generic[K]):
@@ -88,8 +89,8 @@ class Delivery(Generic[K]):
 
     Args:
         unreadable: the source's messages that could not be read.
-        groups_max: groups under way; together with the appender's own limit it bounds what waits in memory.
-        messages_max: in a group.
+        groups_max: groups in flight; together with the appender's own limit it bounds memory.
+        messages_max: messages per group.
         read: ``read(physical_offset, nbytes)`` of the log; by default it verifies what it reads.
     """
 
@@ -106,7 +107,7 @@ class Delivery(Generic[K]):
     ) -> None:
         self._appender = context.appender
         self._read = read or context.replica.log.pread
-        # With so much pending in the appender, messages are delivered one group at a time.
+        # Above this many pending bytes in the appender, messages are delivered one group at a time.
         self._pending_bytes_max = context.settings.pending_bytes_max // 2
         self._wall_clock_ms = context.wall_clock_ms
         self._source = source
@@ -121,11 +122,11 @@ class Delivery(Generic[K]):
         self._paused_until_ms = 0
 
     def stop(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._stopped = True
 
     def run(self, now_ms: int) -> None:
-        """Put into the log what is due, as far as there is room; called some times a second."""
+        """Append what is due, as far as there is room; called several times a second."""
         if self._failed and not self._groups:
             self._failed = False
             self._paused_until_ms = now_ms + _PAUSE_MS
@@ -140,12 +141,12 @@ class Delivery(Generic[K]):
             and not self._failed
             and self._groups < self._groups_max
             and not now_ms < self._paused_until_ms <= now_ms + _PAUSE_MS
-            # One group is under way however much is pending: what is due does not wait for producers that are too fast.
+            # One group is always allowed: due messages must not starve behind fast producers.
             and (not self._groups or self._appender.pending_bytes <= self._pending_bytes_max)
         )
 
     def _add_group(self, now_ms: int) -> bool:
-        """Put some messages into the log that are due, with their marks; returns whether there were any."""
+        """Append a group of due messages with their marks; returns whether there were any."""
         moved: Moved[K] = []
         try:
             self._gather(moved, now_ms)
@@ -164,7 +165,7 @@ class Delivery(Generic[K]):
         return True
 
     def _gather(self, moved: Moved[K], now_ms: int) -> None:
-        """Take what is due until a group is full. Raises StoreError, OSError if a queue cannot be read."""
+        """Take due messages until a group is full. Raises StoreError, OSError if a queue cannot be read."""
         unreadable, copy, read = self._unreadable, self._source.copy, self._read
         room, failures = self._bytes_max, 0
         dues = self._source.due(now_ms)
@@ -183,7 +184,7 @@ class Delivery(Generic[K]):
                         return
                     record = copy(due, read(position, size), now_ms)
                 except EntryGone as gone:
-                    queue.expire(gone.first)  # the log was shortened, and this queue was not told yet
+                    queue.expire(gone.first)  # the log was truncated, but this queue was not updated yet
                     return
                 except (SegmentError, StoreError, RecordError, OSError) as error:
                     failures += 1
@@ -201,7 +202,7 @@ class Delivery(Generic[K]):
                 return
 
     def _failed_to_read(self, due: Due[K], queue: ConsumeQueue, error: Exception, now_ms: int) -> int:
-        """When to try a message again."""
+        """When to retry a message."""
         until_ms = self._unreadable.failed((due.key, due.offset), now_ms)
         topic, queue_id = queue.key
         self._log.warning(

@@ -1,4 +1,4 @@
-"""Where messages are placed that may have to wait for their time before anybody sees them."""
+"""Chooses the queue of messages that may have to wait before they become visible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slo
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 
 Place = tuple[NextOffset, dict[str, str]]
-"""Where a message is stored, and the properties it has there."""
+"""The queue for a message, and its properties there."""
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _INT64_MAX: Final = 2**63 - 1
@@ -25,8 +25,8 @@ _ASKING: Final = frozenset((props.DELAY, *props.TIMER_PROPERTIES))
 class WaitingQueues:
     """Decides where a message waits: in the queue of a delay level, in a slot of the timer wheel, or not at all.
 
-    Only levels that are as long as the default ones have queues of their own: each is in the order in which messages
-    are due, whatever the settings were. What waits for another time waits as a timer. Nothing is changed here.
+    Only levels with the default delay have queues of their own: so each queue is ordered by due time, whatever the
+    settings are or were. Messages with other delays wait as timers. Changes nothing.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -35,9 +35,9 @@ class WaitingQueues:
         self._tails = context.queue_offsets
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Place:
-        """Where a message to this queue goes that may ask for a delay in its properties: there, if it does not.
+        """The place for a message to this queue that may have delay properties; without them, the queue itself.
 
-        A level counts before a time. Raises RequestRefused for a delay that cannot be.
+        A level takes precedence over a time. Raises RequestRefused for an invalid delay.
         """
         if _ASKING.isdisjoint(properties):
             return self._tails.get(topic, queue_id), properties
@@ -56,7 +56,7 @@ class WaitingQueues:
         return self.at_time(properties, topic, queue_id, due_ms)
 
     def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Place:
-        """Where a message to this queue waits at a delay level, 1 or more; the highest one for those above it."""
+        """The place of a message to this queue with a delay level of 1 or more; higher ones are capped."""
         level = min(level, len(self._levels_ms))
         properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
         properties[props.DELAY] = str(level)
@@ -67,15 +67,17 @@ class WaitingQueues:
         return self._tails.get(SCHEDULE_TOPIC, level - 1), properties | own
 
     def at_time(self, properties: dict[str, str], topic: str, queue_id: int, due_ms: int) -> Place:
-        """Where a message to this queue waits until ``due_ms``; one with a DELAY property cannot be recalled."""
+        """The place of a message to this queue that is due at ``due_ms``; one with a DELAY property cannot be
+        recalled.
+        """
         own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         return self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own
 
 
 def tail_of(topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets) -> NextOffset | None:
-    """Where a message goes that waited for a queue; None if there is no such topic (any more).
+    """The destination of a message that waited for a queue; None if its topic no longer exists.
 
-    It goes to another queue of the topic if that has become smaller meanwhile.
+    It goes to another queue of the topic if the number of queues was reduced.
     """
     config = metadata.topics.get(topic)
     if config is None or config.write_queues == 0 or topic in SEND_FORBIDDEN_TOPICS:
@@ -94,7 +96,7 @@ def _level(properties: dict[str, str]) -> int:
 
 
 def _due_ms(properties: dict[str, str], now_ms: int) -> int | None:
-    """When a message wants to be delivered, None if it does not say. Raises RequestRefused."""
+    """The requested delivery time, None if there is none. Raises RequestRefused."""
     name = next((name for name in props.TIMER_PROPERTIES if name in properties), None)
     if name is None:
         return None

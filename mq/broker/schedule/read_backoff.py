@@ -1,4 +1,4 @@
-"""Messages that are due and that this replica's disk does not give: tried again, ever less often."""
+"""Retries of due messages that cannot be read from this replica's disk, with a growing pause."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ PAUSE_MS_MAX: Final = 60_000
 
 
 class ReadBackoff:
-    """Remembers when to try which of them again; at most `KNOWN_MAX`, others are tried every `PAUSE_MS_MAX`.
+    """Remembers when to retry them; at most `KNOWN_MAX`, others are retried every `PAUSE_MS_MAX`.
 
-    Messages are named by their queue, in words of whoever reads it, and their offset.
+    A message is identified by a key for its queue, chosen by the reader, and its offset.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Hashable, int], tuple[int, int]] = {}
-        """The pause after the latest try, and when it ends."""
+        """The pause after the latest attempt, and when it ends."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def failed(self, message: tuple[Hashable, int], now_ms: int) -> int:
-        """It could not be read just now; returns when it is to be tried again."""
+        """The message could not be read now; returns when to retry."""
         known = self._known.get(message)
         if known is None and len(self._known) >= KNOWN_MAX:
             return now_ms + PAUSE_MS_MAX
@@ -33,15 +33,15 @@ class ReadBackoff:
         return now_ms + pause_ms
 
     def put_off_to(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
-        """When to try it again, None if it may be read now. A clock that went back makes none wait longer."""
+        """When to retry it, None if it may be read now. Setting the clock back does not extend a pause."""
         known = self._known.get(message)
         return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None
 
     def settled(self, message: tuple[Hashable, int]) -> None:
-        """It was read, or is done with."""
+        """It was read, or is no longer needed."""
         self._known.pop(message, None)
 
     def gone(self, queue: Hashable, offset: int) -> None:
-        """What a queue had below an offset is done with."""
+        """Messages of a queue below an offset are no longer needed."""
         for message in [each for each in self._known if each[0] == queue and each[1] < offset]:
             del self._known[message]

@@ -1,8 +1,8 @@
-"""RECALL_MESSAGE (request code 370): a producer takes back a message that waits for its time.
+"""RECALL_MESSAGE (request code 370): a producer recalls a message that waits for its delivery time.
 
-Its handle says where the message was stored first. A message that was stored anew since, as it is each day, lies
-somewhere behind, among others that are due in the same millisecond; these are read one after the other until it is
-found. There may be very many of them, so that a search goes on in pieces, each of which takes some milliseconds.
+The handle names the place where the message was stored first. A message that was copied since, as happens each day, is
+further behind, among others due in the same millisecond; these are read one by one until it is found. There may be very
+many of them, so a search runs in steps of some milliseconds.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from mq.store.errors import StoreError
 from raftlog import SegmentError
 
 SEARCHES_MAX: Final = 64
-"""Searches that do not end at once; more are refused. Each keeps 320 KB of queue entries."""
+"""Searches in progress; more are refused. Each keeps 320 KB of queue entries."""
 
 _PIECE_BYTES: Final = 2 * 1024 * 1024
 _RECORD_BYTES: Final = 4096
-"""A record that is read counts as so many bytes at least."""
+"""Minimum number of bytes that reading a record counts for."""
 _PIECE_ENTRIES: Final = 16_384
 _TURN_AT: Final = 12
-"""Where in its queue entry an entry has the time of its turn."""
+"""Position of the due time within a queue entry."""
 
 
 class _Search(NamedTuple):
-    """A request whose message is looked for, and what is still to be looked at."""
+    """A request whose message is searched for, and the remaining candidates."""
 
     call: Call[RecallMessage]
     handle: RecallHandle
     candidates: Iterator[Timer | None]
-    """None where it cannot be told yet which ones there are."""
+    """None where the candidates are not known yet."""
 
 
 class Recalls(Service):
-    """The recall handler of a broker.
+    """The handler for recalls.
 
     Args:
     """
@@ -76,13 +76,13 @@ class Recalls(Service):
         yield DELIVER_SECONDS, self.run
 
     def resign(self) -> None:
-        """This replica does not lead any more: who leads then searches anew."""
+        """This replica stopped leading: the new leader searches again."""
         searches, self._searches = self._searches, deque()
         for search in searches:
             search.call.dispatch()
 
     def run(self) -> None:
-        """Go on with one search; called by a timer many times a second."""
+        """Run a step of one search; called by a timer many times a second."""
         if not self._searches:
             return
         search = self._searches.popleft()
@@ -106,9 +106,9 @@ class Recalls(Service):
             self._searches.append(search)
 
     def _look_on(self, search: _Search) -> bool:
-        """Look at some messages, and recall the one that is meant; False if that is not all yet.
+        """Examine some candidates, and recall the message if found; returns False if the search is not finished.
 
-        Raises RequestRefused if it is not there, or this disk does not give it.
+        Raises RequestRefused if it does not exist, or cannot be read from this disk.
         """
         self._appender.check_room()
         handle = search.handle
@@ -165,9 +165,9 @@ class Recalls(Service):
         return handle
 
     def _candidates(self, handle: RecallHandle) -> Iterator[Timer | None]:
-        """The message that a handle names, and then those that it may have been stored anew as; all are open.
+        """The message named by a handle, then the possible places of its copies; all of them open.
 
-        Only entries are looked at, as bytes: a million of them take some 30 ms.
+        Only entries are compared, as bytes: a million of them take some 30 ms.
         """
         queue_id, due_ms, stored_at = timer_slot(handle.due_ms), handle.due_ms, handle.queue_offset
         queue = self._store.get(TIMER_TOPIC, queue_id)
@@ -182,10 +182,10 @@ class Recalls(Service):
                 yield timer
             under_way.append(timer)
         days = max(due_ms - self._wall_clock_ms(), 0) // TURN_MS_MAX
-        # All earlier days count as well: this clock may have gone back since the message was stored.
+        # Earlier days count as well: this clock may have been set back since the message was stored.
         turns = [QUEUE_ENTRY.pack(0, 0, due_ms - day * TURN_MS_MAX)[_TURN_AT:] for day in range(days + 2)]
         while True:
-            # One that is being stored anew comes to the end of the queue, and is found there when that is done.
+            # A message that is being copied goes to the end of the queue, and is found there afterwards.
             under_way = list(filter(timers.is_under_way, under_way))
             start = max(start, self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
             if start >= queue.max_offset:
@@ -209,12 +209,12 @@ class Recalls(Service):
 
 
 def _is_meant(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
-    """Whether a handle is about this message; one that is stored ``anew`` says so. Raises RecordError.
+    """Whether a handle names this message; a copy (``anew``) says so in its properties. Raises RecordError.
 
-    What does not, although it has the same key, is another one: its sender sent it twice.
+    A message with the same key that does not say so is a second send of the same message.
     """
     if handle.unique_key.encode() not in record:
-        return False  # as nearly all
+        return False  # nearly always
     properties = props.decode(split_record(record).properties.decode("utf-8", "replace"))
     return (
         properties.get(props.UNIQUE_KEY) == handle.unique_key

@@ -1,13 +1,13 @@
-"""Which of the messages that wait in the timer topic are to be looked at next: the leader's view of its queues.
+"""The order in which messages of the timer topic become due: the leader's view of its queues.
 
-Theory of operation. Each queue of the topic is a *slot*, whose entries say when their turn comes. New entries are gone
-through once, to know when the slot's next turn comes (8 bytes for a slot, not for a message). Shortly before that,
-those of its entries are gathered whose turn comes within a minute or so: packed into sorted arrays, 8 bytes each, with
-a heap over the arrays. Nothing depends on the clock that the entries' slots were chosen by: that only makes those of
-one minute lie together.
+Theory of operation. Each queue of the topic is a *slot*, whose entries contain their due time. New entries are scanned
+once to find the earliest due time of the slot (8 bytes per slot, not per message). Shortly before that, the slot's
+entries that are due within a minute or so are gathered: packed into sorted arrays, 8 bytes each, with a heap over the
+arrays. Correctness does not depend on the clock that chose the slots; it only keeps entries of the same minute
+together.
 
-Gathering goes on in pieces, so that a slot with a million entries holds up nobody. The same entry may be gathered
-twice; who takes it must look whether it is done or under way already.
+Gathering runs in steps, so that a slot with a million entries blocks nothing. An entry may be gathered twice; the
+caller checks whether it is done or in flight.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 
 PIECE_ENTRIES: Final = 4096
-"""Gathered at once: about a millisecond."""
+"""Entries gathered in one step: about a millisecond."""
 GATHERED_MAX: Final = 4_000_000
-"""With so many entries gathered (32 MB) no more are, until some were taken."""
+"""With this many entries gathered (32 MB), gathering pauses until some were taken."""
 AHEAD_MS: Final = 5000
-"""So long before the turn of its first entry a slot is gone through."""
+"""A slot is gathered this long before its first entry is due."""
 NEVER: Final = 2**62
 
 _INDEX_BITS: Final = 12
@@ -39,7 +39,7 @@ assert PIECE_ENTRIES == 1 << _INDEX_BITS
 
 
 class SlotQueue(Protocol):
-    """What is needed of a consume queue."""
+    """The part of a consume queue that is needed here."""
 
     @property
     def min_offset(self) -> int: ...
@@ -49,7 +49,7 @@ class SlotQueue(Protocol):
 
 
 class SlotMarks(Protocol):
-    """What is needed of the marks of a queue."""
+    """The part of a queue's marks that is needed here."""
 
     @property
     def low(self) -> int: ...
@@ -57,13 +57,13 @@ class SlotMarks(Protocol):
 
 
 class _Slot:
-    """What is known of one slot.
+    """The state of one slot.
 
     Attributes:
-        seen: entries below this offset were gone through.
-        next_ms: of those that were not gathered, none has its turn earlier.
-        horizon_ms: entries with a turn up to this time are gathered when they are gone through.
-        lost_to: entries below this offset that are not done were reported as lost.
+        seen: entries below this offset were scanned.
+        next_ms: no entry that was not gathered is due earlier.
+        horizon_ms: scanned entries due up to this time are gathered.
+        lost_to: unfinished entries below this offset were reported as lost.
     """
 
     __slots__ = ("horizon_ms", "lost_to", "next_ms", "seen")
@@ -76,7 +76,7 @@ class _Slot:
 
 
 class _Run:
-    """Gathered entries of one piece of a slot: turn and index in the piece, packed and sorted."""
+    """Gathered entries of one step: due time and index within the step, packed and sorted."""
 
     __slots__ = ("entries", "first_offset", "position", "queue_id")
 
@@ -88,15 +88,15 @@ class _Run:
 
 
 class TimerWheel:
-    """See the module. One is made for each leadership.
+    """See the module. Created for each leadership.
 
     Args:
         queue: the consume queue of a slot, None if it never had an entry.
         marks: which of its entries are done.
 
     Attributes:
-        gathered: entries that were gathered and not taken.
-        lost: slots whose entries up to an offset are gone from the log; whoever reads it empties it.
+        gathered: entries gathered and not taken.
+        lost: slots whose entries up to an offset are gone from the log; the reader clears it.
     """
 
     def __init__(self, queue: Callable[[int], SlotQueue | None], marks: Callable[[int], SlotMarks]) -> None:
@@ -111,13 +111,13 @@ class TimerWheel:
         self.lost: dict[int, int] = {}
 
     def advance(self, now_ms: int) -> None:
-        """Go through some entries: of the slots around now, and of others in turn. Call it some times a second.
+        """Scan some entries: of the slots around now, and of the others in turn. Call it several times a second.
 
-        Raises OSError, StoreError when a queue could not be read; the others were gone through all the same.
+        Raises OSError, StoreError if a queue could not be read; the others were scanned all the same.
         """
         failure: OSError | StoreError | None = None
         pieces = _PIECES_HOT
-        for shift in (-1, 0, 1):  # what is late first; that slot has rarely anything new, and the others always may
+        for shift in (-1, 0, 1):  # overdue entries first; that slot rarely gets new entries, the others may always
             try:
                 pieces -= self._visit(timer_slot(now_ms + shift * TIMER_SLOT_MS), now_ms, pieces)
             except (OSError, StoreError) as error:
@@ -129,7 +129,7 @@ class TimerWheel:
             except (OSError, StoreError) as error:
                 failure = error
             if pieces <= 0:
-                break  # it may not be finished
+                break  # it may be unfinished
             self._next_slot += 1
             if self._next_slot == TIMER_SLOTS:
                 self._next_slot, self._is_first_round = 0, False
@@ -138,7 +138,7 @@ class TimerWheel:
 
     @property
     def next_ms(self) -> int:
-        """When the first gathered entry has its turn; NEVER if there is none."""
+        """When the first gathered entry is due; NEVER without one."""
         return self._runs[0][0] if self._runs else NEVER
 
     def head(self) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class TimerWheel:
         return run.queue_id, run.first_offset + (run.entries[run.position] & (PIECE_ENTRIES - 1))
 
     def take(self) -> None:
-        """Leave the first gathered entry to the caller."""
+        """Remove the first gathered entry; the caller handles it."""
         _, number, run = self._runs[0]
         run.position += 1
         self.gathered -= 1
@@ -157,12 +157,12 @@ class TimerWheel:
             heapq.heappop(self._runs)
 
     def look_again(self, queue_id: int, at_ms: int) -> None:
-        """An entry that was taken is not done: gather those of its slot once more, not before ``at_ms``."""
+        """A taken entry is not done: gather its slot again, not before ``at_ms``."""
         if (slot := self._slots.get(queue_id)) is not None:
             slot.next_ms = min(slot.next_ms, at_ms + AHEAD_MS)
 
     def _visit(self, queue_id: int, now_ms: int, pieces_max: int) -> int:
-        """Go through what there is to go through of a slot; returns how many pieces that were."""
+        """Scan a slot; returns the number of steps it took."""
         queue = self._queue(queue_id)
         if queue is None:
             return 0

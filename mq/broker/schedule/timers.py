@@ -1,13 +1,12 @@
-"""Timers: the leader delivers messages at any time that they asked for.
+"""Timers: the leader delivers messages at an arbitrary requested time.
 
-Theory of operation. They wait in the timer topic, each in the slot of the minute in which it is due, see
-`mq.protocol.delay` and `mq.broker.schedule.timer_wheel`. Their queues are not in the order in which they are due, so a
-mark for each says that it is done (`mq.broker.state.completion_marks`). What is due is copied to the topic it was sent
-to, in one log entry with that mark (`mq.broker.schedule.delivery`). A message that is due later than a day from now is
-copied to the end of its slot each day, in the same way, so that it does not wait where the log's retention reaches it.
-A recalled one is only marked.
+Theory of operation. Messages wait in the timer topic, each in the slot of the minute in which it is due, see
+`mq.protocol.delay` and `mq.broker.schedule.timer_wheel`. A slot is not ordered by due time, so each finished message
+gets a mark (`mq.broker.state.completion_marks`). A due message is copied to its original topic, in one log entry with
+that mark (`mq.broker.schedule.delivery`). A message due later than a day from now is copied to the end of its slot each
+day in the same way, so that retention does not reach it. A recalled one is only marked.
 
-A message that this disk does not give is marked as done only when the log has lost it.
+A message that cannot be read from this disk is marked as done only if the log has deleted it.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ Timer = tuple[int, int]
 """A waiting message: queue id in the timer topic, and offset."""
 
 _LOOKED_AT_MAX: Final = 1024
-"""For one group: some may be done already."""
+"""Messages examined for one group: some may be done already."""
 
 
 class Timers(Service):
-    """Delivers what is due while this replica leads.
+    """Delivers due messages while this replica leads.
 
     Attributes:
-        delivered, rolled, recalled: how many messages were put into the log for delivery, stored anew, recalled.
-        dropped: how many were due whose topic was gone.
-        expired: how many the log had lost to its retention before they were due.
-        late_ms: how late the message was that became visible last, of those delivered.
+        delivered, rolled, recalled: messages appended for delivery, copied to their slot again, recalled.
+        dropped: due messages whose topic was deleted.
+        expired: messages that retention deleted before they were due.
+        late_ms: lateness of the most recently delivered message.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -84,7 +83,7 @@ class Timers(Service):
         self._delivery = Delivery(self._context, self, unreadable=self._unreadable, log=self._log)
 
     def resign(self) -> None:
-        """This replica does not lead any more: another one delivers."""
+        """This replica stopped leading: another one delivers."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None
@@ -108,7 +107,7 @@ class Timers(Service):
 
     @property
     def pending(self) -> int:
-        """How many messages wait, as far as this replica knows."""
+        """Number of waiting messages that this replica knows."""
         waiting = 0
         for queue_id in range(TIMER_SLOTS):
             if (queue := self._queue(queue_id)) is not None:
@@ -128,10 +127,10 @@ class Timers(Service):
             "timers_expired": self.expired,
         }
 
-    # -- for those who recall ------------------------------------------------------------------------------------------
+    # -- recalls -------------------------------------------------------------------------------------------------------
 
     def is_open(self, timer: Timer) -> bool:
-        """Whether a message waits, and neither its delivery nor its recall is under way."""
+        """Whether a message waits, with neither delivery nor recall in flight."""
         queue_id, offset = timer
         if self._delivery is None or timer in self._under_way:
             return False
@@ -141,7 +140,7 @@ class Timers(Service):
         return not self._marks(queue_id).is_done(offset)
 
     def is_under_way(self, timer: Timer) -> bool:
-        """Whether the delivery of a message, its recall, or that it is stored anew, is under way."""
+        """Whether delivery, recall or the daily copy of a message is in flight."""
         return self._delivery is not None and timer in self._under_way
 
     def record(self, timer: Timer) -> bytes:
@@ -153,7 +152,9 @@ class Timers(Service):
         return self._read(position, size)
 
     def recall(self, timer: Timer, on_outcome: OnOutcome) -> None:
-        """Mark an open message as done, so that it is never delivered; ``on_outcome`` is of the mark."""
+        """Mark a waiting message as done, so that it is never delivered; ``on_outcome`` gets the outcome of the
+        mark.
+        """
         under_way, (queue_id, offset) = self._under_way, timer
         assert self._delivery is not None, "only the leader recalls"
         under_way.add(timer)
@@ -164,7 +165,7 @@ class Timers(Service):
                 self.recalled += 1
                 self._unreadable.settled(timer)
             elif isinstance(outcome, Refused):
-                self._wheel.look_again(queue_id, 0)  # its turn may have come meanwhile
+                self._wheel.look_again(queue_id, 0)  # it may have become due in the meantime
             on_outcome(outcome)
 
         command = encode_command(CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=[offset]))
@@ -182,7 +183,7 @@ class Timers(Service):
         return self._metadata.marks.of(TIMER_TOPIC, queue_id)
 
     def restart(self) -> None:
-        """See `mq.broker.schedule.delivery.Source`. Recalls go on meanwhile."""
+        """See `mq.broker.schedule.delivery.Source`. Recalls continue."""
         self._wheel = self._new_wheel()
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
@@ -199,7 +200,7 @@ class Timers(Service):
                 wheel.take()
                 continue
             if offset < queue.min_offset:
-                until_ms: int | None = now_ms  # and it is found to be lost
+                until_ms: int | None = now_ms  # then it is detected as lost
             else:
                 until_ms = yield Due(queue_id, offset, queue, wheel.next_ms)
             wheel.take()
@@ -209,7 +210,7 @@ class Timers(Service):
                 wheel.look_again(queue_id, until_ms)
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """See `Source`: the message as its topic gets it, or as it waits on; None if its topic is gone."""
+        """See `Source`: the message for its original topic, or for its slot again; None if its topic was deleted."""
         raw = split_record(record)
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))
@@ -252,7 +253,7 @@ class Timers(Service):
         return commands, settled
 
     def _skip_lost(self, queue_id: int, offset: int) -> None:
-        """What the log lost before it was due is done with."""
+        """Entries that the log deleted before they were due are done."""
         lost = self._marks(queue_id).count_open(offset)
         if not lost:
             return
@@ -272,9 +273,9 @@ def _number(text: str | None) -> int:
 
 
 def _encoded(properties: dict[str, str], added: dict[str, str], stored: bytes) -> bytes:
-    """The properties and, if there is room for them, those added."""
+    """The properties and, if there is room for them, the added ones."""
     for wanted in (properties | added, properties):
         encoded = props.encode(wanted).encode()
         if len(encoded) <= props.PROPERTIES_BYTES_MAX:
             return encoded
-    return stored  # they are no text, and marks that replace other bytes made them longer
+    return stored  # not valid UTF-8: replacement characters made them longer

@@ -1,1 +1,1 @@
-"""The replicated state of a broker group: what every replica knows because its log says so."""
+"""The replicated state of a broker group: derived from the log, and equal on all replicas."""

@@ -1,8 +1,8 @@
-"""How far checks of half messages are: which of those that nobody ended were asked about how often.
+"""Progress of check-backs: how often each open half message was checked.
 
-Half messages stay where they are, in the order in which they came. For each number of checks there is an offset in
-their queue: what is below was checked so often. So a million open transactions need no counter each. Those that were
-put off, since nobody was to be asked about them yet when it was their turn, are a list of offsets, which is bounded.
+Half messages stay in their queue in order of arrival. For each number of checks there is an offset in the queue:
+everything below it was checked that often. So a million open transactions need no counter each. Half messages that were
+not to be checked yet at their turn are postponed: a bounded list of offsets.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mq.broker.state.table import SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import HALF_TOPIC
 
 PUT_OFF_MAX = 1000
-"""Half messages that are put off."""
+"""Postponed half messages."""
 
 _OFFSET_MAX = 2**63 - 1
 _PUT_OFF = 0
-"""In a snapshot, in the place of a number of checks."""
+"""Stands in a snapshot for the list of postponed ones, in place of a number of checks."""
 
 
 class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_checks"):
-    """Open half messages below ``offset`` were checked ``number`` times, but for those put off, if they are given.
+    """Open half messages below ``offset`` were checked ``number`` times, except the postponed ones in ``put_off``.
 
-    A lower offset changes nothing. ``put_off`` takes the place of all that were.
+    A lower offset changes nothing. ``put_off``, if given, replaces the list of postponed ones.
     """
 
     number: int
@@ -47,7 +47,7 @@ class CheckCursors:
     """The offsets by number of checks, from 1; see the module.
 
     Attributes:
-        put_off: the half messages that were, ascending; some may be ended.
+        put_off: the postponed half messages, ascending; some may be ended.
     """
 
     COMMANDS: tuple[type[TableCommand], ...] = (AdvanceChecks,)
@@ -83,4 +83,4 @@ class CheckCursors:
             self.put_off = ()
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. Checks are of no group."""
+        """See `StateTable.group_deleted`. Checks do not depend on groups."""

@@ -1,8 +1,8 @@
-"""The commands that change a broker group's replicated metadata, and what they are about.
+"""The commands that change a broker group's replicated metadata, and their values.
 
-They are bodies of records in the log. A command is checked when it is encoded and again when it is decoded. One that
-this version does not know stops the replica (`CommandUnknown`): to skip it would make this replica's state differ for
-ever. What a command does is in `mq.broker.state.metadata`.
+They are bodies of records in the log. A command is validated when it is encoded and again when it is decoded. An
+unknown command stops the replica (`CommandUnknown`): skipping it would make this replica's state diverge. For the
+effect of commands see `mq.broker.state.metadata`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from mq.store.dispatch import META_TOPIC
 from raftlog.plain_cbor import decode_plain
 
 QUEUES_MAX = 16_384
-"""Queues of one topic, read or write; far above use, far below what would hurt."""
+"""Readable or writable queues of one topic; far above what is used, far below what would hurt."""
 
 CLIENT_ID_LENGTH_MAX = 255
-"""Characters of the id that a client gives itself."""
+"""Characters of a client id."""
 
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 ATTRIBUTES_BYTES_MAX = 1024
-"""Names and values of a topic's attributes."""
+"""Total size of a topic's attributes."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -55,16 +55,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sys_flag: int = 0
     order: bool = False
     system: bool = False
-    """Made by the broker for itself; not to be changed or deleted by clients."""
+    """Internal topic of the broker; clients may not change or delete it."""
     filter_type: str = "SINGLE_TAG"
     attributes: dict[str, str] = {}
-    """What newer tools say about a topic, such as which kind of messages it holds. Kept and shown."""
+    """Attributes from newer tools, such as the message type. Stored and returned."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A consumer group.
 
-    Defaults are not written, so that an older release reads groups that do not use a newer field.
+    Default values are not written, so that older releases can read groups that do not use newer fields.
     """
 
     name: str
@@ -77,7 +77,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
     consume_orderly: bool = False
-    """Kept and shown: RocketMQ's proxy asks for it, and pops in order for the gRPC clients of such a group."""
+    """Stored and returned: RocketMQ's proxy reads it, and pops in order for the gRPC clients of such a group."""
 
 
 class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ class PutTopic(
 ):
     """Create a topic, or replace its configuration.
 
-    With ``unless_there`` one that is there stays as it is: what the broker makes by itself replaces nothing.
+    With ``unless_there`` an existing one is not changed: automatic creation never replaces anything.
     """
 
     config: TopicConfig
@@ -116,7 +116,7 @@ class PutTopic(
 class DeleteTopic(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_topic"
 ):
-    """Delete a topic and every group's offsets in it: one that is created later begins anew."""
+    """Delete a topic and every group's offsets in it: a later topic of that name starts empty."""
 
     name: str
     timestamp_ms: int
@@ -133,7 +133,7 @@ class PutGroup(
 ):
     """Create a consumer group, or replace its configuration.
 
-    With ``unless_there`` one that is there stays as it is: what the broker makes by itself replaces nothing.
+    With ``unless_there`` an existing one is not changed: automatic creation never replaces anything.
     """
 
     config: GroupConfig
@@ -144,7 +144,7 @@ class PutGroup(
 class DeleteGroup(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_group"
 ):
-    """Delete a consumer group, with ``remove_offsets`` also its offsets."""
+    """Delete a consumer group, and with ``remove_offsets`` its offsets."""
 
     name: str
     timestamp_ms: int
@@ -152,7 +152,7 @@ class DeleteGroup(
 
 
 class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """Advance consumer offsets: (group, topic, queue id, next offset to consume). An older offset changes nothing."""
+    """Advance consumer offsets: (group, topic, queue id, next offset to consume). A lower offset changes nothing."""
 
     offsets: list[tuple[str, str, int, int]]
 
@@ -160,9 +160,9 @@ class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
 class ResetOffset(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="reset_offset"
 ):
-    """Set one consumer offset, backwards too. The only way in which an offset goes back.
+    """Set one consumer offset, possibly to a lower value. Only this command moves an offset back.
 
-    With ``restart`` consumers at work have to begin anew there: until one has, what they commit does not count.
+    With ``restart``, running consumers have to restart there: until one has, their commits are ignored.
     """
 
     group: str
@@ -185,7 +185,9 @@ class ForbidTopic(
 class LockQueues(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="lock_queues"
 ):
-    """Give queues (topic, queue id) to a client of a group, whoever had them; that they are free says the leader."""
+    """Assign queues (topic, queue id) to a client of a group, whoever held them; the leader has checked that they are
+    free.
+    """
 
     group: str
     client_id: str
@@ -195,7 +197,7 @@ class LockQueues(
 class UnlockQueues(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="unlock_queues"
 ):
-    """Take queues from a client of a group. Those that are another client's by now stay as they are."""
+    """Release queues of a client of a group. Queues that another client holds by now are not changed."""
 
     group: str
     client_id: str
@@ -205,7 +207,7 @@ class UnlockQueues(
 class AdvanceDelay(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="advance_delay"
 ):
-    """Everything below ``offset`` in the queue of a delay level is delivered. An older offset changes nothing."""
+    """Everything below ``offset`` in the queue of a delay level is delivered. A lower offset changes nothing."""
 
     level: int
     offset: int
@@ -214,7 +216,7 @@ class AdvanceDelay(
 class PutReplica(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_replica"
 ):
-    """Where the other replicas reach a replica's listener for clients, as an IP address and a port."""
+    """The address of a replica's client listener for other replicas, as an IP address and a port."""
 
     node_id: str
     address: str
@@ -248,11 +250,11 @@ Command: TypeAlias = (
 )
 
 OffsetRow = tuple[str, str, list[int]]
-"""Consumer offsets as written: group, topic, and queue id and offset in turn. Few containers make CBOR fast."""
+"""Encoded consumer offsets: group, topic, and alternating queue ids and offsets. Few containers make CBOR fast."""
 
 
 class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="commit_offsets"):
-    """`CommitOffsets` as it is written."""
+    """The encoding of `CommitOffsets`."""
 
     offsets: list[OffsetRow]
 
@@ -289,7 +291,7 @@ _KINDS: Final = {kind.__struct_config__.tag: kind for kind in get_args(_Written)
 
 
 def encode_command(command: Command) -> bytes:
-    """The body of a command record. Raises CommandRefused if something in the command is not allowed."""
+    """The body of a command record. Raises CommandRefused for invalid values."""
     _check_command(command)
     written: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
     encoded: bytes = cbor2.dumps(msgspec.to_builtins(written))
@@ -297,10 +299,10 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(body: bytes) -> Command:
-    """Read a committed command record. Raises CommandUnknown, whatever the bytes are."""
+    """Decode a committed command record. Raises CommandUnknown for any invalid bytes."""
     try:
         loaded = decode_plain(body, number_bytes_max=NUMBER_BYTES_MAX)
-        # By the union of them all it would take ten times as long.
+        # Decoding with the union of all types would take ten times as long.
         name = loaded.get("kind") if isinstance(loaded, dict) else None
         kind = _KINDS.get(name) if isinstance(name, str) else None
         written: _Written = msgspec.convert(loaded, kind or _Written)
@@ -329,7 +331,7 @@ def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
 
 
 def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, int]]:
-    """Queue ids and offsets. Raises CommandRefused if a queue id stands alone."""
+    """Queue ids and offsets. Raises CommandRefused if a queue id has no offset."""
     if len(row) % 2:
         raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are not pairs")
     return zip(row[::2], row[1::2], strict=True)
@@ -337,7 +339,7 @@ def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, 
 
 def _check_command(command: Command) -> None:
     try:
-        if isinstance(command, TableCommand):  # of which there are most
+        if isinstance(command, TableCommand):  # the most frequent kind
             command.check()
             return
         match command:

@@ -1,8 +1,8 @@
-"""Which messages of the broker's own queues are dealt with, although not in the order of their queue.
+"""Marks of finished messages in the broker's internal queues, where messages finish out of order.
 
-A message that waits for a time of its own, or half a transaction, leaves its queue when its turn comes, not when it is
-first. So for each such queue there is a *low* offset below which all are done, and from there on a bit for each. A
-million waiting messages take 125 KB, and none of them is an object.
+A timed or half message is finished at its own time, not in the order of its queue. So each such queue has a *low*
+offset below which all are finished, and a bitmap from there on. A million waiting messages take 125 KB, without an
+object per message.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mq.protocol.wire_names import INT32_MAX
 
 _OFFSET_MAX = 2**63 - 1
 _SPAN_MAX = 2**31
-"""Offsets from the first that is not done to the last that is: 256 MiB of bits."""
+"""Distance from the first unfinished offset to the last finished one: 256 MiB of bits."""
 _ALL = 0xFF
 
 
 class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
-    """The messages at these offsets of a queue are dealt with. Saying so again changes nothing."""
+    """The messages at these offsets of a queue are finished. Idempotent."""
 
     topic: str
     queue_id: int
@@ -39,7 +39,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
 
 
 class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
-    """Everything below ``offset`` is dealt with or gone with the log's beginning. A lower offset changes nothing."""
+    """Everything below ``offset`` is finished, or deleted by retention. A lower offset changes nothing."""
 
     topic: str
     queue_id: int
@@ -68,14 +68,16 @@ class QueueMarks:
         self.bits = bytearray(bits)
 
     def is_done(self, offset: int) -> bool:
-        """Whether the message at ``offset`` is dealt with."""
+        """Whether the message at ``offset`` is finished."""
         if offset < self.low:
             return True
         at = offset - (self.low & ~7)
         return at >> 3 < len(self.bits) and bool(self.bits[at >> 3] >> (at & 7) & 1)
 
     def open_offsets(self, start: int, end: int) -> Iterator[int]:
-        """The offsets in ``[start, end)`` that are not done, ascending. The marks must not change meanwhile."""
+        """The offsets in ``[start, end)`` that are not finished, ascending. The marks must not change during
+        iteration.
+        """
         offset = max(start, self.low)
         base, bits = self.low & ~7, self.bits
         marked_end = min(end, base + 8 * len(bits))
@@ -91,7 +93,7 @@ class QueueMarks:
         yield from range(max(offset, marked_end), end)
 
     def count_open(self, end: int) -> int:
-        """How many offsets below ``end`` are not done."""
+        """The number of unfinished offsets below ``end``."""
         if end <= self.low:
             return 0
         base = self.low & ~7
@@ -101,7 +103,7 @@ class QueueMarks:
         return end - self.low - (done & ~below).bit_count()
 
     def complete(self, offsets: Sequence[int]) -> None:
-        """Mark ``offsets`` as done."""
+        """Mark ``offsets`` as finished."""
         bits, low = self.bits, self.low
         base = low & ~7
         for offset in offsets:
@@ -115,7 +117,7 @@ class QueueMarks:
         self._settle(low)
 
     def skip_to(self, offset: int) -> None:
-        """Mark everything below ``offset`` as done."""
+        """Mark everything below ``offset`` as finished."""
         if offset > self.low:
             drop = (offset >> 3) - (self.low >> 3)
             del self.bits[:drop]
@@ -123,14 +125,14 @@ class QueueMarks:
             self._settle(offset)
 
     def _settle(self, low: int) -> None:
-        """Move ``low`` past what is done from there on, and drop what is below."""
+        """Move ``low`` past the finished offsets from there on, and drop the bits below."""
         bits = self.bits
         at = low & 7
         count = len(bits)
         byte = 0
         while byte < count:
             value = bits[byte] >> at
-            ones = (~value & (value + 1)).bit_length() - 1  # set bits at the low end
+            ones = (~value & (value + 1)).bit_length() - 1  # number of trailing set bits
             at += ones
             if at < 8:
                 break
@@ -152,7 +154,7 @@ class CompletionMarks:
         self.queues: dict[tuple[str, int], QueueMarks] = {}
 
     def of(self, topic: str, queue_id: int) -> QueueMarks:
-        """The marks of a queue; of one of which nothing is known, nothing is done. To be read only."""
+        """The marks of a queue; all unfinished for an unknown one. Read only."""
         return self.queues.get((topic, queue_id)) or QueueMarks()
 
     def apply(self, command: TableCommand) -> None:
@@ -190,4 +192,4 @@ class CompletionMarks:
             del self.queues[key]
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. Marks are of no group."""
+        """See `StateTable.group_deleted`. Marks do not depend on groups."""

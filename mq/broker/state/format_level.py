@@ -1,10 +1,10 @@
-"""The format level of a group: from which level on the log may mean what older software does not understand.
+"""The format level of a group: from a level on, the log may contain what older software does not understand.
 
-A group begins at level 1. The leader proposes the next one when all members have said that they understand it, and the
-level rises with the entry that says so, on each replica at the same place in the log. What a level allows is not used
-before its entry is applied. A replica that does not understand the level stops there, and says both numbers.
+A group begins at level 1. The leader proposes the next level when all members have reported that they support it. The
+level rises with that log entry, at the same position on each replica, and its features are not used before. A replica
+that does not support the level stops there, and reports both numbers.
 
-Levels are never taken back, and each includes those before it:
+Levels never go down, and each includes those before it:
 
 2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
    deleted and made anew. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
@@ -32,7 +32,7 @@ _LEVEL_MAX: Final = 2**31 - 1
 
 
 class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
-    """The group is at this level from here on; one that it has reached already changes nothing."""
+    """Raise the group to this level; a level already reached changes nothing."""
 
     level: int
     timestamp_ms: int
@@ -44,13 +44,13 @@ class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
 
 
 class FormatLevel:
-    """The level as far as the log is applied; a `StateTable` of one number.
+    """The level of the applied log; a `StateTable` with one number.
 
     Args:
-        newest: the highest that is understood.
+        newest: the highest supported level.
 
     Attributes:
-        level: the one in force.
+        level: the current level.
     """
 
     COMMANDS: tuple[type[TableCommand], ...] = (RaiseLevel,)
@@ -60,14 +60,16 @@ class FormatLevel:
         self.newest = newest
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable`. Raises CommandUnknown, with both numbers, for a level that is not understood."""
+        """See `StateTable`. Raises CommandUnknown, with both numbers, for an unsupported level."""
         assert isinstance(command, RaiseLevel), f"{command} is no command of the format level"
         if command.level > self.newest:
             raise CommandUnknown(_too_new(command.level, self.newest))
         self.level = max(self.level, command.level)
 
     def capture(self) -> Callable[[], object]:
-        """See `StateTable`. Level 1 is not written: software from before there were levels reads such snapshots."""
+        """See `StateTable`. Level 1 is not written, so that software from before format levels can read such
+        snapshots.
+        """
         level = self.level
         return lambda: None if level == LEVEL_FIRST else level
 
@@ -86,16 +88,16 @@ class FormatLevel:
 
 
 def announced_level(format_level_max: int | None) -> int:
-    """Up to which level a replica with this setting says that it understands the log."""
+    """The highest level that a replica with this setting reports as supported."""
     return LEVEL_NEWEST if format_level_max is None else min(LEVEL_NEWEST, format_level_max)
 
 
 def next_level(current: int, own: int, others: Iterable[int | None]) -> int:
-    """The level that a leader may propose: the highest that all members understand, or ``current``.
+    """The level that a leader may propose: the highest that all members support, or ``current``.
 
     Args:
-        own: up to which level the leader understands the log.
-        others: the same of all other members; None of one that has not said it, since it is not connected.
+        own: the highest level that the leader supports.
+        others: the same for each other member; None if it is not connected.
     """
     understood = [own, *(LEVEL_FIRST if level is None else level for level in others)]
     return max(current, min(understood))

@@ -1,9 +1,9 @@
 """The replicated metadata of a broker group: topics, consumer groups, consumer offsets, progress of delays.
 
-A state machine. Its commands (`mq.broker.state.commands`) are records of the log, so every replica applies the same
-ones in the same order and comes to the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte
-for byte. Nothing in here looks at a clock or a setting: what a change needs to know is in its command. Larger tables
-are parts with modules of their own (`mq.broker.state.table`).
+A state machine. Its commands (`mq.broker.state.commands`) are log records, so every replica applies the same ones in
+the same order and reaches the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte for byte.
+It reads no clock and no settings: commands contain everything that a change needs. Larger tables are separate modules
+(`mq.broker.state.table`).
 """
 
 from __future__ import annotations
@@ -66,31 +66,32 @@ from raftlog.plain_cbor import decode_plain
 TOPICS_MAX = 50_000
 GROUPS_MAX = 10_000
 OFFSET_TABLES_MAX = 200_000
-"""Beyond so many topics, groups, and pairs of both with consumer offsets, nobody can make new ones: all are kept in
-memory and in every checkpoint, and all topics go to the name servers in one frame."""
+"""Limits on topics, on groups, and on pairs of both with consumer offsets: all of them are in memory and in every
+checkpoint, and all topics go to the name servers in one frame.
+"""
 
 _SNAPSHOT_FORMAT = 1
 _CBOR_ARRAY, _CBOR_MAP = 0x80, 0xA0
 _ROWS_AT_A_STRETCH = 50
-"""Rows of a table that are encoded at once: a millisecond, in which no other thread runs."""
+"""Rows encoded in one step: a millisecond, in which no other thread runs."""
 
 LockRows = list[tuple[str, str, list[tuple[int, str]]]]
-"""Locks as written: group, topic, and queue ids with the client that holds them."""
+"""Encoded locks: group, topic, and queue ids with the client that holds them."""
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What a command changed, for those who keep something derived from it."""
+    """The effect of a command, for callers that keep derived state."""
 
     topics: tuple[str, ...] = ()
     """Topics that were created, changed or deleted."""
     deleted_topics: tuple[str, ...] = ()
-    """Their consume queues must be dropped."""
+    """Topics whose consume queues must be dropped."""
     groups: tuple[str, ...] = ()
     """Groups that were created, changed or deleted."""
     offsets: int = 0
-    """How many consumer offsets were set."""
+    """Number of consumer offsets that were set."""
     replicas: tuple[str, ...] = ()
-    """Replicas whose address is another one now."""
+    """Replicas whose address changed."""
 
 
 class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,47 +110,49 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Metadata:
-    """Topics, groups and consumer offsets of one broker group. Read freely; changed by `apply` only.
+    """Topics, groups and consumer offsets of one broker group. Readers may access all fields; only `apply` changes
+    them.
 
     Args:
-        level_newest: up to which format level entries are understood.
+        level_newest: the highest supported format level.
     """
 
     def __init__(self, level_newest: int = LEVEL_NEWEST) -> None:
         self.topics: dict[str, TopicConfig] = {}
         self.topic_identities: dict[str, str] = {}
-        """For each topic what no other topic has, of its name or another one: see `topic_identity`. Topics that a
-        release created which knew no identities have none before format level 2."""
+        """For each topic a value that no other topic has, whatever its name: see `topic_identity`. Topics created by a
+        release without identities have none before format level 2.
+        """
         self.groups: dict[str, GroupConfig] = {}
         self.consumer_offsets: NestedTables[tuple[str, str], int, int] = NestedTables()
         """By (group, topic): for each queue id the next offset to consume."""
         self.offset_resets: NestedTables[tuple[str, str], int, int] = NestedTables()
-        """By (group, topic): offsets that were reset and that no consumer has gone on from and committed since."""
+        """By (group, topic): reset offsets from which no consumer has continued and committed yet."""
         self.queue_locks: NestedTables[tuple[str, str], int, str] = NestedTables()
         """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
         self.lock_count = 0
-        """Locked queues in all."""
+        """Total number of locked queues."""
         self.delay_offsets: dict[int, int] = {}
-        """For each delay level that ever delivered the next offset to deliver, in its queue of the schedule topic."""
+        """For each delay level with deliveries, the next offset to deliver in its queue of the schedule topic."""
         self.forbidden: set[tuple[str, str]] = set()
-        """Groups and topics that they may not read."""
+        """Pairs of a group and a topic that it may not read."""
         self.data_version = DataVersion()
         self.replicas: dict[str, str] = {}
-        """Where a replica that led once serves clients, by node id: an IP address and a port."""
+        """Client addresses of replicas that have led, by node id: an IP address and a port."""
         self.marks = CompletionMarks()
-        """Which messages of the broker's own queues are dealt with."""
+        """Finished messages of the broker's internal queues."""
         self.pops = PopCheckpoints(self._move_offset)
-        """What consumers popped and have not acknowledged."""
+        """Popped messages that are not acknowledged."""
         self.request_modes = RequestModes()
-        """How groups get the messages of topics."""
+        """Whether groups pull or pop the messages of topics."""
         self.sequences = ProducerSequences()
-        """Which messages with a sequence number the log has."""
+        """Sequence numbers of stored messages."""
         self.checks = CheckCursors()
-        """How often was asked about which half messages."""
+        """How often half messages were checked."""
         self.format_level = FormatLevel(level_newest)
-        """What entries may mean."""
+        """The format level of the log."""
         self.users = Users()
-        """Users that operators made by request."""
+        """Users created by request."""
         self._parts: dict[str, StateTable] = {
             "format_level": self.format_level,
             "marks": self.marks,
@@ -159,18 +162,18 @@ class Metadata:
             "checks": self.checks,
             "users": self.users,
         }
-        """By the name under which a part is in the snapshot."""
+        """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
 
     @property
     def system_topics(self) -> frozenset[str]:
-        """Names of topics that the broker made for itself."""
+        """Names of internal topics of the broker."""
         return frozenset(name for name, config in self.topics.items() if config.system)
 
     def apply(self, command: Command) -> Changes:
-        """Carry out one committed command; returns what changed.
+        """Apply one committed command; returns what changed.
 
-        Raises CommandUnknown if no correct leader made it; then nothing changed.
+        Raises CommandUnknown for a command that no correct leader writes; then nothing changed.
         """
         match command:
             case PutTopic(config=topic, timestamp_ms=timestamp_ms):
@@ -186,7 +189,8 @@ class Metadata:
                 return Changes(topics=(topic.name,))
             case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
                 if self.topics.pop(name, None) is None:
-                    # Messages may have come behind an earlier deletion; whether they go must not depend on the state.
+                    # Messages may have arrived after an earlier deletion; whether they are dropped must not depend on
+                    # the state.
                     return Changes(deleted_topics=(name,))
                 self.topic_identities.pop(name, None)
                 removed = self._remove_offsets(topic=name)
@@ -257,19 +261,19 @@ class Metadata:
         return Changes(topics=tuple(nameless))
 
     def topic_identity(self, name: str) -> str:
-        """What tells a topic from one of the same name that was deleted before, or that is in another cluster.
+        """Distinguishes a topic from a deleted one of the same name, or one in another cluster.
 
-        It is the number of the change of topics and groups that created the topic, and the time in epoch milliseconds
-        that the command for it carries. Empty if there is no such topic, or none that has an identity.
+        It consists of the number of the change of topics and groups that created the topic, and the time in epoch
+        milliseconds of that command. Empty if the topic does not exist or has no identity.
         """
         return self.topic_identities.get(name, "")
 
     def has_room_for_topic(self, name: str) -> bool:
-        """Whether a topic of this name is there, or may be made."""
+        """Whether a topic of this name exists, or may be created."""
         return name in self.topics or len(self.topics) < TOPICS_MAX
 
     def has_room_for_group(self, name: str) -> bool:
-        """Whether a group of this name is there, or may be made together with its retry topic."""
+        """Whether a group of this name exists, or may be created with its retry topic."""
         return name in self.groups or (len(self.groups) < GROUPS_MAX and len(self.topics) < TOPICS_MAX)
 
     def has_room_for_offsets(self, group: str, topic: str) -> bool:
@@ -281,26 +285,26 @@ class Metadata:
         return (group, topic) in self.forbidden or len(self.forbidden) < OFFSET_TABLES_MAX
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The next offset that ``group`` consumes from a queue, None if it never stored one."""
+        """The next offset that ``group`` consumes from a queue, None if it has not stored one."""
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
 
     def lock_holder(self, group: str, topic: str, queue_id: int) -> str | None:
-        """The client that a queue was given to last and that did not give it back."""
+        """The client that last locked a queue and has not released it."""
         return self.queue_locks.get((group, topic), {}).get(queue_id)
 
     def topic_table(self) -> dict[str, bodies.TopicConfig]:
-        """All topics in the form in which a broker registers them."""
+        """All topics in the format of a broker registration."""
         return {name: as_registered(config) for name, config in self.topics.items()}
 
     def topics_version(self, term: int) -> bodies.DataVersion:
-        """The version of topics and groups as name servers and tools compare it; ``term`` is that of the log."""
+        """The version of topics and groups that name servers and tools compare; ``term`` is that of the log."""
         version = self.data_version
         return bodies.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
 
     def missing_system_topics(
         self, cluster: str, broker: str, timestamp_ms: int, *, default_topic_queues: int = 8
     ) -> list[bytes]:
-        """Encoded commands that create the topics a broker has from the start, as far as they are not there yet."""
+        """Encoded commands that create the missing internal topics."""
         return [
             encode_command(PutTopic(config=config, timestamp_ms=timestamp_ms, unless_there=True))
             for config in _system_topics(cluster, broker, default_topic_queues)
@@ -312,7 +316,9 @@ class Metadata:
         return self.capture()()
 
     def capture(self) -> Callable[[], bytes]:
-        """What `snapshot` would return now, to be called later and in another thread; capturing itself is fast."""
+        """A function that returns the snapshot of the current state; it may be called later in another thread.
+        Capturing is fast.
+        """
         topics, groups, data_version = dict(self.topics), dict(self.groups), self.data_version
         replicas = dict(sorted(self.replicas.items()))
         topic_identities = self.topic_identities.copy()
@@ -341,9 +347,9 @@ class Metadata:
         return encode
 
     def restore(self, snapshot: bytes) -> None:
-        """Replace the state by that of ``snapshot``; empty bytes stand for the state before the first command.
+        """Replace the state by ``snapshot``; empty bytes stand for the state before the first command.
 
-        Raises SnapshotDamaged, and then the state is as it was.
+        Raises SnapshotDamaged; then the state is unchanged.
         """
         if not snapshot:
             state = _Snapshot(_SNAPSHOT_FORMAT, [], [], [], DataVersion())
@@ -384,7 +390,7 @@ class Metadata:
             raise SnapshotDamaged(f"metadata snapshot: {error}") from error
 
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        # A commit may be on its way while its topic is deleted; a later topic of that name must not find it.
+        # A commit may be in flight while its topic is deleted; it must not affect a later topic of that name.
         if topic not in self.topics:
             return False
         key = group, topic
@@ -395,7 +401,7 @@ class Metadata:
             offsets = self.consumer_offsets.to_change(key)
         offsets[queue_id] = offset
         if self.offset_resets:
-            # The leader lets nobody commit who has not gone on from where it was reset to.
+            # The leader accepts commits only from consumers that have continued from the reset offset.
             self._drop_reset(group, topic, queue_id)
         return True
 
@@ -455,7 +461,7 @@ class Metadata:
 
 
 def _check_format(loaded: object) -> None:
-    """Raises SnapshotDamaged for a snapshot of another format: first of all, since what else is in it is not known."""
+    """Raises SnapshotDamaged for a snapshot of another format. Checked first, since its other content is unknown."""
     found = loaded.get("format") if isinstance(loaded, dict) else None
     if isinstance(found, int) and found != _SNAPSHOT_FORMAT:
         raise SnapshotDamaged(f"the metadata has format version {found}, this version understands {_SNAPSHOT_FORMAT}")
@@ -464,7 +470,7 @@ def _check_format(loaded: object) -> None:
 def _encoded(state: _Snapshot) -> Iterator[bytes]:
     """A snapshot as CBOR, in pieces.
 
-    While a piece is made no other thread runs, so tables are divided: ten thousand groups take a third of a second.
+    No other thread runs while a piece is encoded, so tables are divided: ten thousand groups take a third of a second.
     """
     yield _cbor_head(_CBOR_MAP, len(state.__struct_fields__))
     for name in state.__struct_fields__:
@@ -490,7 +496,7 @@ def _encoded_value(value: object) -> Iterator[bytes]:
 
 
 def _cbor_head(kind: int, count: int) -> bytes:
-    """What an array or a map of so many items begins with: the shortest form, as `cbor2` writes it."""
+    """The head of an array or a map with this many items, in the shortest form, as `cbor2` writes it."""
     if count < 24:
         return bytes((kind | count,))
     for width, mark in ((1, 24), (2, 25), (4, 26)):
@@ -508,7 +514,7 @@ def _offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, 
 
 
 def as_registered(config: TopicConfig) -> bodies.TopicConfig:
-    """A topic in the form in which a broker registers and shows it."""
+    """A topic in the format of a broker registration."""
     return bodies.TopicConfig(
         topic_name=config.name,
         read_queue_nums=config.read_queues,
@@ -527,10 +533,10 @@ def as_registered(config: TopicConfig) -> bodies.TopicConfig:
 def auto_create(
     metadata: Metadata, topic: str, template: str, default_queue_nums: int, timestamp_ms: int
 ) -> PutTopic | None:
-    """The command that creates ``topic`` for the first message to it, None if the rules do not allow it.
+    """The command that creates ``topic`` for its first message, None if the rules do not allow it.
 
-    The template must exist and have PERM_INHERIT; it gives the permissions, and the queues are as many as the sender
-    asked for in ``default_queue_nums`` but not more than the template has. A topic that is there is left alone.
+    The template must exist and have PERM_INHERIT; it determines the permissions. The number of queues is
+    ``default_queue_nums`` as requested by the sender, at most that of the template. None for an existing topic.
     """
     if topic in metadata.topics or topic == META_TOPIC or len(metadata.topics) >= TOPICS_MAX:
         return None
@@ -577,7 +583,7 @@ def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iter
 
 
 def _is_topic_name(name: str) -> bool:
-    # Clusters and brokers may be called what a topic may not; then there is simply no topic of their name.
+    # Names of clusters and brokers may be invalid for topics; then there is no topic of that name.
     try:
         check_topic(name)
     except NameRefused:

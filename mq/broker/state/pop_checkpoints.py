@@ -1,12 +1,11 @@
-"""Messages that consumers popped and have not acknowledged: for each group and queue its open checkpoints.
+"""Popped messages that are not acknowledged: the open checkpoints of each group and queue.
 
-A *checkpoint* is what one pop took out of one queue: the first offset, the time of the pop, for how long the messages
-stay invisible to others, and a bit for each message that is still open. Acknowledged ones lose their bit, and with the
-last one the checkpoint is gone. The group's consumer offset is that of the ordinary table: it moves past what was
-popped in the same step.
+A *checkpoint* records what one pop took from one queue: the first offset, the pop time, the invisible time, and a bit
+for each message that is still open. An acknowledgement clears a bit; clearing the last one removes the checkpoint. The
+same command moves the group's ordinary consumer offset past the popped messages.
 
-Of a group that consumes in order a queue has one checkpoint at most, and the consumer offset moves only with its
-acknowledgements: to the first message that is open.
+For a group that consumes in order, a queue has at most one checkpoint, and acknowledgements move the consumer offset:
+to the first open message.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from mq.protocol.names import check_group, check_topic
 from mq.protocol.wire_names import INT32_MAX
 
 SPAN_MAX = 1024
-"""Offsets from the first message of a checkpoint to its last."""
+"""Distance from the first message of a checkpoint to its last."""
 NUMBER_BYTES_MAX = SPAN_MAX // 8
-"""A bit for each of these offsets is the largest number in a command or a snapshot."""
+"""The largest number in a command or a snapshot is a bitmap of these offsets."""
 ATTEMPT_LENGTH_MAX = 256
-"""Characters of the name that a client gives to an attempt."""
+"""Characters of a client's attempt id."""
 INVISIBLE_MS_MAX = 12 * 3600 * 1000
 
 _INT64_MAX = 2**63 - 1
@@ -35,24 +34,25 @@ QueueOfGroup = tuple[str, str, int]
 """Group, topic and queue id."""
 
 Move = Callable[[str, str, int, int, int], bool]
-"""``move(group, topic, queue id, before, after)``: the consumer offset is ``after`` if it was ``before``, -1 for none.
+"""``move(group, topic, queue id, before, after)``: sets the consumer offset to ``after`` if it was ``before``, -1 for
+none.
 
-Returns False, doing nothing, if there is no such topic.
+Returns False without effect if the topic does not exist.
 """
 
 
 class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messages"):
-    """A consumer gets messages of a queue, and the group's offset moves past those that were looked at.
+    """A consumer gets messages of a queue, and the group's offset moves past the examined ones.
 
-    Bit ``i`` of ``taken`` stands for offset ``start + i``; with none the offset moves and that is all. ``attempt`` is
-    None unless the group consumes in order: then the offset moves to ``start`` only.
+    Bit ``i`` of ``taken`` stands for offset ``start + i``; without bits only the offset moves. ``attempt`` is None
+    unless the group consumes in order: then the offset moves to ``start`` only.
     """
 
     group: str
     topic: str
     queue_id: int
     before: int
-    """The group's offset before, -1 if it has none. If it is another one by now, it does not move."""
+    """The group's offset before, -1 for none. If it has changed since, it does not move."""
     next_offset: int
     start: int = 0
     pop_time_ms: int = 0
@@ -75,10 +75,10 @@ class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messag
 
 
 class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
-    """Messages are acknowledged, or moved to a retry topic: they are open no more.
+    """Messages are acknowledged, or moved to a retry topic: they are no longer open.
 
-    Each row is group, topic, queue id, the start and the pop time of a checkpoint, and a bit for each message, as in
-    `PopMessages`. Bits that are not open change nothing.
+    Each row is group, topic, queue id, start and pop time of a checkpoint, and a bitmap as in `PopMessages`. Bits of
+    messages that are not open have no effect.
     """
 
     rows: list[tuple[str, str, int, int, int, int]]
@@ -97,9 +97,10 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
 
 
 class DeferMessage(TableCommand, frozen=True, tag="defer_message"):
-    """One message stays invisible for another time, ``invisible_ms`` from ``new_pop_time_ms`` on.
+    """The invisible time of one message starts again: ``invisible_ms`` from ``new_pop_time_ms`` on.
 
-    It leaves its checkpoint for one of its own, (``offset``, ``new_pop_time_ms``). In order it stays where it is.
+    It moves to a checkpoint of its own, (``offset``, ``new_pop_time_ms``). In ordered consumption it stays in its
+    checkpoint.
     """
 
     group: str
@@ -122,26 +123,26 @@ class DeferMessage(TableCommand, frozen=True, tag="defer_message"):
 
 
 class Checkpoint(NamedTuple):
-    """What is open of a pop; bit ``i`` of ``bits`` is its start's offset plus ``i``."""
+    """The open messages of a pop; bit ``i`` of ``bits`` is the start offset plus ``i``."""
 
     invisible_ms: int
     bits: int
 
 
 class Ordered(NamedTuple):
-    """The checkpoint of a queue that is consumed in order. Its tables are not changed but replaced."""
+    """The checkpoint of an ordered queue. Its tables are replaced, never changed."""
 
     start: int
     pop_time_ms: int
     invisible_ms: int
     bits: int
     next_offset: int
-    """Where the group goes on once all is acknowledged."""
+    """The group's offset once all messages are acknowledged."""
     attempt: str
     counts: dict[int, int]
     """For messages that were popped before: how often."""
     later: dict[int, int]
-    """For messages whose time was changed: until when they are invisible, in epoch milliseconds."""
+    """For messages with a changed invisible time: its end, in epoch milliseconds."""
 
     @property
     def first_open(self) -> int:
@@ -149,7 +150,7 @@ class Ordered(NamedTuple):
         return self.start + lowest_bit(self.bits)
 
     def blocked_until_ms(self) -> int:
-        """When all open messages may be had again, in epoch milliseconds."""
+        """When all open messages may be popped again, in epoch milliseconds."""
         usual = self.pop_time_ms + self.invisible_ms
         if not self.later:
             return usual
@@ -157,11 +158,11 @@ class Ordered(NamedTuple):
 
 
 class PopQueue:
-    """What a group has open of one queue.
+    """The open messages of a group in one queue.
 
     Attributes:
-        open: checkpoints by their start and pop time.
-        ordered: the one that is consumed in order.
+        open: checkpoints by start offset and pop time.
+        ordered: the checkpoint of ordered consumption.
     """
 
     __slots__ = ("epoch", "open", "ordered")
@@ -172,27 +173,27 @@ class PopQueue:
         self.ordered: Ordered | None = None
 
     def copy(self, epoch: int) -> PopQueue:
-        """The same, to be changed."""
+        """A copy, to be changed."""
         queue = PopQueue(epoch)
         queue.open = dict(self.open)
         queue.ordered = self.ordered
         return queue
 
     def message_count(self) -> int:
-        """How many messages are open."""
+        """Number of open messages."""
         return (0 if self.ordered is None else self.ordered.bits.bit_count()) + self.unordered_count()
 
     def unordered_count(self) -> int:
-        """How many messages are open that were not popped in order."""
+        """Number of open messages that were not popped in order."""
         return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
     def first_hidden(self, low: int, now_ms: int) -> int | None:
-        """Of the messages from offset ``low`` on that are hidden from others, the first; None if none is.
+        """The first invisible message from offset ``low`` on; None without one.
 
-        It may be up to `SPAN_MAX` too low. What is consumed in order is not hidden any more when its time is over.
+        It may be up to `SPAN_MAX` too low. Ordered messages are visible again when their invisible time ends.
         """
         found = min(self.open)[0] if self.open else None
-        if found is not None and found < low:  # the log has lost some of them
+        if found is not None and found < low:  # the log has deleted some of them
             ends = ((start, start + checkpoint.bits.bit_length()) for (start, _), checkpoint in self.open.items())
             found = min((max(start, low) for start, end in ends if end > low), default=None)
         ordered = self.ordered
@@ -217,9 +218,9 @@ class PopCheckpoints:
         move: moves a consumer offset.
 
     Attributes:
-        queues: by group, topic and queue id; queues with nothing open are missing.
-        count: open checkpoints in all, those in order not counted: there is one for a queue at most.
-        of_groups: the same of each group that has some.
+        queues: by group, topic and queue id; only queues with open messages.
+        count: total open checkpoints without ordered ones, of which each queue has at most one.
+        of_groups: the same per group.
     """
 
     COMMANDS: tuple[type[TableCommand], ...] = (PopMessages, AckMessages, DeferMessage)
@@ -232,10 +233,10 @@ class PopCheckpoints:
         self.count = 0
         self.of_groups: dict[str, int] = {}
         self._epoch = 0
-        """Queues of an older one are being encoded, perhaps: another one takes their place before it changes."""
+        """Queues of an older epoch may be read by a capture: they are copied before a change."""
 
     def of(self, key: QueueOfGroup) -> PopQueue:
-        """What is open of a queue. To be read only."""
+        """The open messages of a queue. Read only."""
         return self.queues.get(key, _NOTHING)
 
     def apply(self, command: TableCommand) -> None:
@@ -255,7 +256,7 @@ class PopCheckpoints:
         key = command.group, command.topic, command.queue_id
         in_order = command.attempt is not None and command.taken != 0
         if not self._move(*key, command.before, command.start if in_order else command.next_offset):
-            return  # the topic is gone, and its messages with it
+            return  # the topic and its messages were deleted
         if not command.taken:
             return
         queue = self._to_change(key)
@@ -265,7 +266,7 @@ class PopCheckpoints:
             self._add(key, queue, command.start, command.pop_time_ms, command.invisible_ms, command.taken)
 
     def _count(self, group: str, more: int) -> None:
-        """A group has so many open checkpoints more, or less."""
+        """Adjust a group's number of open checkpoints."""
         self.count += more
         self.of_groups[group] = count = self.of_groups.get(group, 0) + more
         if not count:
@@ -278,11 +279,11 @@ class PopCheckpoints:
         if there is None:
             self._count(key[0], 1)
         else:
-            bits |= there.bits  # the same messages, twice within a millisecond
+            bits |= there.bits  # the same messages, popped twice within a millisecond
         queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits)
 
     def _to_change(self, key: QueueOfGroup) -> PopQueue:
-        """What is open of a queue, made if there is nothing; after the next capture it is another one's."""
+        """The open messages of a queue for changes, created if missing; the next capture may share it."""
         queue = self.queues.get(key)
         if queue is None:
             queue = PopQueue(self._epoch)
@@ -332,7 +333,7 @@ class PopCheckpoints:
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None and checkpoint.bits & bit:
             self._ack(key, start, pop_time_ms, bit)
-            self._put(key, queue)  # its last message may have left it
+            self._put(key, queue)  # its last message may be gone
             self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1)
             return
         ordered = queue.ordered
@@ -388,8 +389,8 @@ class PopCheckpoints:
 
 
 def offsets_of(start: int, bits: int) -> Iterator[int]:
-    """The offsets that the bits of a checkpoint stand for, ascending."""
-    if not bits & bits + 1:  # one after the other, as nearly all are
+    """The offsets of the set bits of a checkpoint, ascending."""
+    if not bits & bits + 1:  # contiguous, as nearly always
         yield from range(start, start + bits.bit_length())
         return
     while bits:
@@ -399,7 +400,7 @@ def offsets_of(start: int, bits: int) -> Iterator[int]:
 
 
 def lowest_bit(bits: int) -> int:
-    """The number of the lowest bit that is set; there must be one."""
+    """The index of the lowest set bit; there must be one."""
     assert bits > 0, f"no bit of {bits} is set"
     return (bits & -bits).bit_length() - 1
 

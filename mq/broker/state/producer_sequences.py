@@ -1,17 +1,17 @@
-"""Which messages with a sequence number the log has: a table that every replica derives from the records themselves.
+"""Sequence numbers of stored messages: a table that every replica derives from the records themselves.
 
-Numbers are kept as ranges, as they were sent: a message by itself is a range of one number, a batch one of many. For
-each producer the ranges with its highest numbers are known, with the place of their first record, and a *floor*. Of
-what is at or below that no places are known. The numbers just below it may still be known to be stored, as far down as
-they have no gap, at the cost of one number: so a producer that counts without gaps, from wherever it begins, is known
-whole however much it sends. Of what is below these nobody knows any more whether it was stored.
+Numbers are stored as ranges, as they were sent: a single message is a range of one number, a batch a range of many. For
+each producer the table has the ranges with the highest numbers, with the place of their first record, and a *floor*; at
+or below it no places are known. A gapless sequence of numbers just below the floor is still known to be stored, at the
+cost of one number: so everything from a producer without gaps is known, however much it sends. Whether lower numbers
+were stored is unknown.
 
-The first record with a sequence number is the message; later ones are copies that the broker made of it, such as the
-delivery of a delayed one, and change nothing.
+The first record with a sequence number is the message; later ones are internal copies, such as the delivery of a
+delayed message, and change nothing.
 
-The table is bounded: by ranges of one producer, by producers, and by ranges in all. Who stored nothing for longest
-makes room first: of producers with many ranges most go, then producers go as a whole. No clock has a say in this: one
-that is days ahead would make the table forget what producers are about to repeat.
+The table is bounded: by ranges per producer, by producers, and by total ranges. The producer that has not stored
+anything for the longest time is trimmed first: most ranges of producers with many, then whole producers. No clock is
+involved: one that is days ahead would evict what producers are about to repeat.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WINDOW = 1024
 """Ranges of one producer."""
 PRODUCERS_MAX = 10_000
 RANGES_MAX = 1_000_000
-"""In all: 20 bytes each, in memory and in a snapshot."""
+"""Total ranges: 20 bytes each, in memory and in a snapshot."""
 NARROW = RANGES_MAX // PRODUCERS_MAX
-"""What is left of a producer's ranges when the table is full."""
+"""Ranges left to a trimmed producer when the table is full."""
 
 _NONE = -1
 _INT: Final = "q"
@@ -45,8 +45,8 @@ assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, 4)
 class Stored(NamedTuple):
     """Messages with numbers from ``first`` to ``last`` are in the log.
 
-    ``position`` is the physical offset of the record that began them when they were stored, ``skip`` how many records
-    further the first of these is; None if the place is not known any more.
+    ``position`` is the physical offset of the first record of the range as stored, ``skip`` the number of records from
+    there to this one; None if the place is unknown.
     """
 
     first: int
@@ -58,15 +58,16 @@ class Stored(NamedTuple):
 _OldRow = tuple[str, int, int, bytes, bytes]
 _OLD_COLUMNS = 5
 _Row = tuple[str, int, int, bytes, bytes, bytes, int]
-"""Producer, floor, time, first numbers, positions, further numbers, and from where on up to the floor all is stored.
-Snapshots of older versions have none of the last two: no batches had numbers then."""
+"""Producer, floor, time, first numbers, positions, further numbers, and the start of the gapless sequence up to the
+floor. Snapshots of older versions lack the last two: they had no batches with numbers.
+"""
 
 
 class _Window:
-    """What is known of one producer: ranges, ascending and apart from each other, and where they begin in the log.
+    """The known ranges of one producer, ascending and disjoint, and their places in the log.
 
-    ``extras`` is how many numbers each range has besides its first. All from ``stored_from`` to ``floor`` is stored.
-    ``latest_ms`` is the store time of the latest one, for those who read a snapshot; nothing is decided by it.
+    ``extras`` is the length of each range minus one. Everything from ``stored_from`` to ``floor`` is stored.
+    ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no decision depends on it.
     """
 
     __slots__ = ("epoch", "extras", "firsts", "floor", "latest_ms", "positions", "stored_from")
@@ -129,40 +130,40 @@ class _Window:
 
 
 class ProducerSequences:
-    """The table; see the module. Changes by `note` only."""
+    """The table; see the module. Only `note` changes it."""
 
     COMMANDS: tuple[type[TableCommand], ...] = ()
 
     def __init__(self) -> None:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
-        """In the order in which producers stored their latest messages."""
+        """Ordered by the time of the producers' latest messages, oldest first."""
         self._wide: OrderedDict[str, None] = OrderedDict()
-        """In the same order those with more than `NARROW` ranges here."""
+        """In the same order, producers with more than `NARROW` ranges."""
         self._epoch = 0
-        """Windows of an older one are being encoded, perhaps: another one takes their place before it changes."""
+        """Windows of an older epoch may be read by a capture: they are copied before a change."""
         self.count = 0
-        """Ranges in all."""
+        """Total ranges."""
 
     @property
     def producers(self) -> int:
-        """How many producers are known."""
+        """Number of known producers."""
         return len(self._windows)
 
     def find(self, numbers: SequenceRange) -> list[Stored] | None:
-        """Which of these messages are stored, ascending; others are not, unless they are on their way.
+        """Which of these messages are stored, ascending; the others are not, unless they are in flight.
 
-        None if of some nobody knows any more.
+        None if it is unknown for some of them.
         """
         window = self._windows.get(numbers.producer)
         return [] if window is None else window.find(numbers.first, numbers.last)
 
     def note(self, producer: str, first: int, last: int, physical_offset: int, store_ms: int) -> None:
-        """The messages with these numbers were committed, beginning with the record there."""
+        """The messages with these numbers were committed, beginning with the record at that offset."""
         window = self._windows.get(producer)
         if window is None:
             empty = array(_INT), array(_INT), array(_UINT)
             window = self._windows[producer] = _Window(self._epoch, _NONE, store_ms, *empty, _NONE + 1)
-        elif window.find(first, last) != []:  # a copy: only what is new is ever stored
+        elif window.find(first, last) != []:  # a copy: only new messages are stored otherwise
             return
         if window.epoch != self._epoch:
             window = self._windows[producer] = window.copy(self._epoch)
@@ -179,7 +180,7 @@ class ProducerSequences:
         self._make_room()
 
     def apply(self, command: TableCommand) -> None:
-        """See `StateTable.apply`. There is no command: records say it all."""
+        """See `StateTable.apply`. There are no commands: the records contain everything."""
         raise AssertionError(f"{type(command).__name__} is no command of sequence numbers")
 
     def _make_room(self) -> None:
@@ -217,10 +218,10 @@ class ProducerSequences:
         self.count = sum(len(window.firsts) for window in windows.values())
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`. A producer's numbers are not those of a topic."""
+        """See `StateTable.topic_deleted`. Sequence numbers do not depend on topics."""
 
     def group_deleted(self, group: str) -> None:
-        """See `StateTable.group_deleted`. Sequence numbers are of no group."""
+        """See `StateTable.group_deleted`. Sequence numbers do not depend on groups."""
 
 
 def _row(given: list[object]) -> _Row:

@@ -1,4 +1,4 @@
-"""How consumer groups get the messages of topics, as far as operators have said: they pull, or they pop."""
+"""Whether consumer groups pull or pop the messages of topics, as set by operators."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mq.protocol.wire_names import INT32_MAX, INT32_MIN
 PULL = "PULL"
 POP = "POP"
 MODES_MAX = 10_000
-"""Pairs of group and topic; nobody can make further ones."""
+"""Maximum pairs of group and topic."""
 
 
 class RequestMode(NamedTuple):
-    """How: PULL, or POP. Who pops shares the queues of ``shared`` further members; of all of them when it is 0."""
+    """PULL or POP. A popping member shares the queues of ``shared`` further members; of all members if it is 0."""
 
     mode: str = PULL
     shared: int = 0
 
 
 class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
-    """A group gets the messages of a topic like this from now on."""
+    """Set the mode of a group for a topic."""
 
     group: str
     topic: str
@@ -45,7 +45,7 @@ class RequestModes:
     """The table; see the module.
 
     Attributes:
-        table: by (topic, group); of others nobody has said anything.
+        table: by (topic, group); only modes that were set.
     """
 
     COMMANDS: tuple[type[TableCommand], ...] = (PutRequestMode,)
@@ -54,11 +54,11 @@ class RequestModes:
         self.table: dict[tuple[str, str], RequestMode] = {}
 
     def of(self, topic: str, group: str) -> RequestMode:
-        """How a group gets the messages of a topic."""
+        """The mode of a group for a topic."""
         return self.table.get((topic, group), RequestMode())
 
     def has_room(self, topic: str, group: str) -> bool:
-        """Whether something may be said about them."""
+        """Whether a mode may be set for them."""
         return (topic, group) in self.table or len(self.table) < MODES_MAX
 
     def apply(self, command: TableCommand) -> None:

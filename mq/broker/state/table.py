@@ -1,4 +1,4 @@
-"""What a part of the replicated state is: a table of its own, with commands of its own."""
+"""The interface of a part of the replicated state: a table with commands of its own."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ class MetadataError(Exception):
 
 
 class CommandRefused(MetadataError):
-    """A command may not enter the log: a name or a number in it is not allowed. Nothing has happened."""
+    """A command may not enter the log: it contains an invalid name or number. Nothing has changed."""
 
 
 class CommandUnknown(MetadataError):
-    """A committed command is of a newer version, or no correct leader made it.
+    """A committed command is from a newer version, or no correct leader wrote it.
 
-    This replica cannot go on; one of a newer version perhaps can.
+    This replica cannot continue; one with a newer version may.
     """
 
 
 class SnapshotDamaged(MetadataError):
-    """A snapshot is of a newer version or damaged."""
+    """A snapshot is damaged, or from a newer version."""
 
 
 class TableCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of the commands that belong to a part. Each has a tag of its own."""
+    """Base of the commands that belong to a table. Each has its own tag."""
 
     def check(self) -> None:
-        """Raises CommandRefused, or NameRefused, if something in the command is not allowed."""
+        """Raises CommandRefused, or NameRefused, if the command is invalid."""
 
 
 class StateTable(Protocol):
-    """A table of the replicated state. It changes by commands only, the same way on every replica.
+    """A table of the replicated state. Only commands change it, in the same way on every replica.
 
     Attributes:
-        COMMANDS: the types of its commands; no other part has them.
+        COMMANDS: the types of its commands; no other table has them.
     """
 
     COMMANDS: tuple[type[TableCommand], ...]
 
     def apply(self, command: TableCommand) -> None:
-        """Carry out one committed command.
+        """Apply one committed command.
 
-        Raises CommandUnknown if no correct leader made it; then nothing happened.
+        Raises CommandUnknown for a command that no correct leader writes; then nothing changed.
         """
 
     def capture(self) -> Callable[[], object]:
-        """What encodes the table as it is now, for a snapshot: None or lists, dicts, numbers, strings and bytes.
+        """A function that encodes the current table for a snapshot: None or lists, dicts, numbers, strings and bytes.
 
-        Capturing is fast; what it returns is called later and in another thread. Equal tables give equal results; an
-        empty one gives None.
+        Capturing is fast; the function is called later in another thread. Equal tables give equal results; an empty one
+        gives None.
         """
 
     def restore(self, state: object) -> None:
-        """Become the table that ``capture`` encoded; None stands for the empty one.
+        """Replace the table by one that ``capture`` encoded; None stands for the empty one.
 
-        Raises SnapshotDamaged, msgspec.ValidationError; then the table is as it was.
+        Raises SnapshotDamaged, msgspec.ValidationError; then the table is unchanged.
         """
 
     def topic_deleted(self, topic: str) -> None:
-        """Forget what is about a topic that is gone."""
+        """Remove entries of a deleted topic."""
 
     def group_deleted(self, group: str) -> None:
-        """Forget what is about a consumer group that is gone."""
+        """Remove entries of a deleted consumer group."""
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:

@@ -1,6 +1,7 @@
-"""Users that operators made by request, what each may do, and its sealed secret.
+"""Users created by request, their policies, and their sealed secrets.
 
-Nothing here can open a seal (`mq.broker.access.sealing`): a secret is text that equal commands make equal everywhere.
+This module cannot open seals (`mq.broker.access.sealing`): a secret is an opaque text, so equal commands give equal
+states.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from mq.broker.state.table import CommandRefused, TableCommand, check_range
 
 USERS_MAX = 1000
 POLICIES_MAX = 10_000
-"""Of all users. Both tables are in memory and in every checkpoint."""
+"""Total policies of all users. Both tables are in memory and in every checkpoint."""
 POLICIES_PER_USER_MAX = 200
 POLICY_BYTES_MAX = 16 * 1024
 """Resources, actions and addresses in one command."""
 ACTIONS: Final = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
-"""What policies of RocketMQ speak of. Pub, Sub and All count; what needs another one needs an administrator."""
+"""Actions in RocketMQ's policies. Pub, Sub and All are checked; requests that need another one require an
+administrator.
+"""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _RESOURCE: Final = re.compile(r"\*|(Topic|Group|Cluster|Namespace):(\*|[A-Za-z0-9_%|.-]{1,200}\*?)")
@@ -30,10 +33,10 @@ _SOURCE_LENGTH_MAX: Final = 64
 
 
 class Policy(msgspec.Struct, frozen=True, array_like=True):
-    """What a user may do with a resource, or may not.
+    """Allows or denies a user actions on a resource.
 
-    ``custom`` policies come before those that are not. ``resource`` is ``*``, or a type and a name, the beginning of
-    one with a star behind it, or a star, as in ``Topic:Orders*``. ``sources`` are addresses of clients; none for all.
+    ``custom`` policies precede others. ``resource`` is ``*``, or a type and a name, a prefix with a star, or a star, as
+    in ``Topic:Orders*``. ``sources`` are client addresses; empty for all.
     """
 
     custom: bool
@@ -44,7 +47,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class User(NamedTuple):
-    """One user. An ``admin`` may do everything; nobody who is not ``enabled`` may do anything."""
+    """One user. An ``admin`` may do everything; a user that is not ``enabled`` nothing."""
 
     sealed: str
     admin: bool
@@ -53,7 +56,7 @@ class User(NamedTuple):
 
 
 class CreateUser(TableCommand, frozen=True, tag="create_user"):
-    """There is a user of this name from now on; if there is one already, it stays as it is."""
+    """Create a user; an existing one is not changed."""
 
     name: str
     sealed: str
@@ -67,7 +70,7 @@ class CreateUser(TableCommand, frozen=True, tag="create_user"):
 
 
 class UpdateUser(TableCommand, frozen=True, tag="update_user"):
-    """Change what is not None. ``instead_of``: only if that is the sealed secret still."""
+    """Change the fields that are not None. ``instead_of``: only if that is still the sealed secret."""
 
     name: str
     sealed: str | None = None
@@ -83,7 +86,7 @@ class UpdateUser(TableCommand, frozen=True, tag="update_user"):
 
 
 class DeleteUser(TableCommand, frozen=True, tag="delete_user"):
-    """The user is gone, and its policies."""
+    """Delete the user and its policies."""
 
     name: str
 
@@ -93,7 +96,7 @@ class DeleteUser(TableCommand, frozen=True, tag="delete_user"):
 
 
 class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
-    """A user has these policies as well; one for the same resource is replaced."""
+    """Add these policies to a user; one for the same resource is replaced."""
 
     name: str
     policies: list[Policy]
@@ -112,7 +115,7 @@ class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
 
 
 class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
-    """A user loses its policies for a resource, or all of them; custom ones, others, or for None both."""
+    """Remove a user's policies for a resource, or all of them; custom ones, others, or for None both."""
 
     name: str
     custom: bool | None = None
@@ -132,7 +135,7 @@ def check_user_name(name: str) -> None:
 
 
 def check_resource(resource: str) -> None:
-    """Raises CommandRefused for what names no resource."""
+    """Raises CommandRefused for an invalid resource."""
     if not _RESOURCE.fullmatch(resource):
         raise CommandRefused(
             f"resource {resource[:80]!a}: there are *, Topic:NAME, Group:NAME, Cluster:NAME and Namespace:NAME, "
@@ -141,7 +144,7 @@ def check_resource(resource: str) -> None:
 
 
 def check_policy(policy: Policy) -> None:
-    """Raises CommandRefused for what is no policy."""
+    """Raises CommandRefused for an invalid policy."""
     check_resource(policy.resource)
     if not policy.actions or not set(policy.actions) <= set(ACTIONS) or len(policy.actions) > len(ACTIONS):
         raise CommandRefused(f"actions {ascii(policy.actions)[:200]}: there are {', '.join(ACTIONS)}")
@@ -155,7 +158,7 @@ class Users:
 
     Attributes:
         table: by name.
-        version: another one after each change, on this replica.
+        version: changes with each change, on this replica only.
     """
 
     COMMANDS: tuple[type[TableCommand], ...] = (CreateUser, UpdateUser, DeleteUser, PutPolicies, DeletePolicies)
@@ -165,11 +168,11 @@ class Users:
         self.version = 0
 
     def has_room(self, name: str) -> bool:
-        """Whether a user of this name is there, or may be made."""
+        """Whether a user of this name exists, or may be created."""
         return name in self.table or len(self.table) < USERS_MAX
 
     def with_policies(self, name: str, policies: Iterable[Policy]) -> tuple[Policy, ...] | None:
-        """What the policies of a user would be with these; None if there is no such user or no room for them."""
+        """The policies of a user after adding these; None if the user does not exist or there is no room."""
         user = self.table.get(name)
         if user is None:
             return None
@@ -221,7 +224,7 @@ class Users:
         self.version += 1
 
     def topic_deleted(self, topic: str) -> None:
-        """See `StateTable.topic_deleted`; what was said about a topic is said about the next one of its name."""
+        """See `StateTable.topic_deleted`; policies also apply to a later topic of the same name."""
 
     def group_deleted(self, group: str) -> None:
         """See `StateTable.group_deleted`; likewise."""
@@ -231,5 +234,5 @@ _Row = tuple[str, str, bool, bool, tuple[Policy, ...]]
 
 
 def is_meant(policy: Policy, custom: bool | None, resource: str) -> bool:
-    """Whether `DeletePolicies` with these takes it away."""
+    """Whether `DeletePolicies` with these values removes the policy."""
     return custom in (None, policy.custom) and resource in ("", policy.resource)

@@ -1,18 +1,18 @@
-"""Check-backs: the leader asks producers about half messages that nobody ended (request code 39).
+"""Check-backs: the leader asks producers about open half messages (request code 39).
 
-Theory of operation. Half messages lie in their queue in the order in which they came. What was asked about once is all
-that lies before a first *cursor*; what was asked about twice, all before a second one, and so on. A cursor passes what
-the one before it passed some time ago, the first one what came some time ago; each half message that is still open then
-is asked about. Behind the last cursor, what is open is put aside. So there is one number for each repetition, and
-nothing in memory for a half message, however many are open.
+Theory of operation. Half messages are in their queue in order of arrival. Everything before a first *cursor* was
+checked once, everything before a second one twice, and so on. A cursor follows the previous one at a distance in time,
+the first one the end of the queue; each open half message that it passes is checked. Behind the last cursor, open ones
+are given up. So there is one number per repetition and no memory per half message, however many are open.
 
-Some producers do not want to be asked before a time of their own. Until then cursors pass their messages without a
-question, but for the last one, which *puts them off*: they are listed, and asked about as often, once that time is over
-(`mq.broker.transaction.check_immunity`). So is what this disk does not give: it may be repaired from other replicas, or
-one of them may lead. When the list is full the last cursor waits for them.
+Some producers want no check before a certain time (immunity). Until then cursors pass their messages without a check,
+except the last one, which *postpones* them: they go into a list, and are checked as often once that time is over
+(`mq.broker.transaction.check_immunity`). The same applies to messages that this disk cannot read: they may be repaired
+from other replicas, or one of them may lead. When the list is full, the last cursor waits.
 
-When a cursor passed what is not kept by message: the leader notes some times a minute where each cursor is. A new one
-takes everything for passed just now; so after a change, or a long stop, producers have their time again.
+The time at which a cursor passed a message is not stored per message: the leader samples the cursor positions several
+times a minute. A new leader treats everything as passed just now; so after a change of leader or a long stop, producers
+get their full time again.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _UNREADABLE = (StoreError, SegmentError, RecordError, OSError)
 _TOGETHER_MAX = 32
 _SAMPLES = 32
 _WAITING_BYTES_MAX = 1024 * 1024
-"""A producer that has so much to read is not asked more."""
+"""A producer with this many unread bytes is not asked more."""
 
 
 _RUN_SECONDS = 0.1
 
 
 class CheckTrack:
-    """How far something had come ``seconds`` ago, about; in a bounded number of samples."""
+    """The approximate position ``seconds`` ago; from a bounded number of samples."""
 
     __slots__ = ("_passed", "_samples", "_seconds")
 
@@ -66,24 +66,24 @@ class CheckTrack:
         self._passed = 0
 
     def note(self, now: float, position: int) -> None:
-        """It is at ``position`` now, which never falls."""
+        """The position is ``position`` now; it never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / _SAMPLES:
             self._samples.append((now, position))
 
     def passed(self, now: float) -> int:
-        """Where it certainly was ``seconds`` ago, or longer; 0 where that is not known."""
+        """The position ``seconds`` ago, or longer; 0 if unknown."""
         while self._samples and self._samples[0][0] <= now - self._seconds:
             self._passed = self._samples.popleft()[1]
         return self._passed
 
 
 class CheckBacks(Service):
-    """Asks producers while this replica leads.
+    """Sends check-backs while this replica leads.
 
     Attributes:
-        asked: how many checks were sent.
-        unanswerable: how often nobody of a producer group was there to be asked.
-        expired: how many half messages were lost to the log's retention while they were open.
+        asked: number of check-backs sent.
+        unanswerable: how often no member of a producer group was connected.
+        expired: half messages that retention deleted while they were open.
     """
 
     def __init__(self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions) -> None:
@@ -121,14 +121,14 @@ class CheckBacks(Service):
             CheckTrack(self._timeout_seconds if number == 0 else self._interval_seconds) for number in range(last + 1)
         ]
         known = self._metadata.checks.offsets
-        # A cursor that nobody moved yet, since there are more of them than there were, begins at the beginning.
+        # A cursor that has never moved, because more checks were configured, starts at the beginning.
         self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
         self._busy = set()
         self._put_off = self._none_put_off()
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
     def resign(self) -> None:
-        """This replica does not lead any more: another one asks."""
+        """This replica stopped leading: another one checks."""
         if self._give_up is not None:
             self._give_up.stop()
         self._give_up = None
@@ -137,7 +137,7 @@ class CheckBacks(Service):
         self._busy = set()
 
     def counters(self) -> dict[str, int]:
-        """Figures of this replica, since its start but for those that are open."""
+        """Figures of this replica since its start, and the number of open half messages."""
         ended = self._transactions
         return {
             "transactions_open": self._halves.open_count,
@@ -152,7 +152,7 @@ class CheckBacks(Service):
         }
 
     def run(self) -> None:
-        """Ask what is to be asked; called by a timer some times a second."""
+        """Send due check-backs; called by a timer several times a second."""
         queue = self._halves.queue
         if queue is None or not self._tracks or not self._appender.is_open:
             return
@@ -172,10 +172,10 @@ class CheckBacks(Service):
         if self._give_up is not None:
             self._give_up.run(chain(self._behind_the_last_cursor(now), asked_in_vain), self._wall_clock_ms())
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- checking ------------------------------------------------------------------------------------------------------
 
     def _pass(self, number: int, now: float) -> None:
-        """Move a cursor on past some half messages, if it is time, and ask about them."""
+        """Move a cursor past some half messages, if it is time, and check them."""
         limit = self._tracks[number - 1].passed(now)
         if number in self._busy or self._positions[number] >= limit:
             return
@@ -185,7 +185,7 @@ class CheckBacks(Service):
         put_off: list[int] = []
         waiting = self._metadata.checks.put_off
         if number == self._last:
-            # Nobody is given up without having been asked.
+            # No transaction is given up without a check.
             for at, offset in enumerate(opened):
                 if offset not in waiting and self._is_to_wait(offset):
                     if len(waiting) + len(put_off) == PUT_OFF_MAX:
@@ -201,7 +201,7 @@ class CheckBacks(Service):
         )
 
     def _advance(self, number: int, reached: int, put_off: list[int] | None, asked: list[int]) -> None:
-        """Have it committed that a cursor is there, and what is put off if that changes; then ask."""
+        """Replicate the position of a cursor, and the postponed ones if they changed; then check."""
         self._busy.add(number)
         command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
         positions = self._positions
@@ -226,7 +226,7 @@ class CheckBacks(Service):
         return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
 
     def _ask_those_put_off(self, now: float) -> list[int]:
-        """Ask about some of those whose time is over; returns those that were asked about in vain."""
+        """Check some postponed half messages whose time is over; returns those that were checked often enough."""
         listed = self._metadata.checks.put_off
         if not listed:
             return []
@@ -247,7 +247,7 @@ class CheckBacks(Service):
         return asked_in_vain
 
     def _is_to_wait(self, offset: int) -> bool:
-        """Whether nobody can be asked about a half message yet: its producer does not want it, or the disk fails."""
+        """Whether a half message cannot be checked yet: immune, or unreadable."""
         try:
             message = self._halves.message(offset)
         except _UNREADABLE as error:
@@ -256,7 +256,7 @@ class CheckBacks(Service):
         return message is not None and self._immune_ms(message) > 0
 
     def _readable(self, offset: int) -> StoredMessage | None:
-        """The half message at an offset; None if it is gone, or this disk does not give it."""
+        """The half message at an offset; None if it was deleted, or this disk cannot read it."""
         try:
             return self._halves.message(offset)
         except _UNREADABLE as error:
@@ -272,7 +272,7 @@ class CheckBacks(Service):
                 self._ask(message, number)
 
     def _immune_ms(self, message: StoredMessage) -> int:
-        """For how long its producer does not want to be asked yet."""
+        """How long its producer wants no check."""
         wanted_ms = immunity_ms(
             message.properties.get(props.CHECK_IMMUNITY_SECONDS), round(self._timeout_seconds * 1000)
         )
@@ -297,21 +297,21 @@ class CheckBacks(Service):
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _behind_the_last_cursor(self, now: float) -> Iterator[int]:
-        """What is open there and not put off."""
+        """Open and not postponed half messages behind the last cursor."""
         behind = self._last + 1
         begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
         put_off = frozenset(self._metadata.checks.put_off)
         opened = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
         first = next(opened, None)
         if first is None:
-            # Those put off may stay open for long, and are not gone through again.
+            # Postponed ones may stay open for long, and are not scanned again.
             self._positions[behind] = max(limit, self._positions[behind])
             return
         yield first
         yield from opened
 
     def _skip(self, offset: int) -> None:
-        """What was open below ``offset`` is gone with the log's beginning."""
+        """Open ones below ``offset`` were deleted with the beginning of the log."""
         if 0 in self._busy:
             return
         self._busy.add(0)
@@ -328,14 +328,14 @@ class CheckBacks(Service):
 
 
 def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:
-    """The request, with the message as if it were in the queue that it is for."""
+    """The request, with the message as if it were in its original queue."""
     unique_key = message.properties.get(props.UNIQUE_KEY, "")
     topic = message.properties.get(props.REAL_TOPIC, "")
     properties = props.encode(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)})
     if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
         properties = props.encode(message.properties)
     if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
-        properties = ""  # they are no text, and marks that replace other bytes made them longer
+        properties = ""  # not valid UTF-8: replacement characters made them longer
     queue_id = props.real_queue_id(message.properties.get(props.REAL_QUEUE_ID))
     record = encode_message(message, topic, queue_id, properties)
     ext = CheckTransactionStateExt(

@@ -1,4 +1,4 @@
-"""When to ask about half messages that were put off: later than others, and as often."""
+"""When to check postponed half messages: later than others, and as often."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from itertools import islice
 from typing import Final
 
 LOOK_SECONDS: Final = 60.0
-"""So often it is looked whether a clock was set meanwhile, or a disk gives again what it did not."""
+"""Interval for noticing that a clock was set, or that a disk is readable again."""
 
 
 class CheckImmunity:
-    """Whose turn it is, of one leadership: a new leader begins to count anew.
+    """Schedules checks during one leadership: a new leader counts again.
 
     Args:
-        times: how often to ask about each.
-        first_seconds: from when it is listed, or this leadership began, to its first turn.
-        interval_seconds: from one question to the next, and from the last one to the end.
+        times: checks per message.
+        first_seconds: from listing, or from the start of this leadership, to the first check.
+        interval_seconds: between checks, and from the last one to giving up.
     """
 
     def __init__(self, *, times: int, first_seconds: float, interval_seconds: float) -> None:
@@ -24,12 +24,12 @@ class CheckImmunity:
         self._first_seconds = first_seconds
         self._interval_seconds = interval_seconds
         self._turns: dict[int, tuple[float, int]] = {}
-        """When it is looked at next, and how often somebody was asked."""
+        """Time of the next check, and number of checks so far."""
 
     def turns(self, listed: list[int], now: float, count_max: int) -> Iterator[int]:
-        """Some of those listed whose turn has come; the others that are known are forgotten.
+        """Some of the listed messages that are due; known ones that are no longer listed are dropped.
 
-        Each is looked at again in `LOOK_SECONDS`, unless something else is said about it.
+        Each is due again in `LOOK_SECONDS`, unless another method sets its time.
         """
         first = now + self._first_seconds, 0
         turns = self._turns = {offset: self._turns.get(offset, first) for offset in listed}
@@ -38,11 +38,11 @@ class CheckImmunity:
             yield offset
 
     def wait(self, offset: int, now: float, seconds: float) -> None:
-        """Nobody wants to be asked about it so soon."""
+        """Do not check it yet."""
         self._turns[offset] = now + min(seconds, LOOK_SECONDS), self._turns[offset][1]
 
     def ask(self, offset: int, now: float) -> int:
-        """Which question this is about it, from 1; 0 if there were enough: then it is its turn until it is ended."""
+        """The number of the check to send now, from 1; 0 after the last one: then it stays due until it is ended."""
         _, asked = self._turns[offset]
         if asked == self._times:
             self._turns[offset] = now, asked

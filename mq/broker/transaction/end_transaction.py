@@ -1,10 +1,10 @@
-"""How transactions begin and end: half messages, and END_TRANSACTION (request code 37).
+"""Start and end of transactions: half messages, and END_TRANSACTION (request code 37).
 
-Theory of operation. A half message waits in a topic of its own, see `mq.broker.transaction.half_messages`. What ends
-it enters the log in one entry: for a commit the copy that consumers see, for a rollback none, with a command that marks
-the half message as ended. After any failure both are there or neither is, and a leader has applied all such entries
-before it serves: each transaction has one outcome, and its message at most one visible copy. Ends that come together
-share an entry, one record in the topic that tools of stock brokers look at, and one command.
+Theory of operation. A half message waits in an internal topic, see `mq.broker.transaction.half_messages`. Its end
+enters the log in one entry: for a commit the copy for consumers, and for both outcomes a command that marks the half
+message as ended. After any failure both exist or neither, and a leader has applied all such entries before it serves:
+each transaction has one outcome, and its message at most one visible copy. Ends that arrive together share an entry,
+one record in the topic that tools of stock brokers read, and one command.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ _UNKNOWN = 0
 _TOGETHER_MAX = 64
 _TOGETHER_BYTES_MAX = 192 * 1024
 _WAITING_MAX = 4 * _TOGETHER_MAX
-"""Requests that wait for one entry; among them those that end again what is being ended."""
+"""Requests that wait for one entry, including repeated ends."""
 _ENDED_TAG = "d"
 _NOT_FOUND = "Find prepared transaction message failed"
 
 
 class _Ends:
-    """Half messages that are ended in one entry, and who waits for that."""
+    """Half messages that end in one entry, and the requests that wait for it."""
 
     __slots__ = ("again", "copies", "discarded", "nbytes", "offsets", "waiting")
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
         self.discarded: list[int] = []
-        """Of these the ones that nobody gets to see."""
+        """Those of them that become visible to nobody."""
         self.copies: list[InternalRecord] = []
         self.nbytes = 0
         self.waiting: list[Call[EndTransaction]] = []
         self.again: list[Call[EndTransaction]] = []
-        """Who wants to end one of them while it is being ended: served anew when it is."""
+        """Repeated ends of them in the meantime: served again when this entry is committed."""
 
 
 class Transactions(Service):
-    """The handler of ends, and what sends and checks need of it.
+    """The handler for ends, and its interface for sends and check-backs.
 
     Attributes:
-        committed, rolled_back: how many half messages were ended so.
-        ended_again: how many requests were about one that was ended before.
-        given_up: how many half messages were put aside, because nobody ended them.
+        committed, rolled_back: half messages by outcome.
+        ended_again: requests about half messages that had ended before.
+        given_up: half messages given up after the last check-back.
     """
 
     def __init__(self, context: BrokerContext, *, halves: HalfMessages, places: WaitingQueues) -> None:
@@ -94,18 +94,18 @@ class Transactions(Service):
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """This replica does not lead any more: what had not entered the log yet is for the one that does."""
+        """This replica stopped leading: the new leader serves what is not in the log yet."""
         gathering, self._gathering = self._gathering, None
         self._ending = {}
         if gathering is not None:
             self._serve_again(gathering)
 
-    # -- they begin --------------------------------------------------------------------------------------------------
+    # -- start ---------------------------------------------------------------------------------------------------------
 
     def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[NextOffset, dict[str, str]]:
-        """Where half a transaction is stored, and with which properties. Raises RequestRefused.
+        """The place and the properties of a half message. Raises RequestRefused.
 
-        A delay that its properties ask for begins with the commit; one that cannot be is refused now.
+        A delay in its properties starts with the commit; an invalid one is refused now.
         """
         if not self._served:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
@@ -119,17 +119,17 @@ class Transactions(Service):
         _, placed = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
         properties |= {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         if due_ms := placed.get(props.TIMER_OUT_MS):
-            properties[props.TIMER_OUT_MS] = due_ms  # so that there is room for it when the message is committed
+            properties[props.TIMER_OUT_MS] = due_ms  # reserves room for it when the message is committed
         return self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties
 
-    # -- they end ----------------------------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------------------------------
 
     def handle_end(self, call: Call[EndTransaction]) -> bytes | None:
         """Request code 37; answered when it is committed. Raises RequestRefused."""
         ext = call.request.ext
         outcome = ext.commit_or_rollback
         if outcome == _UNKNOWN:
-            # No answer, as of stock brokers; there will be a check. A replica that handed this on waits for that much.
+            # No answer, as from stock brokers; a check-back follows. A forwarding replica needs an empty answer.
             return None if call.request.flag & ONEWAY_FLAG else b""
         if outcome not in (COMMITTED, ROLLBACK):
             raise RequestRefused(
@@ -174,19 +174,19 @@ class Transactions(Service):
         return None
 
     def end_turn(self) -> None:
-        """Let what was gathered enter the log, with the next round; called when everything that came in was served."""
+        """Append the batched ends with the next round; called at the end of a turn."""
         if self._gathering is not None and self._appender.may_start:
             self._start(self._gathering)
             self._gathering = None
 
     def is_ending(self, offset: int) -> bool:
-        """Whether the end of a half message is on its way."""
+        """Whether the end of a half message is in flight."""
         return offset in self._ending
 
     def give_up(self, offsets: list[int]) -> tuple[list[Command], OnOutcome]:
-        """The commands that end half messages which are put aside, and whom to tell the outcome.
+        """The commands that end half messages which are given up, and a callback for the outcome.
 
-        None of them is being ended.
+        None of them may have an end in flight.
         """
         ends = _Ends()
         ends.offsets = ends.discarded = offsets
@@ -194,7 +194,7 @@ class Transactions(Service):
         return self._marks(ends), partial(self._given_up, ends)
 
     def _check_ended_so(self, offset: int, outcome: int) -> None:
-        """Raises RequestRefused if a half message was ended with another outcome, or may have been put aside."""
+        """Raises RequestRefused if a half message ended with another outcome, or may have been given up."""
         if offset < self._metadata.checks.offsets.get(self._checks_max, 0):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
@@ -206,7 +206,7 @@ class Transactions(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {offset} was {how} before")
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:
-        """Who put off the checks is not heard any more once they have begun. Raises RequestRefused."""
+        """An end that relies on immunity is too late once check-backs have begun. Raises RequestRefused."""
         immunity = props.find(text, props.CHECK_IMMUNITY_SECONDS)
         if immunity is None:
             return
@@ -220,7 +220,7 @@ class Transactions(Service):
             )
 
     def _visible(self, position: int, raw: RawRecord, text: str) -> InternalRecord:
-        """What consumers get to see, at its time. Raises RequestRefused."""
+        """The message for consumers, at its time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
         tail = tail_of(topic, queue_id, self._metadata, self._tails)
@@ -277,7 +277,7 @@ class Transactions(Service):
                 call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             return
         if not isinstance(outcome, Stored):
-            # It may have happened or not; ended twice, it is ended once.
+            # The outcome is unknown; ending is idempotent.
             self._serve_again(ends)
             return
         self.committed += len(ends.copies)

@@ -1,6 +1,7 @@
-"""Half messages that nobody ended although their producers were asked often enough: they are put aside.
+"""Gives up half messages that are still open after the last check-back.
 
-Each is copied to a topic of its own, in one log entry with what ends it (`mq.broker.schedule.delivery`).
+Each is copied to a separate internal topic, in one log entry with the command that ends it
+(`mq.broker.schedule.delivery`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TOGETHER_MAX = 32
 
 
 class GiveUp:
-    """What is to be put aside during one leadership; see `mq.broker.schedule.delivery.Source`."""
+    """Half messages to give up during one leadership; see `mq.broker.schedule.delivery.Source`."""
 
     def __init__(
         self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions, log: RateLimitedLog
@@ -40,11 +41,11 @@ class GiveUp:
         )
 
     def stop(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._delivery.stop()
 
     def run(self, offsets: Iterable[int], now_ms: int) -> None:
-        """Put some of these half messages aside, unless others are on their way."""
+        """Give up some of these half messages, unless others are in flight."""
         unreadable = self._unreadable
         if unreadable:
             unreadable.gone(HALF_QUEUE_ID, self._halves.marks.low)

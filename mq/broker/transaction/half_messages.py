@@ -1,7 +1,7 @@
-"""Half messages: stored, but nobody sees them until their producer says what became of its transaction.
+"""Half messages: stored, but invisible until their producer commits the transaction.
 
-They wait in queue 0 of a topic of their own and never move. Which of them are still open is replicated state, see
-`mq.broker.state.completion_marks`; so whatever happens to the leader, an ended one is ended everywhere.
+They wait in queue 0 of an internal topic and never move. Which of them are open is replicated state, see
+`mq.broker.state.completion_marks`; so after any change of leader, an ended one is ended everywhere.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from raftlog.segment import EntryGone
 
 HALF_QUEUE_ID = 0
 DISCARDED_QUEUE_ID = 1
-"""No queue of the topic: under this number marks say which half messages were rolled back or given up."""
+"""Not a real queue: marks with this number record which half messages were rolled back or given up."""
 DISCARDED_KNOWN = 500_000
-"""Of so many half messages before the first open one that is known, at least; that takes 250 KB of marks at most."""
+"""Number of half messages before the first open one for which that is kept, at least; takes at most 250 KB of marks."""
 
 IMMUNITY_MS_MAX = 24 * 3_600_000
-"""So long a producer can put off being asked about a message."""
+"""Maximum immunity that a producer can request."""
 
 
 class HalfMessages:
-    """The half messages of a broker group, as far as they are committed."""
+    """The committed half messages of a broker group."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
@@ -38,17 +38,17 @@ class HalfMessages:
 
     @property
     def marks(self) -> QueueMarks:
-        """Which of them are ended. Not to be kept: it is another one after the first command."""
+        """The marks of ended ones. Do not keep the result: the first command creates a new object."""
         return self._metadata.marks.of(HALF_TOPIC, HALF_QUEUE_ID)
 
     def is_discarded(self, offset: int) -> bool | None:
-        """Whether an ended half message was ended so that nobody sees it; None if that is not known any more."""
+        """Whether an ended half message was discarded; None if that is no longer known."""
         discarded = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
         place = _discarded_at(offset)
         return discarded.is_done(place) if place >= discarded.low else None
 
     def discards(self, offsets: Sequence[int]) -> list[Command]:
-        """The commands that note that these are, and forget what is old."""
+        """The commands that record discarded ones, and drop old records."""
         if not offsets:
             return []
         places = [_discarded_at(offset) for offset in offsets]
@@ -66,7 +66,7 @@ class HalfMessages:
 
     @property
     def open_count(self) -> int:
-        """How many of them nobody has ended, as far as this replica knows."""
+        """Number of open ones, as far as this replica knows."""
         queue, marks = self.queue, self.marks
         return 0 if queue is None else marks.count_open(queue.max_offset) - marks.count_open(queue.min_offset)
 
@@ -79,29 +79,30 @@ class HalfMessages:
         return position, size
 
     def read(self, place: tuple[int, int]) -> bytes | None:
-        """The record at a place, None if it is gone. Raises SegmentError."""
+        """The record at a place, None if it was deleted. Raises SegmentError."""
         try:
             return self._read(*place)
         except EntryGone:
-            return None  # the log was shortened, and the queue was not told yet
+            return None  # the log was truncated, but the queue was not updated yet
 
     def message(self, offset: int) -> StoredMessage | None:
-        """The message at a queue offset, None if it is gone. Raises StoreError, SegmentError, RecordError."""
+        """The message at a queue offset, None if it was deleted. Raises StoreError, SegmentError, RecordError."""
         place = self.place(offset)
         record = None if place is None else self.read(place)
         return None if record is None else decode_record(memoryview(record))
 
 
 def _discarded_at(offset: int) -> int:
-    """Where the marks of discarded ones have a half message: every second place, so that none becomes the low end of a
-    row that is marked, below which all count as done."""
+    """The offset of a half message in the marks of discarded ones: only every second is used, so that the low end never
+    moves past it, below which everything counts as finished.
+    """
     return 2 * offset + 1
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:
-    """How long after its birth nobody is to be asked about a message; ``text`` is its property, in seconds.
+    """For how long after its creation a message is not checked; ``text`` is its property, in seconds.
 
-    What is not a number, or -1, stands for ``timeout_ms``; without the property it is 0.
+    Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
     """
     if text is None:
         return 0
@@ -113,9 +114,9 @@ def immunity_ms(text: str | None, timeout_ms: int) -> int:
 
 
 def is_half(properties: dict[str, str], reconsume_times: int) -> bool:
-    """Whether a message that a client sends is half a transaction.
+    """Whether a client's message is a half message.
 
-    One that a consumer could not handle and sends to itself for later may still have the property, and is none.
+    A failed message that a consumer sends to its retry topic may still have the property, but is none.
     """
     if reconsume_times > 0 and props.DELAY in properties:
         return False

@@ -1,8 +1,7 @@
-"""RESUME_CHECK_HALF_MESSAGE (request code 323): producers are asked once more about a message that was given up.
+"""RESUME_CHECK_HALF_MESSAGE (request code 323): check-backs start again for a transaction that was given up.
 
-Half messages that nobody ended lie in a topic of their own. One that is resumed enters the log as a new half message,
-in one entry with a mark that it was: so however often an operator asks for it, each that was put aside comes again
-once.
+Half messages that were given up are in a separate internal topic. Resuming one appends it as a new half message, in one
+entry with a mark; so however often an operator requests it, each is resumed once.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from raftlog import SegmentError
 Log = structlog.stdlib.BoundLogger
 
 _QUEUE_ID: Final = 0
-"""The only queue of what was given up."""
+"""The only queue of that topic."""
 
 
 class ResumeCheck(Service):
-    """The handler of one broker.
+    """The handler for resuming.
 
     Args:
 
     Attributes:
-        resumed: how many messages were, since the start of this replica.
+        resumed: messages resumed since the start of this replica.
     """
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
@@ -62,15 +61,15 @@ class ResumeCheck(Service):
         yield Route(ResumeCheckHalfMessage, self.handle, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
-        """Counts since the start; see `Service`."""
+        """Counters since the start; see `Service`."""
         return {"transactions_resumed": self.resumed}
 
     def resign(self) -> None:
-        """This replica does not lead any more."""
+        """This replica stopped leading."""
         self._under_way = set()
 
     def handle(self, call: Call[ResumeCheckHalfMessage]) -> bytes | None:
-        """Request code 323: answered when the message is a half message again, or was made one before.
+        """Request code 323: answered when the message is a half message again, or was resumed before.
 
         Raises RequestRefused.
         """
@@ -100,7 +99,7 @@ class ResumeCheck(Service):
         return None
 
     def _find(self, message_id: str) -> tuple[int, RawRecord]:
-        """A message that was given up, and its offset in their queue. Raises RequestRefused."""
+        """A message that was given up, and its offset in that topic. Raises RequestRefused."""
         try:
             place = parse_offset_message_id(message_id)
             record = self._records.at(place.physical_offset)
@@ -116,7 +115,7 @@ class ResumeCheck(Service):
         return message.queue_offset, raw
 
     def _forget_lost(self) -> list[PendingCommand]:
-        """What keeps the marks as small as the queue."""
+        """Commands that drop marks of messages that the queue no longer has."""
         queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
         first = 0 if queue is None else queue.min_offset
         if first <= self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low:
@@ -130,7 +129,7 @@ class ResumeCheck(Service):
 
 
 def _unchecked(properties: bytes) -> bytes:
-    """The properties, saying that nobody was asked yet, as stock brokers store them."""
+    """The properties with a check count of zero, in the format of stock brokers."""
     text = props.decode(properties.decode("utf-8", "replace")) | {props.TRANSACTION_CHECK_TIMES: "0"}
     encoded = props.encode(text).encode()
     return encoded if len(encoded) <= props.PROPERTIES_BYTES_MAX else properties

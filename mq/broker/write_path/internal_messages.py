@@ -1,4 +1,4 @@
-"""Requests that store a message which is not the client's own as it stands: delayed, given back, dead."""
+"""Stores client messages in another form than sent: delayed, sent back, dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq.protocol.sequencing import SequenceRange
 
 
 def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
-    """The properties of a record, and behind them those in ``suffix``. Raises RequestRefused if they are too long."""
+    """The encoded properties of a record, with ``suffix`` appended. Raises RequestRefused if they are too long."""
     encoded = props.encode(properties).encode() + suffix
     if len(encoded) > props.PROPERTIES_BYTES_MAX:
         raise RequestRefused(
@@ -28,7 +28,7 @@ def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
 
 
 class InternalMessages:
-    """Stores what clients send, in another queue or with other properties than they said, and answers them."""
+    """Stores client messages in another queue or with other properties, and answers the clients."""
 
     def __init__(
         self,
@@ -54,11 +54,10 @@ class InternalMessages:
         sequence: SequenceRange | None = None,
         more: Callable[[Stored, str], dict[str, str]] | None = None,
     ) -> None:
-        """Store the message at ``tail``, in one entry with the commands in ``before``.
+        """Append the message at ``tail``, in one entry with the commands in ``before``.
 
-        The answer names ``queue_id``, and the place where the message is; ``more`` makes further fields of it from that
-        place and the message's unique key. ``sequence`` is what the properties say, if it is known. Raises
-        RequestRefused.
+        The answer names ``queue_id`` and the place of the message; ``more`` computes further fields from that place and
+        the unique key. ``sequence`` is the parsed sequence property, if known. Raises RequestRefused.
         """
         if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
@@ -67,7 +66,7 @@ class InternalMessages:
         unique_key = properties.get(props.UNIQUE_KEY)
         if not unique_key:
             unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
-        # What the client may have said of the same names does not count any more: of equal names the last one does.
+        # Overrides properties of the same names from the client: the last of equal names wins.
         encoded = encode_properties(properties, self._suffix)
         tags = properties.get(props.TAGS)
         send = PendingSend(

@@ -1,4 +1,4 @@
-"""What became of a message or a command that was to enter the log."""
+"""The outcome of appending a message or a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.protocol.codes import ResponseCode
 
 
 class Stored(NamedTuple):
-    """It is committed, on a majority of disks, and applied here. Where it is; commands have no queue offset but 0."""
+    """Committed on a majority of disks, and applied here. Contains its place; the queue offset of commands is 0."""
 
     queue_offset: int
     physical_offset: int
@@ -20,7 +20,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It was not stored and will not be, because the disk is full."""
+    """Not stored and will not be, because the disk is full."""
 
     remark: str
     """For the client."""
@@ -28,12 +28,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipLost:
-    """It was not stored and will not be: this replica ceased to lead before an entry with it was in the log."""
+    """Not stored and will not be: this replica lost leadership before it was in an entry of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Leadership was lost with the entry under way: it may be stored or not."""
+    """Leadership was lost with the entry in flight: it may or may not be stored."""
 
 
 Outcome = Stored | Refused | LeadershipLost | Unknown
@@ -41,11 +41,11 @@ OnOutcome = Callable[[Outcome], None]
 
 
 def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], bytes], outcome: Outcome) -> None:
-    """Answer a request with what became of its message or command.
+    """Answer a request with the outcome of its message or command.
 
-    ``reply`` makes the answer if it is stored. What another replica is to store is served there.
-    When nobody knows, the connection is closed: on the wire that is the one answer which promises nothing. ``what`` is
-    for people, as in "a message was being stored".
+    ``reply`` builds the answer if it is stored. After a loss of leadership, the current leader serves the request. For
+    an unknown outcome, the connection is closed: that is the only answer on the wire that promises nothing. ``what`` is
+    for logs, as in "a message was being stored".
     """
     match outcome:
         case Stored():

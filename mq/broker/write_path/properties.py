@@ -1,4 +1,4 @@
-"""Properties as they come over the wire: looked at without decoding them all."""
+"""Encoded properties: access without decoding all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAG_BYTES_MAX = 128
 
 
 def value(properties: bytes, name: bytes) -> bytes:
-    """The value of a property whose ``name`` ends with its separator; empty if it is missing."""
+    """The value of a property; ``name`` ends with its separator. Empty if it is missing."""
     at = properties.find(name)
     while at > 0 and properties[at - 1] != VALUE_END:
         at = properties.find(name, at + 1)
@@ -24,7 +24,7 @@ def value(properties: bytes, name: bytes) -> bytes:
 
 
 class TagCodes(dict[bytes, int]):
-    """The codes of tags that were seen before: a lookup costs a tenth of making one."""
+    """Cache of tag codes: a lookup costs a tenth of the computation."""
 
     def __missing__(self, tags: bytes) -> int:
         code = tag_code(tags.decode()) if tags else 0

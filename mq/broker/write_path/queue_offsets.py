@@ -1,4 +1,4 @@
-"""The writing ends of queues, on the leader: which queue offset the next message gets."""
+"""The tails of queues, on the leader: the queue offset of the next message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.store.consume_queue import ConsumeQueue
 
 
 class TopicName:
-    """A topic's name in all the forms that records and runs need; one for all of its queues, for caches are small."""
+    """A topic's name in all forms that records and runs need; shared by all of its queues to save memory."""
 
     __slots__ = ("encoded", "field", "fixed_bytes", "text")
 
@@ -25,10 +25,10 @@ class TopicName:
 
 
 class NextOffset:
-    """The writing end of one queue, on the leader: where the next message goes.
+    """The tail of one queue, on the leader: the place of the next message.
 
-    While an entry of the log is built, ``run`` is what that adds to the queue, at last up to ``next_offset``. ``queue``
-    is where such runs arrived so far: not always the queue of this name, for it may have been dropped since.
+    While an entry is built, ``run`` is what it adds to the queue, up to ``next_offset``. ``queue`` is the consume queue
+    that received earlier runs; not always the current queue of this name, which may have been dropped since.
     """
 
     __slots__ = (
@@ -53,14 +53,14 @@ class NextOffset:
         self.run: list[bytes] | None = None
         self.queue: ConsumeQueue | None = None
         self.turn_ms = TURNS_MS.get(name.text)
-        """Where messages wait: what makes of store time, queue id and properties the tag code; else None."""
+        """For internal queues: computes the tag code from store time, queue id and properties; else None."""
 
 
 class QueueOffsets(Service):
-    """All tails of this leadership. One lives as long as the leadership, since messages may be pending on it.
+    """All tails of this leadership. They live as long as the leadership, since pending messages refer to them.
 
     Args:
-        next_offset: where a queue ends that was not written to since this replica leads.
+        next_offset: the end of a queue that was not written to since this replica leads.
     """
 
     def __init__(self, metadata: Metadata, next_offset: Callable[[str, int], int]) -> None:
@@ -69,19 +69,19 @@ class QueueOffsets(Service):
         self._names: dict[str, TopicName] = {}
         self._tails: dict[tuple[str, int], NextOffset] = {}
         self._deletions: Counter[str] = Counter()
-        """How many deletions of a topic have a place in the log and are not applied yet."""
+        """Deletions per topic that are in the log but not applied yet."""
 
     def resign(self) -> None:
-        """This replica does not lead any more: another one gives out queue offsets."""
+        """This replica stopped leading: another one assigns queue offsets."""
         self._tails.clear()
         self._names.clear()
         self._deletions.clear()
 
     def begin_anew(self, topic: str) -> None:
-        """The topic's deletion has its place in the log: what comes behind it finds empty queues.
+        """The topic's deletion is in the log: messages behind it go to empty queues.
 
-        That holds for queues that have no tail yet as well, until `deletion_applied`: so long they are in the store,
-        whether the metadata has the topic or not. Tails stay, for messages may be pending on them.
+        Until `deletion_applied`, this also applies to queues without a tail: they still exist in the store, whether or
+        not the metadata has the topic. Tails stay, since pending messages may refer to them.
         """
         self._deletions[topic] += 1
         for (name, _), tail in self._tails.items():
@@ -89,7 +89,7 @@ class QueueOffsets(Service):
                 tail.next_offset = 0
 
     def deletion_applied(self, topic: str) -> None:
-        """The store has dropped the topic's queues, as a deletion in the log says, perhaps one of an older leader."""
+        """The store has dropped the topic's queues for a deletion in the log, possibly one of an earlier leader."""
         if self._deletions[topic] > 1:
             self._deletions[topic] -= 1
         else:
@@ -98,20 +98,20 @@ class QueueOffsets(Service):
     def of_topic(self, topic: str) -> list[NextOffset]:
         """The tails of a topic's queues, by queue id. The topic must exist.
 
-        A queue that is only read any more can still be written to by whoever asks for it, as with stock brokers: a
-        producer may not know yet that it has fewer queues to choose from.
+        Queues that are no longer writable are included, as with stock brokers: a producer may not know yet that the
+        number of queues was reduced.
         """
         config = self._metadata.topics[topic]
         return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
     def get(self, topic: str, queue_id: int) -> NextOffset:
-        """The tail of one queue, whatever the topic's configuration says."""
+        """The tail of one queue, regardless of the topic's configuration."""
         tail = self._tails.get((topic, queue_id))
         if tail is None:
             name = self._names.get(topic)
             if name is None:
                 name = self._names[topic] = TopicName(topic)
-            # Nothing was written behind a deletion that is not applied yet, or there were a tail.
+            # Nothing was written after a deletion that is not applied yet, otherwise there would be a tail.
             next_offset = 0 if topic in self._deletions else self._next_offset(topic, queue_id)
             tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, next_offset)
         return tail

@@ -1,4 +1,4 @@
-"""The record that is made of a stored one, when a message goes to another queue of this broker."""
+"""Copies a stored message into another queue of this broker."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def copy_record(
     attempts: int = 0,
     on_outcome: OnOutcome | None = None,
 ) -> InternalRecord:
-    """A message as the queue at ``tail`` gets it, with these properties; all that is not said here stays as it was.
+    """The message for the queue at ``tail``, with these properties; everything else is unchanged.
 
-    This broker's records have hosts of IPv4. Of a sender that was known by an IPv6 address, none is.
+    Records of this broker have IPv4 hosts. If the sender had an IPv6 address, the host is empty.
 
     Args:
-        transaction: what the message is to its transaction, a value of `TRANSACTION_MASK`; None for what it was.
-        prepared_offset: where its half message is, 0 for nowhere.
-        attempts: how often consumers had it since, in vain.
+        transaction: role in a transaction, a value of `TRANSACTION_MASK`; None to keep it.
+        prepared_offset: where its half message is, 0 for none.
+        attempts: number of failed deliveries so far.
     """
     host, sys_flag = stored.born_host, stored.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
     if not isinstance(host, bytes):

@@ -1,4 +1,4 @@
-"""How handlers of metadata changes reply: once the change is replicated."""
+"""Answers requests for metadata changes once the change is replicated."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def replicate(
     check: Callable[[], None] = lambda: None,
     on_framed: Callable[[], None] | None = None,
 ) -> None:
-    """Replicate commands and answer the request once all are applied; if this replica ceases to lead before they had
-    begun, the request is served anew, by whoever leads then.
+    """Replicate commands and answer the request once all are applied; if this replica loses leadership before they are
+    in the log, the current leader serves the request.
 
-    ``what`` is for people. ``check`` raises RequestRefused if the commands were applied and had no effect.
-    ``on_framed`` is of the last command, see `PendingCommand`. Raises RequestRefused if too much waits already.
+    ``what`` is for logs. ``check`` raises RequestRefused if the applied commands had no effect. ``on_framed`` belongs
+    to the last command, see `PendingCommand`. Raises RequestRefused if too much is pending.
     """
     appender.check_room()
 
