@@ -189,8 +189,7 @@ class Metadata:
                 return Changes(topics=(topic.name,))
             case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
                 if self.topics.pop(name, None) is None:
-                    # Messages may have arrived after an earlier deletion; whether they are dropped must not depend on
-                    # the state.
+                    # Messages may have arrived after an earlier deletion; dropping them must not depend on the state.
                     return Changes(deleted_topics=(name,))
                 self.topic_identities.pop(name, None)
                 removed = self._remove_offsets(topic=name)
