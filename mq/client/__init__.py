@@ -1,8 +1,8 @@
-"""The Python SDK: send to, receive from and administrate RocketMQ brokers, on trio or asyncio (AnyIO).
+"""The Python SDK: produce to, consume from and administer RocketMQ brokers, on trio or asyncio (AnyIO).
 
     from mq.client import Message, Producer, PushConsumer
 
-`mq.client.sync` has the same for programs without an event loop. The guide for users is `docs/python.md`.
+`mq.client.sync` is the same for programs without an event loop. The user guide is `docs/python.md`.
 """
 
 from mq.client.admin import Admin

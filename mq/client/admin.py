@@ -1,4 +1,4 @@
-"""Looking at a cluster, its topics, messages and consumer groups, and changing them."""
+"""Administration: shows and changes a cluster, its topics, messages and consumer groups."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05
 MESSAGE_TYPE_ATTRIBUTE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
-"""What RocketMQ's proxy lets gRPC clients send to a topic; a topic without this attribute takes normal messages."""
+"""The message types of a topic for gRPC clients of RocketMQ's proxy; a topic without the attribute takes normal
+messages.
+"""
 
 T = TypeVar("T")
 
@@ -62,8 +64,8 @@ class Admin(anyio.AsyncContextManagerMixin):
         async with Admin("127.0.0.1:9876") as admin:
             await admin.create_topic("Orders", queues=8)
 
-    All methods raise NameServersUnavailable, ConnectFailed, ConnectionLost, RequestTimeout and BrokerError; where
-    their `stored` is "unknown", what was asked for may have been done.
+    All methods raise NameServersUnavailable, ConnectFailed, ConnectionLost, RequestTimeout and BrokerError; if `stored`
+    is "unknown", the operation may have been executed.
     """
 
     def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
@@ -103,13 +105,13 @@ class Admin(anyio.AsyncContextManagerMixin):
         return dict(read_body(KVTable.decode, body).table)
 
     async def manage_group(self, address: str, command: GroupCommand, *, timeout: float = 3.0) -> GroupAnswer:
-        """Let the broker at `address` look at its group, or change it; what it says is in the answer."""
+        """Show or change the Raft group of the broker at `address`; the answer contains the broker's text."""
         body = command.encode()
         _, answer = await self._opened().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
         return read_body(GroupAnswer.decode, answer)
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
-        """Leader address by broker name, of one cluster or one broker group or all. Raises NoRoute."""
+        """Leader address by broker name, of one cluster, of one broker group, or of all. Raises NoRoute."""
         info = await self.cluster_info()
         names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
         if broker is not None:
@@ -144,12 +146,12 @@ class Admin(anyio.AsyncContextManagerMixin):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> TopicRoute:
-        """Create `topic`, or change it, with `queues` queues on every broker group of the cluster (or on one group).
+        """Create or change `topic` with `queues` queues on every broker group of the cluster, or on one group.
 
-        `perm` is 4 for readable plus 2 for writable; `order` marks a topic whose queues are to be consumed in order.
-        `message_type`, for gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None leaves it as it is.
-        Returns the route once the name servers know all the groups.
-        Raises NameRefused, and NoRoute if a group has no leader or the route does not appear within 5 s.
+        `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
+        gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None keeps the current one. Returns the route
+        once the name servers know all the groups. Raises NameRefused, and NoRoute if a group has no leader or the route
+        does not appear within 5 s.
         """
         check_topic(topic)
         if message_type is not None and message_type not in MESSAGE_TYPES:
@@ -175,7 +177,7 @@ class Admin(anyio.AsyncContextManagerMixin):
                     if not perm & 4 or wanted <= set(route.read_queues):
                         return route
                 except TopicNotFound:
-                    pass  # the brokers answer before the name servers have heard
+                    pass  # brokers answer before the name servers are updated
                 await anyio.sleep(POLL_SECONDS)
         waited = f"within {TOPIC_VISIBLE_SECONDS:g} s"
         raise NoRoute(topic, f"created, but not all of {sorted(leaders)} registered it at the name server {waited}")
@@ -192,15 +194,15 @@ class Admin(anyio.AsyncContextManagerMixin):
         return sorted(read_body(TopicList.decode, body).topics)
 
     async def route(self, topic: str) -> TopicRoute:
-        """Where the queues of `topic` are now. Raises TopicNotFound."""
+        """The current route of `topic`. Raises TopicNotFound."""
         return await self._opened().route(topic, refresh=True)
 
     # Messages.
 
     async def message_by_id(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The stored record with this id (`SendResult.offset_message_id`), or None if there is none any more.
+        """The stored record with this id (`SendResult.offset_message_id`), or None if it does not exist (any more).
 
-        Raises ValueError for what is no such id, NoRoute if no broker group has the broker that it names.
+        Raises ValueError for an invalid id, NoRoute if no broker group has the broker named in it.
         """
         return await message_by_id(self._opened(), offset_message_id, await self.cluster_info())
 
@@ -214,7 +216,7 @@ class Admin(anyio.AsyncContextManagerMixin):
         end: dt.datetime | None = None,
         unique: bool = False,
     ) -> list[ReceivedMessage]:
-        """Messages of `topic` with this key, stored between two times, both included, the oldest first.
+        """Messages of `topic` with this key, stored between two times, both inclusive, oldest first.
 
         Each broker group answers with its newest `count_max`, 64 at most. With `unique` the key is a message id
         (`SendResult.message_id`). Raises TopicNotFound.
@@ -237,10 +239,10 @@ class Admin(anyio.AsyncContextManagerMixin):
         begin: dt.datetime | None = None,
         end: dt.datetime | None = None,
     ) -> MessageTrace:
-        """What producers and consumers wrote down of a message, which those do that are told to (`trace=True`).
+        """The trace records that producers and consumers with `trace=True` have written about a message.
 
-        `topic` is where they did, between two times. Of a message that very many handled some may be missing. Raises
-        TopicNotFound.
+        `topic` is the trace topic; `begin` and `end` limit the time. With very many consumers, some records may be
+        missing. Raises TopicNotFound.
         """
         found = await self.messages_by_key(topic, message_id, count_max=TRACE_MESSAGES_MAX, begin=begin, end=end)
         return trace_of(message_id, found)
@@ -255,8 +257,8 @@ class Admin(anyio.AsyncContextManagerMixin):
         return configs
 
     async def topic_identities(self, topic: str) -> dict[str, str]:
-        """In each broker group that has `topic`, what tells it from a topic of the same name that was deleted before,
-        or that is in another cluster. Empty for a topic of a release that knew no identities, and from stock brokers.
+        """The identity of `topic` in each broker group that has it, which distinguishes it from a deleted topic of the
+        same name or one in another cluster. Empty for topics from releases without identities, and from stock brokers.
 
         Raises TopicNotFound, NoRoute.
         """
@@ -268,7 +270,7 @@ class Admin(anyio.AsyncContextManagerMixin):
         return found
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
-        """The first and the next offset of each queue of `topic`, and when its last message was stored."""
+        """The first and the next offset of each queue of `topic`, and the store time of its last message."""
         found: dict[QueueRef, QueueEnds] = {}
         ext = TopicExt(topic=topic)
         for address in (await self._leaders_of(topic)).values():
@@ -277,7 +279,7 @@ class Admin(anyio.AsyncContextManagerMixin):
         return _by_queue(found)
 
     async def figure(self, name: str, key: str) -> dict[str, BrokerStatsData]:
-        """One of RocketMQ's statistics in each broker group that has it, as `TOPIC_PUT_NUMS` of a topic.
+        """One of RocketMQ's statistics, such as `TOPIC_PUT_NUMS` of a topic, in each broker group that has it.
 
         `key` is a topic, `topic@group` or a cluster. Raises NoRoute.
         """
@@ -287,7 +289,7 @@ class Admin(anyio.AsyncContextManagerMixin):
             try:
                 _, body = await self._opened().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext.fields())
             except BrokerError as error:
-                if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that nothing was counted
+                if error.code == ResponseCode.SYSTEM_ERROR:  # the brokers' answer when nothing was counted
                     continue
                 raise
             figures[broker] = read_body(BrokerStatsData.decode, body)
@@ -301,7 +303,7 @@ class Admin(anyio.AsyncContextManagerMixin):
     # Consumer groups.
 
     async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]:
-        """The configuration of every consumer group, by its name and that of the broker group. Raises NoRoute."""
+        """The configuration of every consumer group, by group name and broker group. Raises NoRoute."""
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             _, body = await self._opened().call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -310,7 +312,7 @@ class Admin(anyio.AsyncContextManagerMixin):
         return groups
 
     async def put_consumer_group(self, config: SubscriptionGroupConfig, *, cluster: str | None = None) -> None:
-        """Create a consumer group, or change it, in every broker group of the cluster. Raises NameRefused, NoRoute."""
+        """Create or change a consumer group in every broker group of the cluster. Raises NameRefused, NoRoute."""
         check_group(config.group_name)
         for address in (await self._leaders(cluster, None)).values():
             await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode())
@@ -318,9 +320,9 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def delete_consumer_group(
         self, group: str, *, offsets: bool = True, topics: bool = False, cluster: str | None = None
     ) -> None:
-        """Delete a consumer group, with `offsets` also how far it is, with `topics` its repeated and dead messages.
+        """Delete a consumer group; with `offsets` also its offsets, with `topics` its retry and dead letter topics.
 
-        One that has members comes back with their next heartbeat. Raises NameRefused, NoRoute.
+        A group with members is created again by their next heartbeat. Raises NameRefused, NoRoute.
         """
         check_group(group)
         ext = DeleteSubscriptionGroupExt(group_name=group, remove_offset=offsets, clean_offset=offsets)
@@ -331,7 +333,7 @@ class Admin(anyio.AsyncContextManagerMixin):
                 await self.delete_topic(topic, cluster=cluster)
 
     async def group_progress(self, group: str) -> dict[MessageQueue, GroupProgress]:
-        """How far a consumer group is in each queue of the topics that it has offsets of. Raises NoRoute."""
+        """The progress of a consumer group in each queue of the topics in which it has offsets. Raises NoRoute."""
         found: dict[QueueRef, GroupProgress] = {}
         for address in (await self._leaders(None, None)).values():
             ext = ConsumeStatsExt(consumer_group=group)
@@ -340,10 +342,10 @@ class Admin(anyio.AsyncContextManagerMixin):
         return _by_queue(found)
 
     async def reset_group(self, group: str, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
-        """Let a consumer group go on at the first or the next message of `topic`, or at a time; returns the offsets.
+        """Reset a consumer group to the first or the next message of `topic`, or to a time; returns the offsets.
 
-        Forwards or backwards, in all queues, whether members are at work or not: they go on from there at once, and
-        what they still commit of before does not count. Raises ValueError for what is no position, TopicNotFound,
+        Forwards or backwards, in all queues, whether or not members are running: these continue from there at once, and
+        their commits for earlier positions are ignored. Raises ValueError for an invalid position, TopicNotFound,
         NoRoute.
         """
         check_group(group)
@@ -367,12 +369,12 @@ class Admin(anyio.AsyncContextManagerMixin):
         return await self.offset(queue, "last")
 
     async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
-        """The offset at the beginning or the end of `queue`, or of its first message stored at a time or later."""
+        """The offset at the beginning or end of `queue`, or of its first message stored at or after a time."""
         remoting = self._opened()
         return await queue_offset(remoting, queue, position, seconds=remoting.settings.request_seconds)
 
     async def consumers(self, group: str, topic: str) -> list[str]:
-        """The client ids of the members of `group`, as the leader of a broker group of `topic` knows them."""
+        """The client ids of the members of `group`, from the leader of a broker group of `topic`."""
         remoting = self._opened()
         route = await self.route(topic)
         for name in sorted(route.brokers):
@@ -382,7 +384,7 @@ class Admin(anyio.AsyncContextManagerMixin):
                 ext = ConsumerGroupExt(consumer_group=group)
                 _, body = await remoting.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext.fields())
             except BrokerError as error:
-                if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that a group has no members
+                if error.code == ResponseCode.SYSTEM_ERROR:  # the brokers' answer for a group without members
                     return []
                 raise
             return sorted(read_body(ConsumerList.decode, body).consumer_ids)

@@ -1,7 +1,7 @@
-"""What can go wrong in the SDK, by what it means for the caller.
+"""Errors of the SDK, by their meaning for the caller.
 
-Every class answers one question first: could the broker have stored something? `stored` is "no" when it certainly
-did not happen and "unknown" when it may have. A send that certainly happened is a `SendResult`, never an error.
+Every class answers one question: could the broker have stored something? `stored` is "no" if the operation certainly
+did not happen and "unknown" if it may have. A successful send returns a `SendResult`, never an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Stored = Literal["no", "unknown"]
 
 
 def _named(codes: type[IntEnum], code: int) -> str:
-    """The number, and the name that RocketMQ has for it, if any."""
+    """The number, and RocketMQ's name for it, if any."""
     return f"{code} {codes(code).name}" if code in codes.__members__.values() else str(code)
 
 
@@ -55,7 +55,7 @@ class ClientClosed(ClientError):
 
 
 class MessageRefused(ClientError):
-    """The message breaks a limit of the protocol; it never left this process."""
+    """The message violates a limit of the protocol; it was not sent."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -63,7 +63,7 @@ class MessageRefused(ClientError):
 
 
 class ProducerBusy(ClientError):
-    """`limit` messages are in flight already, or wait for replies; nothing was sent."""
+    """`limit` messages are in flight or waiting for replies; nothing was sent."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} messages are in flight already")
@@ -71,7 +71,7 @@ class ProducerBusy(ClientError):
 
 
 class ConnectFailed(ClientError):
-    """No connection to `address` could be opened; nothing was sent."""
+    """The connection to `address` could not be opened; nothing was sent."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"cannot connect to {address}: {reason}")
@@ -80,9 +80,9 @@ class ConnectFailed(ClientError):
 
 
 class ConnectionLost(ClientError):
-    """The connection ended before the answer came.
+    """The connection ended before the answer arrived.
 
-    `sent` is False when the request had not been handed to the socket yet: then it certainly did not happen.
+    `sent` is False if the request had not been written to the socket yet: then it certainly did not happen.
     """
 
     def __init__(self, address: str, reason: str, *, sent: bool) -> None:
@@ -94,7 +94,7 @@ class ConnectionLost(ClientError):
 
 
 class RequestTimeout(ClientError):
-    """No answer to request `code` from `address` within `seconds`; the answer is ignored if it still comes."""
+    """No answer to request `code` from `address` within `seconds`; a later answer is ignored."""
 
     stored: Stored = "unknown"
 
@@ -106,9 +106,9 @@ class RequestTimeout(ClientError):
 
 
 class BrokerError(ClientError):
-    """A broker or name server answered with a code that is not success.
+    """A broker or name server answered with a code other than success.
 
-    `stored` is "unknown" for codes that do not say how far the request had come, SYSTEM_ERROR above all.
+    `stored` is "unknown" for codes that do not tell whether the request was executed, above all SYSTEM_ERROR.
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
@@ -120,14 +120,14 @@ class BrokerError(ClientError):
 
 
 class NotRecalled(BrokerError):
-    """No message waits for its time under this handle (any more); `remark` says what the broker knows about that.
+    """No waiting message has this handle (any more); `remark` is the broker's explanation.
 
-    It was delivered, or is just being, or it was recalled before, or it was never stored.
+    It was delivered, is being delivered, was recalled before, or was never stored.
     """
 
 
 class UnreadableAnswer(ClientError):
-    """The other side answered, but not as the protocol says; the request may have been carried out."""
+    """The answer violates the protocol; the request may have been executed."""
 
     stored: Stored = "unknown"
 
@@ -136,7 +136,7 @@ class UnreadableAnswer(ClientError):
 
 
 class NameServersUnavailable(ClientError):
-    """None of the name servers answered. `reasons` has one line for each."""
+    """No name server answered. `reasons` has one line for each."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__("no name server answered: " + "; ".join(f"{a}: {r}" for a, r in reasons.items()))
@@ -144,7 +144,7 @@ class NameServersUnavailable(ClientError):
 
 
 class TopicNotFound(ClientError):
-    """The name servers know neither the topic nor a template it could be created from."""
+    """The name servers know neither the topic nor a template to create it from."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} does not exist")
@@ -161,7 +161,7 @@ class NoRoute(ClientError):
 
 
 class NoReply(ClientError):
-    """The message `message_id` is stored, and nobody replied within `seconds`; it may be handled all the same."""
+    """The message `message_id` is stored, but no reply came within `seconds`; it may be handled all the same."""
 
     stored: Stored = "unknown"
 
@@ -172,7 +172,7 @@ class NoReply(ClientError):
 
 
 class NotARequest(ClientError):
-    """Whoever sent this message waits for no reply, or its broker did not say which cluster it belongs to."""
+    """The sender of this message waits for no reply, or its broker did not name its cluster."""
 
     def __init__(self, message: ReceivedMessage) -> None:
         super().__init__(f"{message} wants no reply")
@@ -180,7 +180,9 @@ class NotARequest(ClientError):
 
 
 class ReplyNotDelivered(ClientError):
-    """No broker could hand the reply to who asked: gone, or silent. It may be stored in the reply topic."""
+    """No broker could deliver the reply to the requester: disconnected or silent. It may be stored in the reply
+    topic.
+    """
 
     stored: Stored = "unknown"
 
@@ -190,11 +192,11 @@ class ReplyNotDelivered(ClientError):
 
 
 class OffsetsFileDamaged(ClientError):
-    """The file with the offsets cannot be read. Remove it to begin anew, and repeat or miss messages knowingly."""
+    """The file with the offsets is damaged. Removing it restarts the consumer, which repeats or misses messages."""
 
 
 class DeliveryFinished(ClientError):
-    """This delivery was acknowledged, or given back, before; the second call has changed nothing."""
+    """This delivery was settled before; the second call had no effect."""
 
     def __init__(self, message: ReceivedMessage, outcome: Literal["acknowledged", "given back"]) -> None:
         super().__init__(f"{message} was {outcome} before")
@@ -203,7 +205,7 @@ class DeliveryFinished(ClientError):
 
 
 class _SendFailed(ClientError):
-    """What both kinds of failed send have in common; catch `ClientError` instead and look at `stored`."""
+    """The base of both kinds of failed sends; catch `ClientError` instead and check `stored`."""
 
     prefix: ClassVar[str]
 
@@ -217,8 +219,9 @@ class _SendFailed(ClientError):
 
 
 class SendRejected(_SendFailed):
-    """A broker refused the message with response code `code`, and no attempt of this send had an unknown outcome:
-    it is certainly not stored."""
+    """A broker refused the message with response code `code`, and no attempt had an unknown outcome: it is certainly
+    not stored.
+    """
 
     prefix = "refused, certainly not stored"
 
@@ -229,10 +232,10 @@ class SendRejected(_SendFailed):
 
 
 class SendOutcomeUnknown(_SendFailed):
-    """The message may have been stored, once for each attempt: a timeout, a lost connection, a vague answer.
+    """The message may have been stored, once per attempt: after a timeout, a lost connection, or an unclear answer.
 
-    `message_id` is the UNIQ_KEY all attempts carried: `Admin.messages_by_key(topic, message_id, unique=True)` finds it,
-    and who handles messages knows by it that two are the same.
+    `message_id` is the UNIQ_KEY of all attempts: `Admin.messages_by_key(topic, message_id, unique=True)` finds the
+    message, and consumers can recognize duplicates by it.
     """
 
     prefix = "outcome unknown, may be stored"

@@ -1,4 +1,4 @@
-"""What a consumer may ask for besides tags."""
+"""Filters of consumers besides tags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sql:
 def sql(expression: str) -> Sql:
     """Receive the messages that satisfy an expression: ``sql("region = 'eu' AND amount > 100")``.
 
-    What is allowed in it and what is null is in ``docs/filters.md``. Where it is given to a consumer, it is compiled,
-    so that a wrong one raises SubscriptionError with the position there.
+    For syntax and null values see ``docs/filters.md``. The consumer compiles it, and raises SubscriptionError with the
+    position of a mistake.
     """
     return Sql(expression)

@@ -1,9 +1,9 @@
-"""Where the SDK says what happens: Python's own logging, under the name ``mq.client``.
+"""Logging of the SDK: Python's own, under the name ``mq.client``.
 
-A library does not write to its user's terminal unasked: as everywhere in Python, warnings show and the rest is silent
-until the application says otherwise (``logging.basicConfig(level="INFO")``). How an event looks as text is what the
-application told structlog, if it uses it; else it is a line with the event's fields behind its name. structlog is not
-imported here: it takes longer than the rest of the SDK, and an application that uses it has imported it already.
+A library does not write to its user's terminal by default: as everywhere in Python, warnings show and the rest is
+silent until the application configures logging (``logging.basicConfig(level="INFO")``). If the application uses
+structlog, its configuration formats events; otherwise an event is a line with its name and fields. structlog is not
+imported here: that takes longer than the rest of the SDK, and an application that uses it has imported it already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["log"]
 
 
 class EventLog:
-    """Writes an event with named fields as one record of a logger of Python's."""
+    """Writes an event with named fields as one record of a Python logger."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -34,7 +34,7 @@ class EventLog:
         self._write("error", event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """An error with the traceback of the exception that is being handled, without the values of variables."""
+        """Log an error with the traceback of the current exception, without values of variables."""
         self._write("error", event, fields, exc_info=True)
 
     def _write(self, method: str, event: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
@@ -52,7 +52,7 @@ class EventLog:
                 rendered = processor(self._logger, method, rendered)
         except structlog.DropEvent:
             return
-        # A processor may leave the arguments of the logger's method in place of a text.
+        # A processor may return arguments for the logger's method instead of a text.
         match rendered:
             case (args, kwargs):
                 self._logger.log(level, *args, **kwargs)

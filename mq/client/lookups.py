@@ -1,4 +1,4 @@
-"""Looking up single messages: by the id of the stored record, and by key."""
+"""Look up single messages: by the id of the stored record, and by key."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
     """The record of this id; None if there is none. Any replica of its broker group may have it.
 
-    Raises ValueError for what is no such id, NoRoute if no broker group has the replica that it
-    names, and what requests raise if no replica answers.
+    Raises ValueError for an invalid id, NoRoute if no broker group has the replica named in it, and request errors if
+    no replica answers.
     """
     try:
         ip, port, physical_offset = parse_offset_message_id(offset_message_id)
@@ -35,7 +35,7 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
     stored_at = f"{ip}:{port}"
     for name, group in cluster.brokers.items():
         if stored_at in group.broker_addrs.values():
-            # The one that took the message first: it has applied it for sure.
+            # First the replica that stored the message: it has certainly applied it.
             others = [address for _, address in sorted(group.broker_addrs.items()) if address != stored_at]
             return await _view(remoting, name, [stored_at, *others], physical_offset)
     raise NoRoute(
@@ -55,7 +55,7 @@ async def _view(
             _, body = await remoting.call(address, RequestCode.VIEW_MESSAGE_BY_ID, ext.fields())
             return next(iter(received_messages(broker_name, body)), None)
         except BrokerError as error:
-            if error.code == ResponseCode.SYSTEM_ERROR:  # how brokers say that no message begins there
+            if error.code == ResponseCode.SYSTEM_ERROR:  # the brokers' answer if no message begins there
                 return None
             failure = error
         except ClientError as error:
@@ -69,9 +69,9 @@ async def _view(
 async def messages_by_key(
     remoting: ClientCore, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
 ) -> list[ReceivedMessage]:
-    """Messages with a key, of every broker group of the topic, the newest ``count_max`` of each; the oldest come first.
+    """Messages with a key, of every broker group of the topic, the newest ``count_max`` of each; oldest first.
 
-    Raises TopicNotFound, NoRoute, BrokerError and what requests raise.
+    Raises TopicNotFound, NoRoute, BrokerError and request errors.
     """
     route = await remoting.route(topic, refresh=True)
     ext = QueryMessageExt(topic=topic, key=key, messages_max=count_max, begin_ms=begin_ms, end_ms=end_ms, unique=unique)
@@ -84,7 +84,7 @@ async def messages_by_key(
 async def _group_messages_by_key(
     remoting: ClientCore, route: TopicRoute, broker_name: str, ext: QueryMessageExt
 ) -> list[ReceivedMessage]:
-    """What one broker group has; another replica is asked if the answer of one cannot be read."""
+    """The messages of one broker group; tries another replica if an answer cannot be parsed."""
     first = route.read_address(broker_name)
     if first is None:
         raise NoRoute(ext.topic, f"broker group {broker_name} has no replica")
@@ -106,7 +106,9 @@ async def _group_messages_by_key(
 
 
 def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTrace:
-    """The story of a message from messages of the trace topic; who wrote a record is where its message came from."""
+    """The trace of a message, from messages of the trace topic; the sender of such a message is the client that wrote
+    the record.
+    """
     records: list[TraceRecord] = []
     unreadable = 0
     for message in messages:

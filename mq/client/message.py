@@ -1,4 +1,4 @@
-"""The values users of the SDK hold in their hands: messages to send, results, messages received."""
+"""The public value types: messages to send, results, received messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStat
 
 _TOPIC_AND_BODY = ("topic", "body")
 _SHOWN_BYTES_MAX = 64
-"""Of a body: what an error or a log shows of a message of 4 MiB is not all of it."""
+"""Maximum number of body bytes shown in errors and logs."""
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic in one broker group. Sorts by (topic, broker name, queue id), as the group agreed to."""
+    """One queue of a topic in one broker group. Sorts by (topic, broker name, queue id), the order that allocation
+    requires.
+    """
 
     topic: str
     broker_name: str
@@ -32,12 +34,12 @@ class MessageQueue(NamedTuple):
 class Message(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A message to send.
 
-    `body` is 1 byte to 4 MiB. `tags` is one tag to filter by; `keys` are words to look the message up by.
-    `properties` are the application's own names and values. Messages with the same `sharding_key` go to the same
-    queue and so keep their order. `flag` is a number the brokers carry and do not read.
-    `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may have other levels, up to 64),
-    `delay` so many seconds later by the broker's clock, `deliver_at` at a time: a datetime with its time zone, or
-    milliseconds since the epoch. At most one of the three; a time that has passed is now.
+    `body` is 1 byte to 4 MiB. `tags` is one tag to filter by; `keys` are words to look the message up by. `properties`
+    are the application's own names and values. Messages with the same `sharding_key` go to the same queue and so keep
+    their order. `flag` is a number that brokers store and ignore. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s,
+    30 s, 1 min ... 2 h; brokers may have other levels, up to 64), `delay` after that many seconds by the broker's
+    clock, `deliver_at` at a time: a datetime with its time zone, or milliseconds since the epoch. At most one of the
+    three; a time in the past means now.
     """
 
     topic: str
@@ -58,7 +60,7 @@ class Message(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class SendStatus(Enum):
-    """How safely the message is stored. Only `OK` promises what the broker group was set up to promise."""
+    """How safely the message is stored. Only `OK` means the durability that the broker group is configured for."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -69,12 +71,11 @@ class SendStatus(Enum):
 class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
     """The message is stored in `queue` at `queue_offset`.
 
-    `message_id` is the UNIQ_KEY the message carries, the same in every copy; `offset_message_id` names the one stored
-    record. If an earlier message had its sequence number, both are those of that one. `attempts` counts the requests
-    that were needed; `maybe_duplicated` says that an earlier one of them had an unknown outcome, so that the message
-    may be stored more than once under the same `message_id`. Of a message that waits for a time (`delay`,
-    `deliver_at`), `recall_handle` is what `Producer.recall` takes it back with.
-    `trace_on` is False when the broker is set so that nobody is to trace the message; none of raftmq is.
+    `message_id` is the message's UNIQ_KEY, the same in every copy; `offset_message_id` identifies the one stored
+    record. If an earlier message had its sequence number, both belong to that one. `attempts` counts the requests sent;
+    `maybe_duplicated` says that an earlier one of them had an unknown outcome, so the message may be stored more than
+    once with the same `message_id`. For a timed message (`delay`, `deliver_at`), `recall_handle` is the argument for
+    `Producer.recall`. `trace_on` is False if the broker is configured not to trace messages; raftmq never is.
     """
 
     message_id: str
@@ -89,11 +90,11 @@ class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True)
 
 
 class ReceivedMessage:
-    """A message as a consumer gets it: the body inflated, everything else as the broker stored it.
+    """A received message: the body inflated, everything else as stored by the broker.
 
-    A body that cannot be inflated comes as it is stored, and the log says so.
-    `attempt` is 1 for the first hand-out in this process and grows each time the handler failed; `reconsume_times`
-    grows each time the message was given back to its broker.
+    A body that cannot be inflated is returned as stored, and logged. `attempt` is 1 for the first delivery in this
+    process and grows each time the handler fails; `reconsume_times` grows each time the message is sent back to its
+    broker.
     """
 
     __slots__ = ("attempt", "body", "queue", "queue_offset", "record")
@@ -111,14 +112,14 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic the message was sent to, also when it comes again through the group's retry topic."""
+        """The topic the message was sent to, also when it is redelivered through the group's retry topic."""
         if self.record.topic.startswith(RETRY_PREFIX):
             return self.record.properties.get(props.RETRY_TOPIC, self.record.topic)
         return self.record.topic
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties, the system's and the application's."""
+        """All properties: the system's and the application's."""
         return self.record.properties
 
     @property
@@ -143,12 +144,12 @@ class ReceivedMessage:
 
     @property
     def sharding_key(self) -> str | None:
-        """The key by which the sender chose the queue, or None."""
+        """The key for the sender's choice of the queue, or None."""
         return self.record.properties.get(props.SHARDING_KEY)
 
     @property
     def born_at(self) -> dt.datetime:
-        """When the sender made the message, by the sender's clock."""
+        """When the sender created the message, by the sender's clock."""
         return dt.datetime.fromtimestamp(self.record.born_timestamp_ms / 1000, tz=dt.UTC)
 
     @property
@@ -158,27 +159,27 @@ class ReceivedMessage:
 
     @property
     def born_host(self) -> Host:
-        """The address of the sender, as the broker saw it."""
+        """The address of the sender, as seen by the broker."""
         return self.record.born_host
 
     @property
     def store_host(self) -> Host:
-        """The address of the broker that took the message."""
+        """The address of the broker that stored the message."""
         return self.record.store_host
 
     @property
     def user_properties(self) -> Mapping[str, str]:
-        """The application's properties: those that `Message.properties` had."""
+        """The application's properties, as in `Message.properties`."""
         return {name: value for name, value in self.record.properties.items() if not props.is_reserved(name)}
 
     @property
     def flag(self) -> int:
-        """The number that the sender gave the message; brokers do not read it."""
+        """The sender's number; brokers ignore it."""
         return self.record.flag
 
     @property
     def delay_level(self) -> int | None:
-        """The delay level that the message was sent with, or that it came again after; None if it did not wait."""
+        """The delay level of the message or of its redelivery; None if it was not delayed."""
         text = self.record.properties.get(props.DELAY)
         return int(text) if text is not None and text.isdecimal() else None
 
@@ -189,5 +190,5 @@ class ReceivedMessage:
 
     @property
     def origin_message_id(self) -> str | None:
-        """Of a message that comes again, or is dead: the id of the record that was handed out first."""
+        """For a redelivered message or a dead letter: the id of the originally delivered record."""
         return self.record.properties.get(props.ORIGIN_MESSAGE_ID)

@@ -1,6 +1,6 @@
-"""Which queues of a topic belong to which member of a group: pure, the same on every member.
+"""Allocation of a topic's queues to the members of a group. Pure, with the same result on every member.
 
-All members of a group must use the same strategy, and the same one as members that use other RocketMQ clients.
+All members of a group must use the same strategy, including members that use other RocketMQ clients.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ __all__ = [
 Q = TypeVar("Q")
 
 Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], Sequence[MessageQueue]]
-"""Gets the queues, the client ids of all members, both sorted, and one of these ids; returns that member's queues."""
+"""Called with the queues, the client ids of all members, both sorted, and one of these ids; returns that member's
+queues.
+"""
 
 
 def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:
-    """These queues, whatever the other members have."""
+    """These queues, regardless of other members."""
     fixed = list(chosen)
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
@@ -38,9 +40,9 @@ def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:
 
 
 def allocate_in_rooms(rooms: Collection[str]) -> Strategy:
-    """Only queues of brokers whose name is ``room@name`` with one of these rooms.
+    """Only queues of brokers named ``room@name`` with one of these rooms.
 
-    Each member gets a contiguous share; what is left over goes to the first members, one each.
+    Each member gets a contiguous share; the first members get one more each if queues are left over.
     """
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
@@ -64,9 +66,9 @@ def _room_of(queue: MessageQueue) -> str:
 def allocate_nearby(
     inner: Strategy, room_of_queue: Callable[[MessageQueue], str], room_of_client: Callable[[str], str]
 ) -> Strategy:
-    """Queues go to members in the same room; those of a room without members are shared by all. `inner` does each.
+    """Allocates queues to members in the same room, with `inner`; queues of a room without members are shared by all.
 
-    The strategy raises ValueError when a queue or a member has no room.
+    The strategy raises ValueError for a queue or a member without a room.
     """
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:

@@ -1,16 +1,16 @@
-"""The life of a consumer, of whichever kind: what happens from entering its block to leaving it, in which order.
+"""The life cycle of all kinds of consumers: the steps from entering the block to leaving it.
 
 | step | push consumer | pull consumer | pop consumer |
 |---|---|---|---|
-| start | connections to brokers, heartbeats: the group has a member | connections | connections |
-| assign | `GroupMember` shares queues out, again with each change | `assign` | none: any member pops any queue |
+| start | connections to brokers, heartbeats: joins the group | connections | connections |
+| assign | `GroupMember` rebalances, at start and after each change | `assign` | none: any member pops any queue |
 | pull | a `Puller` for each queue | a `Puller` for each queue | a pop for each broker group |
-| hand out | handlers of `run`, or streams | `poll` | iteration |
+| deliver | handlers of `run`, or streams | `poll` | iteration |
 | acknowledge | handler ends, next message, `Delivery.ack` | `commit` | `ack` |
-| close | offsets are stored, locks given back | nothing is stored | what was popped is given back |
+| close | stores offsets, releases locks | stores nothing | returns popped messages |
 
-Whoever waits for a message when its consumer is closed gets ClientClosed. A consumer that was closed may be entered
-again and begins anew.
+A task that waits for a message when its consumer is closed gets ClientClosed. A closed consumer may be entered again
+and starts from scratch.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from mq.protocol.names import check_group
 __all__ = ["Consumer"]
 
 LEAVE_SECONDS = 2.0
-"""Storing the last offsets and saying goodbye take two round trips; brokers that do not answer do not hold us up."""
+"""Time to store the last offsets and unregister: two round trips; brokers that do not answer must not block closing."""
 
 
 class Consumer(anyio.AsyncContextManagerMixin):
-    """What all kinds of consumers share. Kinds override the steps of their life, which are called in this order:
+    """The base of all consumers. Subclasses override the steps of the life cycle, which are called in this order:
 
     `_connected`, `_start`, then the block of the user, `_stop`, `_closed`, `_leave`.
     """
@@ -70,7 +70,7 @@ class Consumer(anyio.AsyncContextManagerMixin):
         self._trace_topic = trace_topic(trace)
         self._unique_keys = new_unique_keys(rng or random.Random())
         self._remoting: ClientCore | None = None
-        """Set when it is entered for the first time, and kept."""
+        """Set while the consumer is open."""
         self._tasks: anyio.abc.TaskGroup | None = None
         """Set while it is open."""
         self._tracer: Tracer | None = None
@@ -107,40 +107,40 @@ class Consumer(anyio.AsyncContextManagerMixin):
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await self._leave(remoting)
 
-    # The steps of a life.
+    # Life cycle.
 
     def _connected(self, remoting: ClientCore) -> None:
-        """Connections can be opened. Nothing runs yet. May raise: then the block is not entered."""
+        """Connections can be opened; nothing runs yet. An exception prevents entering the block."""
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
-        """Begin to assign and to pull, in `tasks`. May raise: then the block is not entered."""
+        """Start assigning and pulling, in `tasks`. An exception prevents entering the block."""
 
     def _stop(self) -> None:
-        """The block has ended: nothing more is handed out. `_tasks` still run, to be cancelled."""
+        """The block has ended: deliver nothing more. `_tasks` still run, and are cancelled next."""
 
     def _closed(self) -> None:
-        """Nothing is assigned or pulled any more. Wakes whoever waits for a message."""
+        """Assigning and pulling have ended. Wake tasks that wait for a message."""
 
     @abstractmethod
     async def _leave(self, remoting: ClientCore) -> None:
-        """Store and give back what is to be, and say goodbye; for LEAVE_SECONDS at most. Must not raise."""
+        """Store offsets, return messages and unregister; for LEAVE_SECONDS at most. Must not raise."""
 
-    # What brokers are told, and tell us.
+    # Communication with brokers.
 
     def _heartbeat_body(self) -> bytes:
-        """What brokers hear of this consumer; by default that it is there, as a member of no group."""
+        """The heartbeat of this consumer; by default without a group."""
         return HeartbeatData(self.client_id).encode()
 
     def _note_route(self, route: TopicRoute) -> None:
-        """The route of a topic is known, or another one."""
+        """The route of a topic became known or changed."""
 
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
     ) -> bytes | None:
-        """What a broker asks; see `OnServerRequest`."""
+        """Handle a request from a broker; see `OnServerRequest`."""
         return refuse_server_request(request, body, answer_later)
 
-    # What all kinds do with a message.
+    # Common to all kinds.
 
     async def reply(
         self,
@@ -150,18 +150,18 @@ class Consumer(anyio.AsyncContextManagerMixin):
         properties: Mapping[str, str] | None = None,
         timeout: float = REPLY_SECONDS,
     ) -> None:
-        """Answer a message whose sender waits for it, see `Producer.request`, and wait until the sender has the reply.
+        """Reply to a message sent with `Producer.request`, and wait until the sender has the reply.
 
-        Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds what was
-        in the way. The reply is not acknowledgement: the message is done when its handler ends, as any other.
+        Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds the last
+        error. A reply does not acknowledge the message: that happens when its handler ends, as for any other.
         """
         own_id, remoting = self._unique_keys.next(), self._remoting
         await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
-    # Whether it is open.
+    # State.
 
     def _opened(self) -> ClientCore:
-        """Raises ClientClosed before the block and after it."""
+        """Raises ClientClosed outside of the block."""
         if self._remoting is None:
             raise ClientClosed(f"enter the consumer first: async with {type(self).__name__}(...) as consumer")
         if self._tasks is None:
@@ -169,6 +169,6 @@ class Consumer(anyio.AsyncContextManagerMixin):
         return self._remoting
 
     def _show(self, what: str, state: str) -> str:
-        """What `repr` says: `what` is consumed, `state` is that of an open consumer."""
+        """The text of `repr`: `what` is consumed, `state` describes an open consumer."""
         state = "closed" if self._tasks is None else state
         return f"<{type(self).__name__} {self.group}{what} at {';'.join(self._name_servers)}, {state}>"

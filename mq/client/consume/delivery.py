@@ -1,4 +1,4 @@
-"""Handing out messages: which queue is next, one at a time per queue where order counts, retries when they are due."""
+"""Delivers messages: chooses the next queue, one message at a time per queue for ordered consumption, and retries."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ RETRY_SECONDS_MAX = 30.0
 
 
 class DeliveryBoard:
-    """The queues that have something to hand out, in turn.
+    """Queues with messages to deliver, in round-robin order.
 
-    With `exclusive`, a queue whose messages were taken gives no more before `release`.
-    `on_progress` is told when messages of a queue were finished, so that its pulling may go on.
+    With `exclusive`, a queue with taken messages delivers no more before `release`. `on_progress` is called when
+    messages of a queue were finished, so that its pulling may continue.
     """
 
     def __init__(self, on_progress: Callable[[ProcessQueue], None], *, retry_seconds: float) -> None:
@@ -41,41 +41,41 @@ class DeliveryBoard:
         self._closed = False
 
     def open(self) -> None:
-        """Messages may be waited for."""
+        """Allow waiting for messages."""
         self._closed = False
 
     def close(self) -> None:
-        """No more messages come; whoever waits for one hears of it."""
+        """No more messages will come; waiting tasks get an error."""
         self._closed = True
         self._offered.set()
 
     def offer(self, queue: ProcessQueue) -> None:
-        """`queue` may have something to hand out."""
+        """`queue` may have messages to deliver."""
         if queue not in self._listed and not queue.leased and not queue.dropped:
             self._listed.add(queue)
             self._turns.append(queue)
             self._offered.set()
 
     def release(self, queue: ProcessQueue) -> None:
-        """What was taken exclusively is finished or given back."""
+        """Messages that were taken exclusively are finished or returned."""
         queue.leased = False
         self.offer(queue)
 
     def finish(self, queue: ProcessQueue, message: ReceivedMessage) -> None:
-        """The message is done."""
+        """The message is finished."""
         if not queue.dropped:
             queue.acknowledge(message)
             self._on_progress(queue)
 
     def retry_at(self, message: ReceivedMessage) -> float:
-        """When a message that has just failed may be tried again: twice as late each time, at most after 30 s."""
+        """When to retry a message that has just failed: the delay doubles each time, up to 30 s."""
         delay = min(self._retry_seconds * 2.0 ** min(message.attempt - 1, 10), RETRY_SECONDS_MAX)
         return anyio.current_time() + delay
 
     async def take(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
     ) -> tuple[ProcessQueue, list[ReceivedMessage]]:
-        """Wait for messages of any queue, and take at most `count(queue)` of them. Cancelled, it takes none.
+        """Wait for messages of any queue, and take at most `count(queue)` of them. If cancelled, none is taken.
 
         Raises ClientClosed.
         """
@@ -85,7 +85,7 @@ class DeliveryBoard:
                 raise ClientClosed("the consumer is closed")
             if (taken := self.take_nowait(count, exclusive=exclusive)) is not None:
                 return taken
-            if self._offered.is_set():  # else others wait for it, too
+            if self._offered.is_set():  # otherwise other tasks wait for it, too
                 self._offered = anyio.Event()
             seconds = max(self._alarms[0][0] - anyio.current_time(), 0.0) if self._alarms else float("inf")
             with anyio.move_on_after(seconds):
@@ -94,7 +94,7 @@ class DeliveryBoard:
     def take_nowait(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
     ) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
-        """As `take`, or None if nothing can be taken now."""
+        """As `take`, but returns None if nothing is available now."""
         now = anyio.current_time()
         while self._alarms and self._alarms[0][0] <= now:
             self.offer(heappop(self._alarms)[2])
@@ -121,10 +121,10 @@ class DeliveryBoard:
 
 
 class Delivery:
-    """One message to be finished explicitly, once: `ack()` it or `nack()` it. Of two calls the first one counts.
+    """One message to be settled explicitly, once: by `ack()` or `nack()`. Only the first call counts.
 
-    As a context manager it gives the message, acknowledges when the block ends, and on an exception has the message
-    handed out again later (the exception goes on). `exclusive` says that its queue waits until then.
+    As a context manager it returns the message, acknowledges it when the block ends, and retries it later if the block
+    raises (the exception propagates). `exclusive` says that its queue waits until then.
     """
 
     __slots__ = ("_board", "_exclusive", "_outcome", "_queue", "_trace", "message", "work")
@@ -141,7 +141,7 @@ class Delivery:
     ) -> None:
         self._trace = None if tracer is None else tracer.handling([message])
         self.work = None if spans is None else spans.processing([message])
-        """Its span, if there is one."""
+        """Its span, if spans are enabled."""
         self._exclusive = exclusive
         self._board = board
         self._queue = queue
@@ -150,7 +150,7 @@ class Delivery:
 
     @property
     def finished(self) -> bool:
-        """Whether the message was acknowledged or given back."""
+        """Whether the message was acknowledged or returned."""
         return self._outcome is not None
 
     def __repr__(self) -> str:
@@ -171,7 +171,7 @@ class Delivery:
                 self.work.__exit__(kind, error, traceback)
 
     def settle(self, error: BaseException | None) -> None:
-        """Unless that was done already: acknowledge, or with an error give back."""
+        """Settle the delivery if it is not yet: acknowledge it, or return it because of an error."""
         if not self.finished:
             if error is None:
                 self.ack()
@@ -179,10 +179,10 @@ class Delivery:
                 self.nack()
 
     def ack(self) -> None:
-        """The message is done; the group's offset passes it once all earlier ones of its queue are done.
+        """The message is done; the group's offset moves past it once all earlier ones of its queue are done.
 
-        If another member has got its queue meanwhile, this changes nothing, and the message comes again there.
-        Raises DeliveryFinished.
+        If another member has taken over its queue, this has no effect, and the message is redelivered there. Raises
+        DeliveryFinished.
         """
         self._finish("acknowledged")
         if self._trace is not None:
@@ -192,9 +192,9 @@ class Delivery:
             self._board.release(self._queue)
 
     def nack(self, delay: float | None = None) -> None:
-        """Hand the message out again in `delay` seconds (default: growing with each attempt).
+        """Redeliver the message in `delay` seconds (default: growing with each attempt).
 
-        Later ones go on meanwhile, unless the consumer is exclusive. Raises DeliveryFinished.
+        Later messages are delivered in the meantime, unless the consumer is exclusive. Raises DeliveryFinished.
         """
         self._finish("given back")
         if self._trace is not None:
@@ -219,7 +219,7 @@ class Delivery:
 class DeliveryStream:
     """All messages of a consumer as deliveries; several tasks may iterate over streams of one consumer.
 
-    With `exclusive`, a queue gives the next message when the one before is finished.
+    With `exclusive`, a queue delivers the next message when the previous one is settled.
     """
 
     def __init__(
@@ -240,9 +240,9 @@ class DeliveryStream:
 
 
 class MessageStream:
-    """All messages of a consumer, each acknowledged when the next one is asked for.
+    """All messages of a consumer; requesting the next message acknowledges the previous one.
 
-    So the body of `async for` is the handling: if it raises, or the process dies in it, the message comes again.
+    So the body of `async for` is the handler: if it raises, or the process dies, the message is redelivered.
     """
 
     def __init__(

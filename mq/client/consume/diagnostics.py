@@ -1,4 +1,4 @@
-"""What brokers ask a consumer about itself, on behalf of people with tools, and what they tell it to do."""
+"""Requests of brokers to a consumer: diagnostics for operators' tools, and resets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["read_reset", "running_info", "status"]
 
 
 def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
-    """The offsets to go on from (request code 220); none, and a log line, if they cannot be read."""
+    """The offsets of a reset (request code 220); empty, with a log line, if they cannot be parsed."""
     try:
         table = read_offset_table(body)
     except BodyError as error:
@@ -36,7 +36,7 @@ def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:
 def running_info(
     queues: Iterable[ProcessQueue], subscriptions: Sequence[SubscriptionData], *, ordered: bool, started_ms: int
 ) -> bytes:
-    """How the consumer is (request code 307); tools reckon with the time at which it started."""
+    """The consumer's state (request code 307); tools use the time at which it started."""
     properties = {
         "PROP_CLIENT_VERSION": "V4_9_8",
         "PROP_CONSUME_ORDERLY": str(ordered).lower(),

@@ -1,4 +1,4 @@
-"""Giving messages to handlers: how many at once, in which order, and what becomes of those that fail."""
+"""Calls handlers with messages: concurrency, order, and handling of failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEASE_MESSAGES_MAX = 32
 
 
 def check_handler(handler: Callable[[Any], Awaitable[None]]) -> None:
-    """Raises TypeError for a plain function: it would do its work, fail as it is awaited, and do it again for ever."""
+    """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever."""
     if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
         raise TypeError(
             f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
@@ -36,11 +36,11 @@ def check_handler(handler: Callable[[Any], Awaitable[None]]) -> None:
 
 
 class Handling:
-    """Drives the handlers of one consumer.
+    """Runs the handlers of one consumer.
 
-    With `ordered`, one message of a queue after the other. `give_back` has the brokers take what a handler failed at,
-    and says whether they did, in bounded time; None: the handler gets it again here. `tracer` notes what is handled,
-    and how.
+    With `ordered`, handles the messages of a queue one after the other. `give_back` sends a failed message back to the
+    brokers, and says whether they took it, in bounded time; None: the handler gets it again here. `tracer` records
+    handled messages.
     """
 
     def __init__(
@@ -68,14 +68,18 @@ class Handling:
         self._was_run = False
 
     async def remind(self, seconds: float) -> None:
-        """Say so if nothing was handled after `seconds` because nobody called `run`: messages wait in silence then."""
+        """Log a warning if nothing was handled after `seconds` because `run` was not called: messages wait silently
+        then.
+        """
         await anyio.sleep(seconds)
         topics = [topic for topic, each in self._subscribed.items() if each.handler is not None]
         if topics and not self._was_run:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
     async def run(self, fallback: Handler | None) -> None:
-        """Until `stop`. `fallback` takes the messages of topics without a handler; without it, ValueError."""
+        """Handle messages until `stop`. `fallback` handles topics without a handler of their own; ValueError if it is
+        missing.
+        """
         missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
         if fallback is None and missing:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
@@ -91,12 +95,12 @@ class Handling:
                     tasks.start_soon(self._handle, process_queue, messages, slots)
 
     def stop(self) -> None:
-        """End `run`, cancelling the handlers that are at work."""
+        """End `run`, cancelling running handlers."""
         if self._scope is not None:
             self._scope.cancel()
 
     async def handle_again(self, message: ReceivedMessage) -> None:
-        """Give a message to the handler of its topic. Raises what that raises, and LookupError if there is none."""
+        """Call the handler of a message's topic. Raises its exceptions, and LookupError if there is none."""
         subscribed = self._subscribed.get(message.topic)
         handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
         if handler is not None and subscribed is not None:
@@ -107,7 +111,7 @@ class Handling:
             raise LookupError(f"{self._group} has no handler for {message.topic}, and got {message}")
 
     async def handle_for_operator(self, message: ReceivedMessage) -> ConsumeResult:
-        """What comes of giving a message to its handler now; it makes no difference to what the group has done."""
+        """The result of handling a message now, for an operator; the group's progress does not change."""
         begun = anyio.current_time()
         result, remark = "CR_SUCCESS", ""
         try:
@@ -123,13 +127,13 @@ class Handling:
         batch = (subscribed.batch if subscribed is not None else None) or 1
         if self._ordered:
             return max(batch, LEASE_MESSAGES_MAX)
-        # Enough to make a task worth its while, few enough to keep all tasks busy.
+        # Enough to be worth a task, but few enough to keep all tasks busy.
         return max(batch, min(LEASE_MESSAGES_MAX, process_queue.ready_count // self._concurrency))
 
     async def _handle(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], slots: anyio.Semaphore
     ) -> None:
-        """Give `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
+        """Pass `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
         subscribed = self._subscribed.get(process_queue.queue.topic)
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
         if subscribed is not None and subscribed.handler is not None:
@@ -177,7 +181,7 @@ class Handling:
         messages: Sequence[ReceivedMessage],
         retry_at: float,
     ) -> None:
-        """Let the brokers hand these messages out again, or do it ourselves if none takes them."""
+        """Send these messages back to the brokers, or retry them here if no broker takes them."""
 
         async def give(message: ReceivedMessage) -> None:
             if await give_back(message):
@@ -188,7 +192,7 @@ class Handling:
 
         if process_queue.dropped:
             return  # the next owner of the queue gets them
-        with anyio.CancelScope(shield=True):  # so that each is either taken back or handed out again
+        with anyio.CancelScope(shield=True):  # so that each is either sent back or retried here
             async with anyio.create_task_group() as tasks:
                 for message in messages:
                     tasks.start_soon(give, message)

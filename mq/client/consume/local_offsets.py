@@ -1,4 +1,4 @@
-"""Where a broadcast consumer continues: its offsets are its own, in a file beside the application."""
+"""Offsets of a broadcast consumer, in a local file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["LocalOffsets"]
 
 
 class LocalOffsets:
-    """The offsets in one file, in the form in which Java clients write theirs. Only one consumer may use it."""
+    """The offsets in one file, in the format of Java clients. Only one consumer may use it."""
 
     commits_with_pulls = False
-    """Whether offsets go to the leader with pulls as well."""
+    """Whether pulls carry offsets to the leader."""
 
     def __init__(self, remoting: ClientCore, path: Path, consume_from: ConsumeFrom) -> None:
         """Raises OffsetsFileDamaged, OSError."""
@@ -37,14 +37,14 @@ class LocalOffsets:
         return await queue_offset(self._remoting, queue, self._consume_from) if stored is None else stored
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
-        """Write what changed: the whole file, in one step. Returns the empty set."""
+        """Write the file atomically if offsets changed. Returns the empty set."""
         if any(self._stored.get(queue) != offset for queue, offset in offsets.items()):
             merged = self._stored | dict(offsets)
             table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in merged.items()}
             try:
                 _write(self._path, offset_table_body(table))
                 self._stored = merged
-            except OSError as error:  # tried again with the next progress
+            except OSError as error:  # retried with the next progress
                 log.error("offsets_not_written", path=str(self._path), reason=str(error))
         return set()
 

@@ -1,8 +1,8 @@
-"""A member of a consumer group: its share of the queues as the group changes, and how far it says that it is.
+"""A member of a consumer group: rebalances when the group changes, and stores its progress.
 
-Theory of operation. Three loops. The share is taken anew every 20 s, and at once when brokers or the route say that
-something has changed. Offsets of what is acknowledged go to the leaders every 5 s, and before queues change hands.
-Locks of an exclusive member are renewed while they are still valid.
+Theory of operation. Three loops. Rebalancing runs every 20 s, and at once when brokers or the route report a change.
+Offsets of acknowledged messages go to the leaders every 5 s, and before queues change hands. Locks of an exclusive
+member are renewed while they are still valid.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ REBALANCE_RETRY_SECONDS_MAX = 0.5
 
 
 class GroupMember:
-    """What a push consumer has of its group while it is open. `run` must run in `tasks`; `leave` comes after them.
+    """The group membership of an open push consumer. `run` must run in `tasks`; call `leave` afterwards.
 
-    `subscribed` is what it consumes, by topic; after a change `rebalance_soon` is to be called. Without `allocate` all
-    queues are this member's; with `exclusive` those that it gets the locks of. What is pulled goes to `board`.
+    `subscribed` are the subscriptions by topic; after a change call `rebalance_soon`. Without `allocate` this member
+    gets all queues; with `exclusive` those that it can lock. Pulled messages go to `board`.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class GroupMember:
             locker=QueueLocker(remoting, group, client_id) if exclusive else None,
             make_puller=self._make_puller,
         )
-        """The queues that are ours, and their pullers."""
+        """The assigned queues and their pullers."""
 
     async def run(self) -> None:
-        """Share queues out, store offsets and renew locks, until cancelled."""
+        """Rebalance, store offsets and renew locks, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._rebalance_forever)
             tasks.start_soon(self._commit_forever)
@@ -91,30 +91,30 @@ class GroupMember:
                 tasks.start_soon(self._renew_locks_forever)
 
     async def leave(self) -> None:
-        """Store the last offsets and give all locks back. Nothing may pull or rebalance any more.
+        """Store the last offsets and release all locks. Nothing may pull or rebalance any more.
 
-        The next owner asks for the offsets as soon as it hears that we have left.
+        The next owner requests the offsets as soon as it hears that this member has left.
         """
         await self.assignment.drop(self.assignment.queues, leaving=True)
 
-    # What others bring about.
+    # Events.
 
     def rebalance_soon(self) -> None:
-        """Subscriptions, members or brokers have changed: take our share now instead of in up to 20 s."""
+        """Subscriptions, members or brokers have changed: rebalance now instead of within 20 s."""
         self._rebalance_wanted.set()
 
     def members_changed(self) -> None:
-        """Others may be about to take over queues of ours, and will ask where to begin."""
+        """Other members may take over queues of ours, and will request their offsets."""
         self._offsets.commit_soon(self.assignment.commit_offsets())
         self.rebalance_soon()
 
     def note_route(self, route: TopicRoute) -> None:
-        """A topic has other queues or other leaders."""
+        """The queues or leaders of a topic changed."""
         self.assignment.note_route(route)
         self.rebalance_soon()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Somebody has set the group's offsets: go on from there."""
+        """The group's offsets were reset: continue from there."""
         for queue, offset in offsets.items():
             puller = self.assignment.puller(queue)
             if puller is not None:
@@ -122,7 +122,7 @@ class GroupMember:
                 self.assignment.restart_at(puller.process_queue, offset)
 
     def pauses_changed(self) -> None:
-        """Queues are paused, or paused no more."""
+        """Queues were paused or resumed."""
         for process_queue in self.assignment.process_queues:
             process_queue.paused = self._is_paused(process_queue.queue)
             if not process_queue.paused:
@@ -130,7 +130,7 @@ class GroupMember:
                 self._board.offer(process_queue)
 
     def note_progress(self, process_queue: ProcessQueue) -> None:
-        """Messages of a queue were finished, so that its pulling may go on."""
+        """Messages of a queue were finished, so that its pulling may continue."""
         puller = self.assignment.puller(process_queue.queue)
         if puller is not None:
             puller.note_progress()
@@ -169,7 +169,7 @@ class GroupMember:
         while True:
             await anyio.sleep(self._commit_seconds)
             for topic in self._offsets.commit_soon(self.assignment.commit_offsets()):
-                # Pulls may go on at a follower, so nobody else notices that the leader is another one.
+                # Pulls may continue at a follower, so no other task notices a change of leader.
                 await self._find_leader(topic)
 
     async def _find_leader(self, topic: str) -> None:

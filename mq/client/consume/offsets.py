@@ -1,4 +1,4 @@
-"""Where a group continues: reading and storing its offsets on the leaders of the queues."""
+"""The offsets of a group: reads and stores them at the leaders of the queues."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from mq.protocol.requests import Ext, QueryConsumerOffsetExt, QueueExt, SearchOf
 __all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "queue_offset", "stored_offset"]
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
-"""Where a group begins that has no stored offset: the first or last message kept, or the first one of a time."""
+"""Where a group without a stored offset begins: at the first or after the last message, or at the first one of a
+time.
+"""
 
 
 def check_position(position: ConsumeFrom) -> None:
-    """Raises ValueError for what is no position, and for a time that does not say of which time zone."""
+    """Raises ValueError for an invalid position, and for a time without a time zone."""
     if isinstance(position, dt.datetime):
         if position.tzinfo is None:
             raise ValueError(f"{position} needs a time zone")
@@ -38,7 +40,7 @@ def check_position(position: ConsumeFrom) -> None:
 
 
 async def _call(remoting: ClientCore, queue: MessageQueue, code: int, ext: Ext, seconds: float | None) -> Response:
-    """What the leader of a queue says; asked again for `seconds`, or once if that is None. Raises ClientError."""
+    """The answer of a queue's leader; retried for `seconds`, or not if that is None. Raises ClientError."""
     response, _ = await call_leader(
         remoting,
         queue.topic,
@@ -54,10 +56,10 @@ async def _call(remoting: ClientCore, queue: MessageQueue, code: int, ext: Ext, 
 async def queue_offset(
     remoting: ClientCore, queue: MessageQueue, position: ConsumeFrom, *, seconds: float | None = None
 ) -> int:
-    """The offset of the first message kept, of the next one to come, or of the first one stored at a time or later.
+    """The offset of the first message, of the next one, or of the first one stored at or after a time.
 
-    The leader is asked again for `seconds`, or once if that is None. Raises ValueError for what is no position, and
-    what `call_leader` raises.
+    Retried for `seconds`, or not if that is None. Raises ValueError for an invalid position, and the errors of
+    `call_leader`.
     """
     check_position(position)
     ext: Ext
@@ -69,7 +71,7 @@ async def queue_offset(
         code = RequestCode.GET_MIN_OFFSET if position == "first" else RequestCode.GET_MAX_OFFSET
         ext = QueueExt(topic=queue.topic, queue_id=queue.queue_id)
     response = await _call(remoting, queue, code, ext, seconds)
-    # Stock brokers answer -1 for the first offset of a queue that never had a message.
+    # Stock brokers answer -1 for the first offset of a queue that never had messages.
     return max(0, fields_of(OffsetReply, response).offset)
 
 
@@ -81,10 +83,10 @@ async def stored_offset(
     zero_if_young: bool = False,
     seconds: float | None = None,
 ) -> int | None:
-    """The stored offset of a group, None if there is none. Raises what `call_leader` raises.
+    """The stored offset of a group, None if there is none. Raises the errors of `call_leader`.
 
-    The leader is asked again for `seconds`, or once if that is None.
-    With `zero_if_young` brokers say 0 instead of None for a queue that they hold in memory from its first message on.
+    Retried for `seconds`, or not if that is None. With `zero_if_young` brokers answer 0 instead of None for a queue
+    that they hold in memory from its first message on.
     """
     ext = QueryConsumerOffsetExt(
         consumer_group=group,
@@ -104,9 +106,9 @@ async def stored_offset(
 class GroupOffsets:
     """The stored offsets of one group. A stored offset is the next one to consume.
 
-    `by_hand`: they are stored when somebody asks for it, not with pulls, and `consume_from` is taken at its word. Else
-    a group begins at 0 in a young queue whatever it says: consumers come to new queues seconds after the first message.
-    `begin`, `store` and `stored` ask a leader again for `seconds`, or once if that is None.
+    `by_hand`: offsets are stored only on request, not with pulls, and `consume_from` always applies. Otherwise a group
+    begins at 0 in a young queue: consumers notice new queues seconds after their first message. `begin`, `store` and
+    `stored` retry for `seconds`, or not if that is None.
     """
 
     def __init__(
@@ -127,16 +129,16 @@ class GroupOffsets:
         self._stored: dict[MessageQueue, int] = {}
 
     async def begin(self, queue: MessageQueue) -> int:
-        """Where to begin consuming `queue`.
+        """Where to begin with `queue`.
 
-        Only a broker's clear word that nothing is stored (QUERY_NOT_FOUND) leads to `consume_from`; any other failure
-        is raised, because jumping to the end on a hiccup would lose messages. Raises ClientError.
+        `consume_from` applies only if a broker says that nothing is stored (QUERY_NOT_FOUND); any other failure is
+        raised, because jumping to the end after a transient error would lose messages. Raises ClientError.
         """
         offset = await stored_offset(
             self._remoting, self._group, queue, zero_if_young=not self._by_hand, seconds=self._seconds
         )
         if offset is None:
-            # What was given back was seen before, so it is never too old for the group.
+            # Messages in the retry topic were delivered before, so they are never too old for the group.
             is_retry = queue.topic == retry_topic(self._group)
             position = "first" if is_retry else self._consume_from
             return await queue_offset(self._remoting, queue, position, seconds=self._seconds)
@@ -144,12 +146,12 @@ class GroupOffsets:
         return offset
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
-        """Store what changed, without waiting: what is not confirmed is repeated the next time, or on leaving.
+        """Store changed offsets without waiting: unconfirmed ones are sent again with the next call, or on leaving.
 
-        What pulls have stored meanwhile is stored again: their answers do not say whether who was asked leads, those to
-        these requests do (see `ClientCore`).
+        Offsets stored by pulls are stored again: answers to pulls do not say whether the replica leads, those to these
+        requests do (see `ClientCore`).
 
-        Returns the topics whose leader is not known, or not connected; their offsets wait.
+        Returns the topics whose leader is unknown or not connected; their offsets wait.
         """
         postponed: set[str] = set()
         for queue, offset in offsets.items():
@@ -177,10 +179,10 @@ class GroupOffsets:
                 del self._stored[queue]
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
-        """Store these offsets and wait for the answers, for at most `seconds`, even when cancelled meanwhile.
+        """Store these offsets and wait for the answers, for at most `seconds`, even if cancelled.
 
-        Whoever gives up a queue must know its offsets stored before the next owner asks for them. A failure is
-        logged: it costs repeated messages, never lost ones.
+        Before it gives up a queue, a member must be sure that its offsets are stored before the next owner requests
+        them. A failure is logged: it causes redelivery, never loss.
         """
 
         async def store(queue: MessageQueue, offset: int) -> None:
@@ -218,6 +220,6 @@ class GroupOffsets:
             topic=queue.topic,
             queue_id=queue.queue_id,
             commit_offset=offset,
-            # Somebody else may have the queue by now, and be further on.
+            # Another member may have the queue by now, and have committed further.
             forward_only=not self._by_hand,
         )

@@ -1,8 +1,8 @@
-"""The pop consumer: gets messages of a topic one by one, and says for each when it is done.
+"""The pop consumer: gets messages of a topic and acknowledges each one.
 
-No queue belongs to it, so members of a group need not agree on anything, and one that hangs holds up nobody: what it
-has popped is hidden from the others for a while, and comes again unless it is acknowledged by then. Each broker group
-is asked by a task of its own; acknowledgements that come while one is on its way leave together.
+It owns no queues, so members of a group need not agree on anything, and a member that hangs blocks no other: messages
+that it popped are hidden from the others for a while, and redelivered unless they are acknowledged by then. One task
+per broker group pops; acknowledgements that arrive while one is in flight are batched.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["PopConsumer", "PopConsumerOptions"]
 RETRY_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
-"""How much longer than it may be held an answer to a pop is waited for."""
+"""Time to wait for the answer to a pop after the time for which it may be held."""
 BATCH_MAX = 32
 INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
@@ -49,7 +49,7 @@ _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BU
 
 
 class _AckBatch:
-    """Acknowledgements that leave together."""
+    """Acknowledgements sent together."""
 
     def __init__(self) -> None:
         self.receipts: list[Receipt] = []
@@ -57,14 +57,14 @@ class _AckBatch:
         self.error: ClientError | None = None
 
     def fail(self) -> None:
-        """Nobody hears what becomes of them."""
+        """Tell all callers that the outcome is unknown."""
         self.error = ClientClosed("the consumer was closed before the answer came")
         self.error.stored = "unknown"
         self.answered.set()
 
 
 class PopConsumerOptions(TypedDict, total=False):
-    """What `PopConsumer` takes by name."""
+    """Keyword arguments of `PopConsumer`."""
 
     ordered: bool
     invisible: float
@@ -89,18 +89,18 @@ class PopConsumer(Consumer):
                 else:
                     await consumer.ack(message)
 
-    A message is hidden from the rest of the group for `invisible` seconds. What is neither acknowledged nor given back
-    by then comes again, to anybody of the group, with `reconsume_times` grown. `tags` chooses messages as in
-    `PushConsumer.subscribe`. A new group begins where `consume_from` says. `ahead` is how many messages may wait here
-    before no more are popped; those whose time is over meanwhile are left out.
+    A message is hidden from the rest of the group for `invisible` seconds. If it is neither acknowledged nor returned
+    by then, it is redelivered to any member of the group, with a higher `reconsume_times`. `tags` filters messages as
+    in `PushConsumer.subscribe`. A new group begins at `consume_from`. `ahead` is the maximum number of messages that
+    wait here; popping pauses above it, and waiting messages whose invisible time ends are dropped.
 
-    With `ordered`, the messages of a queue come in its order, each when the one before it is acknowledged, and the
-    whole group works on one message of a queue at a time. One that is given back or not acknowledged in time comes
-    again before those behind it. Messages of a queue that came together, `ahead` of them at most, are hidden for
-    `invisible` seconds together. All members of a group must say the same.
+    With `ordered`, the messages of a queue are delivered in order, each after the previous one was acknowledged, and
+    the whole group handles one message of a queue at a time. A message that is returned or not acknowledged in time is
+    redelivered before those behind it. Messages of a queue that were popped together, at most `ahead`, are hidden for
+    `invisible` seconds together. All members of a group must use the same value.
 
-    `timeout` bounds `ack` and `nack`, in seconds: within it they outlive a change of leaders. `otel` is as that of a
-    `Producer`: getting a message, `ack` and `nack` are spans.
+    `timeout` limits `ack` and `nack`, in seconds: within it they are retried across a change of leader. `otel` as for
+    `Producer`: receiving a message, `ack` and `nack` are spans.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class PopConsumer(Consumer):
         self._acks: dict[str, _AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
         self._unfinished: list[PoppedMessage] = []
-        """In order: what was open when the consumer was closed."""
+        """For ordered consumption: messages that were open when the consumer was closed."""
 
-    # Life.
+    # Life cycle.
 
     def _connected(self, remoting: ClientCore) -> None:
         self._inbox = Inbox(self._ahead, ordered=self._ordered)
@@ -163,8 +163,8 @@ class PopConsumer(Consumer):
 
     async def _leave(self, remoting: ClientCore) -> None:
         if self._unfinished:
-            # Otherwise their queues would rest until their time is over. Pops that are still held at the brokers end
-            # with their connections, or they would get the messages again.
+            # Otherwise their queues would be blocked until their time is over. The connections of pops that are still
+            # held at the brokers are closed, or those pops would get the messages again.
             for connection in self._held.values():
                 connection.close("the consumer left while a pop was waiting")
             await self._give_back(self._unfinished, 0.0)
@@ -195,10 +195,10 @@ class PopConsumer(Consumer):
         return message
 
     async def ack(self, message: PoppedMessage) -> None:
-        """Say that a message is done; returns when that is stored. Raises ClientError if nobody says so in time.
+        """Acknowledge a message; returns when that is stored. Raises ClientError if it is not confirmed in time.
 
-        If its time was over before, it comes again all the same. In order, the next one of its queue may come from
-        this call on.
+        If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
+        queue may be delivered from this call on.
         """
         self._opened()
         assert self._tasks is not None, "open without tasks"
@@ -215,9 +215,9 @@ class PopConsumer(Consumer):
                 raise batch.error
 
     async def nack(self, message: PoppedMessage, delay: float = 0.0) -> None:
-        """Let a message come again in `delay` seconds from now, sooner or later than it would. Raises ClientError.
+        """Redeliver a message in `delay` seconds from now, earlier or later than otherwise. Raises ClientError.
 
-        Afterwards it cannot be acknowledged any more. In order, those behind it come after it.
+        Afterwards it cannot be acknowledged any more. With `ordered`, those behind it come after it.
         """
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
@@ -228,7 +228,7 @@ class PopConsumer(Consumer):
                 raise errors[0]
 
     async def _give_back(self, messages: Sequence[PoppedMessage], delay: float) -> list[ClientError]:
-        """Let messages come again; returns what was in the way."""
+        """Return messages for redelivery; returns the errors."""
         errors: list[ClientError] = []
 
         async def change(message: PoppedMessage) -> None:
@@ -253,7 +253,7 @@ class PopConsumer(Consumer):
         return errors
 
     async def _send_acks(self, broker_name: str) -> None:
-        """Send what is gathered, and what comes meanwhile, until nothing is left."""
+        """Send batched acknowledgements until none are left."""
         await anyio.lowlevel.checkpoint()
         while (batch := self._acks[broker_name]).receipts:
             self._acks[broker_name] = _AckBatch()
@@ -262,7 +262,7 @@ class PopConsumer(Consumer):
                 await self._say(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
             except ClientError as error:
                 batch.error = error
-            except BaseException:  # the consumer is being left
+            except BaseException:  # the consumer is closing
                 batch.fail()
                 raise
             batch.answered.set()
@@ -289,7 +289,7 @@ class PopConsumer(Consumer):
         return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))
 
     async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> None:
-        """A request about popped messages, again while there is time: to say it twice is to say it once."""
+        """Send a request about popped messages and retry it while there is time: it is idempotent."""
         remoting = self._remoting
         assert remoting is not None, "something is said of messages before there are any"
         try:
@@ -312,7 +312,7 @@ class PopConsumer(Consumer):
     # Pops.
 
     async def _poll(self, broker_name: str) -> None:
-        """Get messages of a broker group for ever. Raises BrokerError for what will not change."""
+        """Pop messages of a broker group for ever. Raises BrokerError for permanent failures."""
         remoting = self._opened()
         refresh = False
         attempt = self._new_attempt()
@@ -333,19 +333,19 @@ class PopConsumer(Consumer):
                 attempt = self._new_attempt()
                 refresh = response.code in _NOT_NOW
                 if response.code == ResponseCode.SUCCESS:
-                    # Only now, as far as anybody here knows: the pop may have been held for longer than that.
+                    # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
                     self._inbox.put(read_popped(self.topic, broker_name, response, body, hidden_until))
                 elif response.code not in _NOTHING and not refresh:
                     raise BrokerError(response.code, response.remark or "", address)
                 elif anyio.current_time() < asked_at + RETRY_SECONDS:
-                    await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy, or its clock is another one
+                    await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy, or its clock differs
             except BrokerError:
                 raise
             except ClientClosed:
                 return
             except UnreadableAnswer as error:
-                # Nothing of it is taken: it comes again, from another leader if this one does not mend itself.
+                # Drop the whole answer: its messages are redelivered, by another leader if this one does not recover.
                 log.warning("replica_damaged", broker_name=broker_name, topic=self.topic, reason=str(error))
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
@@ -355,7 +355,7 @@ class PopConsumer(Consumer):
                 await anyio.sleep(RETRY_SECONDS)
 
     def _new_attempt(self) -> str:
-        """The name of a pop. Who asks again by it gets, in order, what was on its way to him when it got lost."""
+        """The attempt id of a pop. With the same id, an ordered pop gets the messages again whose answer was lost."""
         self._attempts += 1
         return f"{self.client_id}#{self._attempts}"
 

@@ -1,4 +1,4 @@
-"""Popped messages between the tasks that fetch them and those that handle them, and how they are read."""
+"""Popped messages between the tasks that pop and those that handle; and parsing of pop answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SPAN_MAX = 8 * BITS_BYTES_MAX
 
 
 class PoppedMessage(ReceivedMessage):
-    """A message with the receipt under which it is acknowledged; hidden from others until `hidden_until`.
+    """A message with the receipt for its acknowledgement; hidden from others until `hidden_until`.
 
-    In order, `reconsume_times` counts how often it was popped before, be it behind one that failed.
+    In ordered consumption, `reconsume_times` counts how often it was popped before, including behind one that failed.
     """
 
     __slots__ = ("behind", "hidden_until", "receipt")
@@ -35,15 +35,15 @@ class PoppedMessage(ReceivedMessage):
         super().__init__(message.record, message.queue, message.body)
         self.receipt = receipt
         self.hidden_until = hidden_until
-        """By the clock of the event loop."""
+        """On the clock of the event loop."""
         self.behind: deque[PoppedMessage] = deque()
-        """In order: the messages of its queue that came with it and wait until it is done."""
+        """In ordered consumption: messages of its queue popped with it, which wait until it is done."""
 
 
 class Inbox:
-    """What was popped and is to be handled; who pops waits for `room` first.
+    """Popped messages waiting to be handled; tasks wait for `room` before they pop.
 
-    With `ordered` a message comes out when the one before it, of those that came together from its queue, is `done`.
+    With `ordered`, a message comes out when the previous one popped with it from its queue is `done`.
     """
 
     def __init__(self, ahead: int, *, ordered: bool) -> None:
@@ -51,9 +51,11 @@ class Inbox:
         self._ordered = ordered
         self._ready: deque[PoppedMessage] = deque()
         self._open: dict[MessageQueue, PoppedMessage] = {}
-        """In order: of each queue the message that is to be handled or at work, until its time is over."""
+        """In ordered consumption: for each queue the message waiting or being handled, until its invisible time is
+        over.
+        """
         self._count = 0
-        """Of those that are ready and those behind a message that is open."""
+        """Messages that are ready, and those behind an open message."""
         self._came = anyio.Event()
         self._left = anyio.Event()
         self._closed = False
@@ -63,7 +65,7 @@ class Inbox:
         while self._count >= self._ahead:
             if self._left.is_set():
                 self._left = anyio.Event()
-            # Those behind a message that is never done are here no longer than they are hidden.
+            # Messages behind one that is never done stay only until their invisible time is over.
             over = min((head.hidden_until for head in self._open.values()), default=math.inf)
             with anyio.CancelScope(deadline=over):
                 await self._left.wait()
@@ -72,7 +74,7 @@ class Inbox:
                 self.drop(head)
 
     def put(self, messages: Sequence[PoppedMessage]) -> None:
-        """Add an answer, whole."""
+        """Add the messages of one answer."""
         self._count += len(messages)
         self._ready.extend(self._heads(messages) if self._ordered else messages)
         self._came.set()
@@ -90,7 +92,7 @@ class Inbox:
         return list(heads.values())
 
     async def get(self) -> PoppedMessage:
-        """The next message whose time is not over, and that was not popped anew meanwhile. Raises ClientClosed."""
+        """The next message that is still hidden from others and was not popped again. Raises ClientClosed."""
         await anyio.lowlevel.checkpoint()
         while True:
             while self._ready:
@@ -107,7 +109,7 @@ class Inbox:
             await self._came.wait()
 
     def done(self, message: PoppedMessage) -> None:
-        """The next one of its queue may come out."""
+        """Release the next message of its queue."""
         if not self._ordered:
             return
         behind, message.behind = message.behind, deque()
@@ -122,7 +124,7 @@ class Inbox:
             del self._open[message.queue]
 
     def drop(self, message: PoppedMessage) -> list[PoppedMessage]:
-        """Nothing of what waits for this message comes out any more; returns it and those."""
+        """Drop this message and those waiting for it; returns all of them."""
         dropped = [message, *message.behind]
         message.behind = deque()
         if self._open.get(message.queue) is message:
@@ -131,7 +133,7 @@ class Inbox:
         return dropped
 
     def close(self) -> list[PoppedMessage]:
-        """Nothing comes out any more; returns what is open of queues that are consumed in order."""
+        """Stop delivering; returns the open messages of ordered queues."""
         self._closed = True
         self._ready.clear()
         self._came.set()
@@ -145,7 +147,7 @@ class Inbox:
 def read_popped(
     topic: str, broker_name: str, response: Response, body: memoryview, hidden_until: float
 ) -> list[PoppedMessage]:
-    """The messages of an answer to a pop, with their receipts. Raises UnreadableAnswer."""
+    """The messages of a pop answer, with their receipts. Raises UnreadableAnswer."""
     reply = fields_of(PopReply, response)
     try:
         starts = {}
@@ -153,7 +155,7 @@ def read_popped(
             mark, queue_id, start = row.split(" ")
             starts[mark, int(queue_id)] = int(start)
         counts = read_count_info(reply.order_counts or "")
-        # What comes again has its receipt with it; so may a message that somebody sent on with all its properties.
+        # A redelivered message carries its receipt; so may one that was forwarded with all its properties.
         may_carry = any(mark != NORMAL for mark, _ in starts)
         messages = []
         for message in received_messages(broker_name, body):
@@ -180,7 +182,7 @@ def read_popped(
                 every = counts.get((receipt.mark, receipt.queue_id, -1), times)
                 times = counts.get((receipt.mark, receipt.queue_id, receipt.offset), every)
             if record.topic != topic or times != record.reconsume_times:
-                # What comes again may be named after where it waited.
+                # A redelivered message may bear the name of the topic where it waited.
                 message.record = msgspec.structs.replace(record, topic=topic, reconsume_times=times)
             messages.append(PoppedMessage(message, receipt, hidden_until))
     except (KeyError, ValueError, ReceiptError) as error:

@@ -1,8 +1,7 @@
-"""What one assigned queue has pulled and not yet finished: pure bookkeeping, no I/O and no clock.
+"""Unfinished messages of one assigned queue. Pure bookkeeping, without I/O and clock.
 
-Offsets enter in increasing order and leave in any order. The position that may be stored for the group is the
-smallest offset that is not acknowledged; a message that keeps failing holds it back, so nothing can be skipped by
-a restart.
+Offsets enter in increasing order and leave in any order. The offset to commit is the smallest one that is not
+acknowledged; a message that keeps failing holds it back, so a restart skips nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ __all__ = ["FlowLimits", "ProcessQueue"]
 
 
 class FlowLimits:
-    """When pulling pauses. A queue may pass each limit by one pull at most.
+    """When pulling pauses. A queue may exceed each limit by one pull at most.
 
-    `count_max` messages, `bytes_max` bytes of bodies, and `span_max` offsets between the oldest message that is
-    not acknowledged and the newest one (which bounds what a restart repeats).
+    `count_max` messages, `bytes_max` bytes of bodies, and `span_max` offsets between the oldest unacknowledged message
+    and the newest one (which limits redelivery after a restart).
     """
 
     __slots__ = ("bytes_max", "count_max", "span_max")
@@ -38,9 +37,9 @@ class ProcessQueue:
     """One assigned queue between the pull loop, the handlers and the offset commits.
 
     `next_offset` is where the next pull begins. Once `dropped` is set (another member owns the queue, or the broker
-    moved the offset) nothing is handed out any more and acknowledgements change nothing that will be committed. Nothing
-    is handed out from `held_until` on either: our lock on the queue is over then, unless it was renewed. While `paused`
-    nothing is handed out nor pulled.
+    moved the offset), nothing is delivered any more and acknowledgements do not affect commits. Nothing is delivered
+    after `held_until` either: then the lock on the queue has expired, unless it was renewed. While `paused`, nothing is
+    delivered or pulled.
     """
 
     __slots__ = (
@@ -76,23 +75,23 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The smallest offset that is not acknowledged; all before it are done."""
+        """The smallest unacknowledged offset."""
         return self._unacknowledged[0] if self._unacknowledged else self.next_offset
 
     @property
     def ready_count(self) -> int:
-        """Messages that can be taken now, not counting those whose retry delay has not passed."""
+        """Messages that can be taken now, without those that wait for their retry delay."""
         return len(self._ready)
 
     def available_at(self, now: float) -> float | None:
-        """When `take` will next have something: `now`, a later time (a retry), or None if nothing is waiting."""
+        """When `take` will return something: `now`, a later time (a retry), or None if nothing is waiting."""
         if not (self._ready or self._later) or not self.may_go_on(now):
             return None
         at = now if self._ready else self._later[0][0]
         return max(at, self.blocked_until, now)
 
     def may_go_on(self, now: float) -> bool:
-        """Whether messages that were taken may be handled: the queue is ours, and nobody has paused it."""
+        """Whether taken messages may be handled: the queue is ours and not paused."""
         return not (self.dropped or self.paused) and now < self.held_until
 
     def is_full(self, limits: FlowLimits) -> bool:
@@ -104,7 +103,7 @@ class ProcessQueue:
         )
 
     def put(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
-        """Add what one pull brought (increasing offsets), and continue at `next_offset` after it."""
+        """Add the messages of a pull (increasing offsets), and continue at `next_offset`."""
         for message in messages:
             offset = message.queue_offset
             previous = self._unacknowledged[-1] if self._unacknowledged else -1
@@ -117,7 +116,7 @@ class ProcessQueue:
         self.next_offset = next_offset
 
     def take(self, count: int, now: float) -> list[ReceivedMessage]:
-        """Up to `count` messages, retries that are due first, then in offset order."""
+        """Up to `count` messages: due retries first, then in offset order."""
         if now < self.blocked_until or not self.may_go_on(now):
             return []
         taken: list[ReceivedMessage] = []
@@ -128,7 +127,7 @@ class ProcessQueue:
         return taken
 
     def acknowledge(self, message: ReceivedMessage) -> None:
-        """The message is done. Must have been taken and not yet acknowledged or given back."""
+        """The message is done. It must have been taken and not yet acknowledged or returned."""
         offset = message.queue_offset
         unacknowledged, acknowledged = self._unacknowledged, self._acknowledged
         assert unacknowledged, f"{self.queue}: offset {offset} acknowledged, but none is outstanding"
@@ -144,20 +143,20 @@ class ProcessQueue:
             acknowledged.remove(unacknowledged.popleft())
 
     def give_back(self, messages: Iterable[ReceivedMessage], not_before: float) -> None:
-        """These messages were taken and not finished: hand them out again at `not_before`, others meanwhile."""
+        """These taken messages were not finished: deliver them again at `not_before`, and others in the meantime."""
         for message in messages:
             heappush(self._later, (not_before, message.queue_offset, message))
 
     def block(self, messages: list[ReceivedMessage], until: float) -> None:
-        """These messages, the last ones taken, were not finished: hand out nothing before `until`, then them first.
+        """These messages, the last ones taken, were not finished: deliver nothing before `until`, then these first.
 
-        This is `give_back` for those who need the order of the queue even when a message fails.
+        This is `give_back` for ordered consumption.
         """
         self._ready.extendleft(reversed(messages))
         self.blocked_until = until
 
     def check_invariants(self) -> None:
-        """Assert what always holds between calls; for tests."""
+        """Assert the invariants between calls; for tests."""
         outstanding = list(self._unacknowledged)
         assert outstanding == sorted(set(outstanding)), f"{self.queue}: offsets out of order: {outstanding}"
         assert self._acknowledged < set(outstanding) or not self._acknowledged, "acknowledged offsets linger"

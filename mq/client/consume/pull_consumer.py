@@ -1,7 +1,8 @@
-"""The pull consumer: reads the queues it is told to, from where it is told to, when it is asked to.
+"""The pull consumer: reads assigned queues, from chosen positions, on request.
 
-It is not a member of its group: nobody shares out queues with it, and it takes none away from others. The group is the
-name under which it stores offsets. `Puller`s read ahead as for a push consumer; what `poll` has returned is done.
+It is not a member of its group: it takes no part in rebalancing, and takes no queues from members. The group is only
+the name under which it stores offsets. `Puller`s read ahead as for a push consumer; messages returned by `poll` count
+as done.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LEAVE_SECONDS = 2.0
 
 
 class PullConsumerOptions(TypedDict, total=False):
-    """What `PullConsumer` takes by name."""
+    """Keyword arguments of `PullConsumer`."""
 
     consume_from: ConsumeFrom
     timeout: float
@@ -50,7 +51,7 @@ class PullConsumerOptions(TypedDict, total=False):
 
 
 class PullConsumer(Consumer):
-    """Reads chosen queues from chosen places, on trio or asyncio.
+    """Reads assigned queues from chosen positions, on trio or asyncio.
 
         async with PullConsumer("127.0.0.1:9876", group="audit", consume_from="first") as consumer:
             await consumer.assign(await consumer.queues("Orders"), tags="new || changed")
@@ -59,12 +60,12 @@ class PullConsumer(Consumer):
                 await consumer.commit()
 
     `group` is the name under which `commit` stores offsets. The consumer is not a member of that group: it may read the
-    queues of a group whose members are at work. `consume_from` says where a queue begins for which nothing is stored:
-    "first", "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` and `otel` are
-    as those of a `Producer`; for `trace`, what `poll` returns counts as handled.
+    queues of a group with running members. `consume_from` is the start for queues without a stored offset: "first",
+    "last", or an aware datetime. Messages are pulled ahead within `pull.limits`. `trace` and `otel` as for `Producer`;
+    for `trace`, messages returned by `poll` count as handled.
 
-    `timeout` bounds each question to a leader in `assign`, `seek`, `commit` and `committed`, in seconds: within it they
-    outlive a change of leaders.
+    `timeout` limits each request to a leader in `assign`, `seek`, `commit` and `committed`, in seconds: within it they
+    are retried across a change of leader.
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class PullConsumer(Consumer):
         self._pullers: dict[MessageQueue, Puller] = {}
         self._paused: set[MessageQueue] = set()
 
-    # Life.
+    # Life cycle.
 
     def _connected(self, remoting: ClientCore) -> None:
-        # What `poll` has handed out may be unfinished, so no offset goes anywhere without `commit`.
+        # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
         self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
         self._board.open()
 
@@ -108,17 +109,18 @@ class PullConsumer(Consumer):
     def __repr__(self) -> str:
         return self._show("", f"{len(self._pullers)} queues")
 
-    # What to read.
+    # Assignment.
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable."""
         return list((await self._opened().route(topic, refresh=True)).read_queues)
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str | Sql = "*") -> None:
-        """Read these queues and no others, of their messages those that `tags` chooses, as in `PushConsumer.subscribe`.
+        """Read these queues and no others, and of their messages those that match `tags`, as in
+        `PushConsumer.subscribe`.
 
-        A queue that is read already with the same `tags` goes on; any other begins at the group's stored offset.
-        Raises SubscriptionError, TopicNotFound, and ClientError if a queue's leader cannot be asked in time; then
+        A queue that is already read with the same `tags` continues; any other begins at the group's stored offset.
+        Raises SubscriptionError, TopicNotFound, and ClientError if a queue's leader does not answer in time; then
         nothing has changed.
         """
         self._opened()
@@ -145,14 +147,14 @@ class PullConsumer(Consumer):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are read."""
+        """The assigned queues."""
         return frozenset(self._pullers)
 
     async def seek(self, queue: MessageQueue, position: int | Literal["first", "last"] | dt.datetime) -> None:
-        """Go on at an offset, the first message kept, the end, or the first message stored at a time or later.
+        """Continue at an offset, the first message, the end, or the first message stored at or after a time.
 
-        An offset outside of the queue becomes its nearer end when it is read. Raises ValueError if the queue is not
-        assigned, and ClientError if its leader cannot be asked in time.
+        An offset outside of the queue becomes the nearer end when it is read. Raises ValueError if the queue is not
+        assigned, and ClientError if its leader does not answer in time.
         """
         self._puller(queue)
         if isinstance(position, int):
@@ -167,12 +169,12 @@ class PullConsumer(Consumer):
         self._read_from(queue, offset)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Let `poll` return nothing of these queues, or of all that are assigned, until `resume`."""
+        """Make `poll` return nothing of these queues, or of all assigned ones, until `resume`."""
         self._paused.update(queues or self._pullers)
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with these queues, or with all."""
+        """Resume these queues, or all."""
         self._paused.difference_update(queues or set(self._paused))
         self._pauses_changed()
 
@@ -188,7 +190,7 @@ class PullConsumer(Consumer):
     async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
         """Up to `count_max` messages, as soon as there is one; none after `timeout` seconds.
 
-        Those of one queue are in its order. Cancelled, it has taken none.
+        Messages of one queue are in order. If cancelled, none is taken.
         """
         self._opened()
         if count_max < 1:
@@ -218,21 +220,21 @@ class PullConsumer(Consumer):
         return taken
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset at which `poll` goes on in this queue. Raises ValueError if it is not assigned."""
+        """The offset at which `poll` continues in this queue. Raises ValueError if it is not assigned."""
         return self._puller(queue).process_queue.commit_offset
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """For each queue the offset at which `poll` goes on."""
+        """For each queue the offset at which `poll` continues."""
         return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
 
-    # Offsets of the group.
+    # Offsets.
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store where the group goes on: all that `poll` has returned is done, or else `offsets`; wait for the answers.
+        """Store the group's offsets: those after the messages returned by `poll`, or `offsets`; waits for the answers.
 
-        Raises ClientError when that is not certain for one of the queues; storing again does no harm. A member of the
-        group that has locked a queue is its only one to store offsets: BrokerError with code 16.
+        Raises ClientError if that is not certain for one of the queues; repeating it is safe. If a member of the group
+        has locked a queue, only that member may store its offset: BrokerError with code 16.
         """
         self._opened()
         for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
@@ -247,7 +249,7 @@ class PullConsumer(Consumer):
         check_topic(queue.topic)
         return await self._offsets.stored(queue)
 
-    # The pullers.
+    # Pullers.
 
     def _puller(self, queue: MessageQueue) -> Puller:
         puller = self._pullers.get(queue)

@@ -1,4 +1,4 @@
-"""The pull loop of one assigned queue: long polls, flow control, and what to do about every kind of answer."""
+"""The pull loop of one assigned queue: long polls, flow control, and handling of every kind of answer."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ _ANSWERS = frozenset(
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
-# A broker that answers an empty long poll sooner than this does not hold it; asking at once would be a busy loop.
+# If an empty long poll is answered sooner than this, the broker does not hold it; pulling again at once would be a busy
+# loop.
 EMPTY_ANSWER_SECONDS_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
-    """One pull brings at most `batch_max` messages; without any the broker holds it for `hold_seconds`.
+    """One pull returns at most `batch_max` messages; if there are none, the broker holds it for `hold_seconds`.
 
-    The answer must come `answer_seconds` after that at the latest. Bodies inflate to `inflated_bytes_max` at most, and
-    those of one answer to twice that: what is behind them is asked for again.
+    The answer must arrive at most `answer_seconds` after that. Bodies may inflate to `inflated_bytes_max`, and those of
+    one answer to twice that: the rest is pulled again.
     """
 
     batch_max: int = 32
@@ -64,9 +65,9 @@ class PullSettings:
 class Puller:
     """Keeps one `ProcessQueue` filled while `run` runs.
 
-    Position is kept here alone: an answer moves it, and whatever fails, the same offset is asked for again. So
-    nothing is skipped, and nothing is repeated except by `on_offset_moved`, which is told the offset the broker wants
-    us to continue at when it has twice refused ours.
+    Only this class keeps the position: an answer moves it, and after any failure the same offset is pulled again. So
+    nothing is skipped, and nothing is repeated except by `on_offset_moved`, which is called with the broker's offset
+    when the broker has refused ours twice.
     """
 
     def __init__(
@@ -102,12 +103,12 @@ class Puller:
         self._damaged: set[str] = set()
 
     def stop(self) -> None:
-        """End `run`; the queue is dropped and hands out nothing more."""
+        """End `run`; the queue is dropped and delivers nothing more."""
         self.process_queue.dropped = True
         self._scope.cancel()
 
     def note_progress(self) -> None:
-        """Messages of the queue were finished, or it is paused no more; pulling may go on."""
+        """Messages of the queue were finished, or it was resumed; pulling may continue."""
         self._progress.set()
 
     def note_route(self, route: TopicRoute) -> None:
@@ -147,7 +148,7 @@ class Puller:
         route = await self._remoting.route(self._queue.topic)
         address = route.read_address(self._queue.broker_name, self._broker_id)
         if address in self._damaged:
-            # A disk may have given out wrong bytes; another replica has its own.
+            # A disk may have returned wrong bytes; another replica has its own copy.
             others = route.brokers.get(self._queue.broker_name, {}).values()
             address = next((other for other in others if other not in self._damaged), None)
             if address is None:
@@ -173,7 +174,7 @@ class Puller:
 
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
         commit_offset = self.process_queue.commit_offset
-        # Only leaders store offsets; and zero says nothing that the absence of an offset does not.
+        # Only leaders store offsets; and zero means the same as no offset.
         commits = from_leader and commit_offset > 0 and self._offsets.commits_with_pulls
         settings = self._settings
         return await connection.request(
@@ -186,7 +187,7 @@ class Puller:
                 max_messages=settings.batch_max,
                 sys_flag=SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0),
                 commit_offset=commit_offset if commits else 0,
-                # The former owner of the queue may have committed more after this client asked where to begin.
+                # The former owner of the queue may have committed further after this client requested the offset.
                 forward_only=self._offsets.commits_with_pulls,
                 suspend_timeout_ms=int(settings.hold_seconds * 1000),
                 subscription=self._subscription.expression,
@@ -198,7 +199,7 @@ class Puller:
         )
 
     async def _react(self, response: Response, body: memoryview, *, seconds: float) -> None:
-        """Take what an answer says, all of it or nothing. Raises UnreadableAnswer, BrokerError."""
+        """Apply an answer completely or not at all. Raises UnreadableAnswer, BrokerError."""
         process_queue = self.process_queue
         if response.code not in _ANSWERS:
             raise BrokerError(response.code, response.remark, self._asked_address or "broker")
@@ -220,7 +221,7 @@ class Puller:
         self._broker_id = reply.suggested_broker_id
 
     async def _offset_refused(self, wanted: int) -> None:
-        """Move only when told twice: a broker that is still recovering may not know its queue yet."""
+        """Move only when refused twice: a recovering broker may not know its queue yet."""
         ours = self.process_queue.next_offset
         if self._refused_offset != ours or wanted == ours:
             self._refused_offset = ours
@@ -230,9 +231,10 @@ class Puller:
         self._on_offset_moved(self.process_queue, wanted)
 
     def _receive(self, body: memoryview, next_offset: int) -> tuple[list[ReceivedMessage], int]:
-        """The messages of an answer that are for us, and where to go on.
+        """The matching messages of an answer, and the next offset.
 
-        Brokers filter by hash codes, so tags are compared again. Raises UnreadableAnswer for what is not this queue's.
+        Brokers filter by hash codes, so tags are compared again here. Raises UnreadableAnswer for messages of another
+        queue.
         """
         first = self.process_queue.next_offset
         if next_offset < first:
@@ -257,7 +259,7 @@ class Puller:
         try:
             return inflate(record.sys_flag, record.body, self._settings.inflated_bytes_max)
         except DecompressionError as error:
-            # Asking again would bring the same bytes and stop the queue for ever; leaving the message out would lose
-            # it silently. So the application gets what is stored.
+            # Pulling again would return the same bytes and block the queue for ever; skipping the message would lose it
+            # silently. So the application gets the body as stored.
             log.error("body_not_inflated", queue=self._queue, offset=record.queue_offset, reason=str(error))
             return record.body

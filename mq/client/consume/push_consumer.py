@@ -1,9 +1,9 @@
 """The push consumer: a member of a consumer group that shares the queues of its topics with the other members.
 
-Theory of operation. A `GroupMember` keeps one `Puller` for each queue that is ours; each fills its `ProcessQueue`; the
-`DeliveryBoard` hands messages out, to the handlers that `run` drives or to the streams that users iterate over. Every
-5 s the smallest offset not yet acknowledged of each queue goes to its leader. A crash, a lost leader, or a new member
-therefore repeats at most what was acknowledged since, and skips nothing. What happens when is in `consumer`.
+Theory of operation. `GroupMember` keeps one `Puller` for each assigned queue; each fills its `ProcessQueue`; the
+`DeliveryBoard` delivers messages, to the handlers of `run` or to streams. Every 5 s the smallest unacknowledged offset
+of each queue goes to its leader. A crash, a lost leader, or a new member therefore repeats at most what was
+acknowledged since, and skips nothing. For the life cycle see `consumer`.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from mq.protocol.names import check_topic, retry_topic
 __all__ = ["PushConsumer", "PushConsumerOptions"]
 
 FOR_OPERATORS_MAX = 16
-"""Messages that operators have handled right now, at most so many at once."""
+"""Maximum number of messages handled at once on request of operators."""
 
 
 REMIND_SECONDS = 10.0
-"""An open consumer with handlers whose `run` was not called by then says so in its log."""
+"""If `run` was not called after this time, an open consumer with handlers logs a warning."""
 
 
 class PushConsumerOptions(TypedDict, total=False):
-    """What `PushConsumer` takes by name."""
+    """Keyword arguments of `PushConsumer`."""
 
     consume_from: ConsumeFrom
     ordered: bool
@@ -92,41 +92,40 @@ class PushConsumer(Consumer):
         async with consumer:
             await consumer.run()
 
-    or as a stream, in which a message counts as done when the next one is asked for:
+    or as a stream, in which requesting the next message acknowledges the previous one:
 
         async with PushConsumer("127.0.0.1:9876", group="billing") as consumer:
             consumer.subscribe("Orders")
             async for message in consumer: ...
 
-    or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`. What
-    follows about order and failures is about handlers; a delivery that fails is handed out again by this member.
+    or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`. The
+    following about order and failures applies to handlers; a failed delivery is retried by this member.
 
-    Every message is handed out at least once; duplicates follow crashes, lost leaders and changes of the group.
-    `ordered` (the default) hands out each queue's messages one after the other: a handler that raises gets the message
-    again after `retry_delay` seconds, doubled each time up to 30 s, and it holds up its queue meanwhile.
+    Every message is delivered at least once; duplicates follow crashes, lost leaders and changes of the group.
+    `ordered` (the default) delivers each queue's messages one after the other: if a handler raises, it gets the message
+    again after `retry_delay` seconds, doubled each time up to 30 s, and the queue waits.
 
-    With `ordered=False` up to `concurrency` messages are handled at once whatever their queue, and one whose handler
-    raises is given back to its broker. It comes again, to any member of the group, after 10 s, 30 s, 1 min ... 2 h,
-    with `reconsume_times` counting; after `max_reconsume_times` (default: as the group is configured, 16 unless
-    changed) it goes to the topic `%DLQ%` and the group's name. If its broker does not take it back, another one of the
-    topic gets a copy, and if there is none that does, it is handled as in `ordered`, except that it holds up nothing
-    but the group's offset.
+    With `ordered=False` up to `concurrency` messages are handled at once, whatever their queue, and a message whose
+    handler raises is sent back to its broker. It is redelivered, to any member of the group, after 10 s, 30 s, 1 min
+    ... 2 h, with increasing `reconsume_times`; after `max_reconsume_times` (default: as the group is configured, 16
+    unless changed) it goes to the topic `%DLQ%` plus the group's name. If its broker does not take it back, another
+    broker of the topic gets a copy; if none does, it is retried as with `ordered`, except that it holds back only the
+    group's offset.
 
-    With `exclusive` a queue is locked at its broker as well, so that no two members handle messages of it at the same
-    time, also when one of them was cut off without noticing; what a member commits that lost its lock does not count.
-    The price: the queues of a member that died without a word rest until their locks are over, up to 60 s.
+    With `exclusive` a queue is also locked at its broker, so that no two members handle its messages at the same time,
+    even if one of them was cut off without noticing; commits of a member that lost its lock are ignored. The price:
+    queues of a member that died are blocked until its locks expire, up to 60 s.
 
-    With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own. What a
-    handler fails at it gets again itself.
+    With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own. Failed
+    messages are retried by the member itself.
 
-    `allocate` shares out the queues, see `mq.client.consume.allocation`; it must be the same on all members.
+    `allocate` is the allocation strategy, see `mq.client.consume.allocation`; it must be the same on all members.
 
-    `consume_from` says where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
-    its broker still has in memory from the first message on is consumed from there in any case, so that nobody misses
-    the beginning of a new topic; that is the brokers' rule for clients in all languages.
-    Messages are pulled ahead of the handlers within `pull.limits`. `trace` and `otel` are as those of a
-    `Producer`: handling a message is a span, from its handler's first line to the last, or from the time at which a
-    stream hands it out until it is acknowledged or given back.
+    `consume_from` is where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
+    its broker still has in memory from the first message on is consumed from there in any case, so that no message of a
+    new topic is missed; brokers apply that rule to clients in all languages. Messages are pulled ahead of the handlers
+    within `pull.limits`. `trace` and `otel` as for `Producer`: handling a message is a span, from the start of its
+    handler to its end, or from its delivery by a stream until it is settled.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class PushConsumer(Consumer):
             group=group,
             concurrency=concurrency,
             ordered=ordered,
-            # What one member of many that get everything failed at is nobody else's.
+            # A failed message of a broadcast member concerns no other member.
             give_back=None if ordered or broadcast is not None else self._give_back,
             spans=self._spans,
         )
@@ -188,7 +187,7 @@ class PushConsumer(Consumer):
         self._offsets: GroupOffsets | LocalOffsets | None = None
         self._member: GroupMember | None = None
 
-    # Life.
+    # Life cycle.
 
     def _connected(self, remoting: ClientCore) -> None:
         """Raises OffsetsFileDamaged, OSError."""
@@ -292,7 +291,7 @@ class PushConsumer(Consumer):
     # Subscriptions.
 
     def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
-        """Receive the messages of `topic` that carry one of `tags`: `"A || B"`, or `"*"` for all.
+        """Receive the messages of `topic` with one of `tags`: `"A || B"`, or `"*"` for all.
 
         With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression.
 
@@ -301,7 +300,7 @@ class PushConsumer(Consumer):
         self._subscribe(topic, tags, None, None)
 
     def on(self, topic: str, tags: str | Sql = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
-        """Decorator: subscribe, and have `run` give each message to this coroutine function.
+        """Decorator: subscribe, and have `run` pass each message to this coroutine function.
 
         With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together.
         """
@@ -318,7 +317,7 @@ class PushConsumer(Consumer):
         return register
 
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of `topic`; its queues are given up soon."""
+        """Receive no more messages of `topic`; its queues are released soon."""
         self._subscribed.pop(topic, None)
         self._subscriptions_changed()
 
@@ -351,25 +350,25 @@ class PushConsumer(Consumer):
         self._entered().note_progress(process_queue)
 
     def _entered(self) -> GroupMember:
-        """What we have of our group, or had, if the block has ended. Raises ClientClosed before the block."""
+        """The current group membership, or the last one after the block. Raises ClientClosed before the block."""
         if self._member is None:
             self._opened()
         assert self._member is not None, "open without a member"
         return self._member
 
-    # Looking at the assignment.
+    # Assignment.
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are ours at present."""
+        """The currently assigned queues."""
         return self._member.assignment.queues if self._member is not None else frozenset()
 
     async def wait_assigned(self) -> frozenset[MessageQueue]:
-        """Wait until at least one queue is ours. Raises ClientClosed."""
+        """Wait until at least one queue is assigned. Raises ClientClosed."""
         self._opened()
         assignment = self._entered().assignment
         while not assignment.queues:
-            if assignment.changed.is_set():  # else others wait for it, too
+            if assignment.changed.is_set():  # otherwise other tasks wait for it, too
                 assignment.changed = anyio.Event()
             await assignment.changed.wait()
             self._opened()
@@ -377,7 +376,7 @@ class PushConsumer(Consumer):
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """For each of our queues the offset up to which all messages are acknowledged."""
+        """For each assigned queue the offset up to which all messages are acknowledged."""
         return self._entered().assignment.commit_offsets()
 
     async def commit(self) -> None:
@@ -385,19 +384,19 @@ class PushConsumer(Consumer):
         self._opened()
         await self._entered().commit()
 
-    # Pausing.
+    # Pause and resume.
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Hand out nothing more of these queues, or of all if none is named, and pull nothing, until `resume`.
+        """Deliver and pull nothing of these queues, or of all if none is named, until `resume`.
 
-        What is being handled is finished and committed. The queues stay ours, and a pause outlives their loss.
+        Messages being handled are finished and committed. The queues stay assigned, and a pause survives their loss.
         """
         self._paused.update(queues)
         self._all_paused = self._all_paused or not queues
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with these queues, or with all if none is named. After `pause()` only `resume()` helps."""
+        """Resume these queues, or all if none is named. After `pause()` only `resume()` without queues ends it."""
         if queues:
             self._paused.difference_update(queues)
         else:
@@ -415,20 +414,20 @@ class PushConsumer(Consumer):
     # Consuming.
 
     def __aiter__(self) -> MessageStream:
-        """A stream of messages, each acknowledged when the next one is asked for."""
+        """A stream of messages; requesting the next message acknowledges the previous one."""
         self._opened()
         return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
 
     def deliveries(self) -> DeliveryStream:
-        """A stream of deliveries, to be acknowledged one by one in any order."""
+        """A stream of deliveries, to be settled one by one in any order."""
         self._opened()
         return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
 
     async def run(self, handler: Handler | None = None) -> None:
-        """Give messages to the handlers until `stop` is called, the consumer is left or the caller is cancelled.
+        """Call the handlers with messages until `stop` is called, the consumer is closed or the caller is cancelled.
 
-        `handler` takes the messages of topics without a handler of their own. What was handed out and not finished
-        when this ends is handed out again, by the next `run` or to the next owner of the queue.
+        `handler` handles topics without a handler of their own. Unfinished messages are delivered again, by the next
+        `run` or to the next owner of the queue.
         """
         self._opened()
         if handler is not None:
@@ -436,7 +435,7 @@ class PushConsumer(Consumer):
         await self._handling.run(handler)
 
     def stop(self) -> None:
-        """End `run`, cancelling the handlers that are at work."""
+        """End `run`, cancelling running handlers."""
         self._handling.stop()
 
     async def _give_back(self, message: ReceivedMessage) -> bool:

@@ -1,7 +1,7 @@
 """Locks on queues, so that no two members of a group handle messages of one queue at the same time.
 
-The leader of a queue gives the lock out for 60 s from each request on. We count on it for 30 s only, from the moment
-when we asked, and ask again every 20 s; so clocks may differ and answers take their time.
+The leader of a queue grants a lock for 60 s from each request. The client relies on it for only 30 s from when it sent
+the request, and renews it every 20 s; so clocks may differ and answers may be slow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNLOCK_SECONDS = 1.0
 
 
 class QueueLocker:
-    """Takes and gives back the locks of one member."""
+    """Acquires and releases the locks of one member."""
 
     def __init__(self, remoting: ClientCore, group: str, client_id: str) -> None:
         self._remoting = remoting
@@ -36,9 +36,9 @@ class QueueLocker:
         self._client_id = client_id
 
     async def lock(self, queues: Collection[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue], float]:
-        """Take or renew locks.
+        """Acquire or renew locks.
 
-        Returns the queues that are ours, those that another member holds, and until when the first are (in
+        Returns the locked queues, those that another member holds, and until when the former are valid (in
         `anyio.current_time`). A queue whose leader did not answer is in neither set. Raises nothing.
         """
         valid_until = anyio.current_time() + VALID_SECONDS
@@ -61,9 +61,9 @@ class QueueLocker:
         return locked, refused, valid_until
 
     async def unlock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Give locks back, and wait until that is done or for a second, also when cancelled. Raises nothing.
+        """Release locks, and wait until that is done or for a second, even if cancelled. Raises nothing.
 
-        Returns the queues whose leader did not confirm it. Left so, they cost the next owner the rest of the 60 s.
+        Returns the queues whose leader did not confirm it. The next owner has to wait for the rest of their 60 s.
         """
         owed = set(queues)
         with anyio.move_on_after(UNLOCK_SECONDS, shield=True):
@@ -76,7 +76,7 @@ class QueueLocker:
         return owed
 
     async def find_leaders(self, queues: Iterable[MessageQueue]) -> None:
-        """Ask the name servers who leads now. Raises nothing."""
+        """Ask the name servers for the current leaders. Raises nothing."""
         for topic in {queue.topic for queue in queues}:
             try:
                 await self._remoting.route(topic, refresh=True)

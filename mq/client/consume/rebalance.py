@@ -1,4 +1,4 @@
-"""Which queues this member of the group consumes, and the change from one set to the next."""
+"""The queues that this member of the group consumes, and changes of that set."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ WARN_SECONDS = 30.0
 """Between two warnings that no name server answers."""
 
 HANDOVER_SECONDS = 0.1
-"""Time for the former owners to store their offsets. Too little repeats messages; nothing is lost either way."""
+"""Time for the former owners to store their offsets. If it is too short, messages are repeated; none is lost."""
 
 
 class Assignment:
-    """The pullers of the queues that are ours at present.
+    """The assigned queues and their pullers.
 
-    `make_puller` builds one for a queue; `tasks` runs it. Without `allocate` all queues are ours; with `locker` only
-    those that it gets the locks of. All changes happen in `rebalance` and `drop`, which the
-    owner calls one at a time.
+    `make_puller` builds one for a queue; `tasks` runs it. Without `allocate` all queues are assigned; with `locker`
+    only those that can be locked. All changes happen in `rebalance` and `drop`; the owner does not call them
+    concurrently.
     """
 
     def __init__(
@@ -74,33 +74,33 @@ class Assignment:
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
-        """The queues we consume."""
+        """The assigned queues."""
         return frozenset(self._pullers)
 
     @property
     def process_queues(self) -> list[ProcessQueue]:
-        """What we have of the queues that we consume."""
+        """The process queues of the assigned queues."""
         return [puller.process_queue for puller in self._pullers.values()]
 
     def puller(self, queue: MessageQueue) -> Puller | None:
-        """The puller of one of our queues."""
+        """The puller of an assigned queue."""
         return self._pullers.get(queue)
 
     def note_route(self, route: TopicRoute) -> None:
-        """Tell the pullers of the topic where its brokers are now."""
+        """Tell the pullers of the topic the new addresses of its brokers."""
         for queue, puller in self._pullers.items():
             if queue.topic == route.topic:
                 puller.note_route(route)
 
     def commit_offsets(self) -> Mapping[MessageQueue, int]:
-        """For every queue the offset up to which all is done."""
+        """For every queue the offset up to which everything is done."""
         return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
 
     async def rebalance(self, topic: str) -> bool:
-        """Take our share of the queues of `topic`. False if something stood in the way and a retry is due soon.
+        """Rebalance the queues of `topic`. Returns False if that failed and should be retried soon.
 
-        Queues lost are stopped and their offsets stored before any new one begins. Whatever goes wrong, the next
-        attempt asks for the route again: the leader may be another one by now.
+        Lost queues are stopped and their offsets stored before new ones begin. After any failure, the next attempt
+        refreshes the route: the leader may have changed.
         """
         try:
             route = await self._route(topic)
@@ -111,8 +111,8 @@ class Assignment:
             self._doubtful_routes.add(topic)
             return False
         if self._client_id not in members:
-            # A broker that has just started or been elected may not have heard of us. Giving up all queues, as Java
-            # clients do, would only make the group stumble; we introduce ourselves and look again.
+            # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
+            # clients do, would only disturb the group; send a heartbeat and try again.
             self._remoting.heartbeat_soon()
             return False
         ours = {queue for queue in self._pullers if queue.topic == topic}
@@ -131,7 +131,7 @@ class Assignment:
         return complete and self.queues_of(topic) == share
 
     def _tell_postponed(self, topic: str, error: ClientError) -> None:
-        """A member that cannot begin would only be silent: say so, now and then, if that is not a matter of moments."""
+        """Log now and then that a member cannot begin, unless that lasts only moments."""
         now = anyio.current_time()
         if isinstance(error, NameServersUnavailable) and now >= self._warn_at:
             self._warn_at = now + WARN_SECONDS
@@ -140,23 +140,24 @@ class Assignment:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
 
     def queues_of(self, topic: str) -> frozenset[MessageQueue]:
-        """The queues of one topic that we consume."""
+        """The assigned queues of one topic."""
         return frozenset(queue for queue in self._pullers if queue.topic == topic)
 
     async def _lock(self, queues: frozenset[MessageQueue] | set[MessageQueue]) -> dict[MessageQueue, float]:
-        """Those of the queues that we may consume, in order, and until when."""
+        """Those of the queues that may be consumed in order, and until when."""
         if self._locker is None or not queues:
             return dict.fromkeys(sorted(queues), float("inf"))
-        # What we gave up a moment ago may be in the hands of a handler still.
+        # A handler may still be busy with a message of a queue that was just given up.
         wanted = {queue for queue in queues if queue not in self._draining}
         self._owed -= wanted
         locked, _, held_until = await self._locker.lock(wanted)
         return dict.fromkeys(sorted(locked), held_until)
 
     async def renew_locks(self) -> tuple[list[ProcessQueue], bool]:
-        """Hold our queues for longer; returns those that go on, and whether another member has got one of them.
+        """Renew the locks of assigned queues; returns the queues that may continue, and whether another member got one
+        of them.
 
-        The latter are given up by the next `drop_lost`.
+        The next `drop_lost` gives the lost ones up.
         """
         assert self._locker is not None, "nothing to renew without locks"
         queues = self.queues
@@ -172,12 +173,12 @@ class Assignment:
         return renewed, bool(refused)
 
     async def drop_lost(self) -> None:
-        """Stop consuming what another member has locked."""
+        """Stop consuming queues that another member has locked."""
         lost, self._lost = self._lost & self.queues, set()
         await self.drop(lost)
 
     async def _route(self, topic: str) -> TopicRoute:
-        """The known route, or after a failure a new one; the known one still, if nobody can tell."""
+        """The cached route, or after a failure a new one; the cached one if no name server answers."""
         known = self._remoting.known_route(topic)
         try:
             route = await self._remoting.route(topic, refresh=topic in self._doubtful_routes)
@@ -190,9 +191,9 @@ class Assignment:
         return route
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """The client ids of the group, from the first broker that can tell, leaders first.
+        """The client ids of the group, from the first broker that answers, leaders first.
 
-        All members ask in the same order, so that they share one view as long as they reach the same broker.
+        All members ask in the same order, so that they get the same answer if they reach the same broker.
         """
         last_error: ClientError = NoRoute(route.topic, "found no broker to ask for the members of the group")
         by_rank = sorted((rank, name, a) for name, group in route.brokers.items() for rank, a in group.items())
@@ -226,7 +227,7 @@ class Assignment:
         self._tasks.start_soon(puller.run)
 
     def restart_at(self, process_queue: ProcessQueue, offset: int) -> None:
-        """The broker wants another offset: begin the queue anew there, forgetting what was cached."""
+        """The broker moved the offset: restart the queue there, dropping cached messages."""
         puller = self._pullers.get(process_queue.queue)
         if puller is not None and puller.process_queue is process_queue:
             puller.stop()
@@ -237,7 +238,7 @@ class Assignment:
     async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue], *, leaving: bool = False) -> None:
         """Stop consuming these queues, then store their offsets and wait until that is done, or for a second.
 
-        Their locks are given back when no handler is at work on a message of them, or at once when `leaving`.
+        Their locks are released when no handler is busy with their messages, or at once when `leaving`.
         """
         if not queues:
             return
@@ -263,7 +264,7 @@ class Assignment:
         self.changed.set()
 
     async def _drain(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
-        """Give the lock back when the last handler is done, or when it is over anyway."""
+        """Release the lock when the last handler is done, or when it has expired."""
         assert self._locker is not None, "nothing to give back without locks"
         with anyio.move_on_after(VALID_SECONDS):
             while process_queue.leased:  # noqa: ASYNC110 - rare, and the board tells nobody
@@ -272,7 +273,7 @@ class Assignment:
         await self._unlock_stubbornly(self._locker, {queue})
 
     async def _unlock_stubbornly(self, locker: QueueLocker, owed: set[MessageQueue]) -> None:
-        """Give locks back, also to a leader that has still to be elected, unless we want the queues again."""
+        """Release locks, retrying until a leader is elected, unless the queues are wanted again."""
         self._owed |= owed
         with anyio.move_on_after(VALID_SECONDS):
             while owed := await locker.unlock(owed & self._owed):

@@ -1,4 +1,4 @@
-"""Giving a message back to the brokers: the group gets it again later, or it ends among the group's dead letters."""
+"""Sends failed messages back to the brokers: for a retry, or to the group's dead letter topic."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from mq.protocol.wire_names import INT32_MAX
 __all__ = ["give_back"]
 
 TAKE_SECONDS = 3.0
-"""A leader that does not answer may have taken the message; then it comes twice."""
+"""A leader that does not answer may have stored the message; then it is delivered twice."""
 COPY_SECONDS = 2.0
 FIRST_LEVEL = 3
-"""Delay level before the first repetition; each further one waits a level longer."""
+"""Delay level before the first redelivery; each further one waits one level longer."""
 
 _NOT_COPIED = frozenset(
     {props.TRANSACTION_PREPARED, *props.TIMER_PROPERTIES, props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON}
 )
-"""They asked something of the broker when the message was sent first, or are set by each broker anew."""
+"""Only meaningful for the original send, or set by each broker."""
 
 
 async def give_back(
     remoting: ClientCore, group: str, message: ReceivedMessage, *, max_reconsume_times: int | None
 ) -> bool:
-    """Whether a broker has `message` now, to hand it out again. If not, one may have it all the same.
+    """Returns whether a broker has `message` for redelivery. If False, a broker may have it all the same.
 
-    The message's own broker is asked to take it back. If it does not, whichever broker group takes it gets a copy, in
-    the group's retry topic. How long the message waits grows with each time. `max_reconsume_times` None leaves to the
-    group's configuration how often. Takes 5 s at most.
+    First asks the message's own broker to take it back, then sends a copy to the group's retry topic at any broker
+    group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. Takes at most 5
+    s.
     """
     try:
         with anyio.fail_after(TAKE_SECONDS):
@@ -82,11 +82,11 @@ async def _ask_to_take(
 async def _send_copy(
     remoting: ClientCore, group: str, message: ReceivedMessage, max_reconsume_times: int | None
 ) -> None:
-    """Send what the broker would have stored. Raises ClientError, of the broker group that was tried last."""
+    """Send the copy that the broker would have stored. Raises the ClientError of the last broker group tried."""
     copy = _copy(group, message)
     counted = {"j": str(min(message.reconsume_times + 1, INT32_MAX))}
     if max_reconsume_times is not None:
-        # Brokers compare what they are to store, which counts this time already.
+        # Brokers compare it with the count in the stored copy, which includes this attempt.
         counted["l"] = str(min(max_reconsume_times + 1, INT32_MAX))
     route = await remoting.route(copy.topic, refresh=True, auto_create=True)
     own = message.queue.broker_name
@@ -98,7 +98,7 @@ async def _send_copy(
             fields = send_fields(group, copy, MessageQueue(copy.topic, name, 0)) | counted
             await remoting.call(address, RequestCode.SEND_MESSAGE_V2, fields, copy.body)
         except RequestTimeout:
-            raise  # it may well be there
+            raise  # it may be stored
         except ClientError as error:
             failure = error
         else:

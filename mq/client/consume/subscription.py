@@ -1,4 +1,4 @@
-"""What a consumer has subscribed to, and what is to be done with it."""
+"""A consumer's subscriptions and their handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Subscribed", "subscription_of"]
 
 
 def subscription_of(topic: str, tags: str | Sql) -> Subscription:
-    """What users write, compiled. Raises SubscriptionError."""
+    """A subscription from the user's expression. Raises SubscriptionError."""
     if not isinstance(tags, str | Sql):
         raise TypeError(f"tags are one text, as 'a || b', or an expression, sql(...), not {tags!r}")
     return parse_sql(topic, tags.expression) if isinstance(tags, Sql) else parse_tags(topic, tags)
@@ -22,7 +22,7 @@ def subscription_of(topic: str, tags: str | Sql) -> Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """One topic of a consumer. `handler` takes a message, or with `batch` a list of up to so many."""
+    """One topic of a consumer. `handler` takes a message, or with `batch` a list of at most that many."""
 
     subscription: Subscription
     sub_version: int
@@ -30,7 +30,7 @@ class Subscribed:
     batch: int | None
 
     def data(self) -> SubscriptionData:
-        """As brokers are told."""
+        """In the format of heartbeats."""
         subscription = self.subscription
         return SubscriptionData(
             topic=subscription.topic,

@@ -1,12 +1,13 @@
-"""What producers, consumers and admins share: name servers, the route cache, connections by address, heartbeats.
+"""The shared core of producers, consumers and admins: name servers, the route cache, connections by address,
+heartbeats.
 
-Routes are read from one name server, chosen at random, until it fails; then the next one is asked. They are read again
-every 30 s, when something fails, and when a broker that we took for the leader says that it had to ask the leader. A
-broker learns who we are by the first frame on each new connection and again every 30 s, because brokers forget silent
-clients.
+Routes are read from one name server, chosen at random, until it fails; then from the next one. They are refreshed every
+30 s, after failures, and when a broker that was taken for the leader says that it had to forward a request. A client
+identifies itself to a broker with the first frame on each new connection and again every 30 s, because brokers drop
+silent clients.
 
-Each client opens one `ClientCore` around all it does, so that it can still talk to the brokers when everything else has
-ended. That holds for a client that is cancelled as well: its connections end when they are closed, not before.
+Each client opens one `ClientCore` around all its work, so that it can still talk to brokers when everything else has
+ended. That also holds for a cancelled client: its connections end when they are closed, not before.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ from mq.protocol.names import AUTO_CREATE_TEMPLATE
 __all__ = ["ClientCore", "RemotingSettings", "parse_addresses"]
 
 _ALL_NAME_SERVERS_KNOW = (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)
-"""Who does not is something else: a broker, as a rule, whose address was taken for a name server's."""
+"""A server that does not know it is usually a broker, whose address was configured as a name server's."""
 
 AUTO_CREATE_QUEUES_MAX = 4
-"""A topic that does not exist takes its shape from the template when its first message arrives, up to this."""
+"""A topic that does not exist gets the template's number of queues with its first message, up to this."""
 
 FORWARDED_PAUSE_SECONDS = 0.25
-"""How soon the name servers are asked again who leads, when a broker still has to ask its leader."""
+"""Interval for asking the name servers for the leader while a broker still forwards requests."""
 
 GOODBYE_SECONDS = 1.0
-"""How long a client that leaves waits for a broker to take note of it."""
+"""Time that a closing client waits for a broker to confirm."""
 
 
 def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
@@ -83,26 +84,28 @@ def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingSettings:
-    """Times of everything that is not one send or one pull, in seconds, and what requests are signed with."""
+    """Timeouts of everything except sends and pulls, in seconds, and the credentials for requests."""
 
     connect_seconds: float = 3.0
     silence_seconds: float = 1.0
-    """A connection that brought nothing for as long is given up when a request times out, or another replica leads."""
+    """A connection that received nothing for this time is closed when a request times out, or when another replica
+    leads.
+    """
     silence_check_seconds: float = 0.25
-    """How often silent connections are looked for, and the name servers asked who leads instead."""
+    """How often to look for silent connections and to ask the name servers for their leaders."""
     probe_seconds: float = 3.0
-    """After as long without a byte, a broker that holds a pull is asked for a sign of life."""
+    """After this time without data, a broker that holds a pull is probed."""
     request_seconds: float = 3.0
     route_refresh_seconds: float = 30.0
     heartbeat_seconds: float = 30.0
     credentials: Credentials | None = field(default_factory=Credentials.from_environment)
-    """What requests are signed with; by default what the environment says, see `Credentials.from_environment`."""
+    """Credentials for requests; by default from the environment, see `Credentials.from_environment`."""
     tls: ssl.SSLContext | None = field(default_factory=tls_from_environment, repr=False)
-    """For connections to brokers and name servers; by default what the environment says, see `tls_from_environment`."""
+    """For connections to brokers and name servers; by default from the environment, see `tls_from_environment`."""
 
 
 class _Slot:
-    """Makes simultaneous wishes for one connection (or one route) one attempt, whose failure all of them share."""
+    """Merges simultaneous requests for one connection (or one route) into one attempt; all get its failure."""
 
     __slots__ = ("attempts", "failure", "lock")
 
@@ -115,8 +118,8 @@ class _Slot:
 class ClientCore:
     """Requests to brokers by address and to "a name server"; routes by topic. `run` must run in a task, see `open`.
 
-    `heartbeat_body` gives the body of request 34 as it is now. `on_route_change` is told (synchronously) when the
-    route of a topic became known or changed, `on_server_request` gets what brokers ask of us.
+    `heartbeat_body` returns the current body of request 34. `on_route_change` is called (synchronously) when the route
+    of a topic becomes known or changes, `on_server_request` with requests from brokers.
     """
 
     def __init__(
@@ -147,7 +150,7 @@ class ClientCore:
         self._closed = False
 
     async def run(self) -> None:
-        """Keep routes and connections up to date, and brokers informed, until cancelled."""
+        """Keep routes and connections up to date, and send heartbeats, until cancelled."""
         watch = SilenceWatch(
             lambda: list(self._connections.values()),
             leader_for=self._leader_for,
@@ -192,7 +195,7 @@ class ClientCore:
                 remoting.close()
 
     def close(self) -> None:
-        """End all connections; what is in flight fails at once, and no new connection is opened."""
+        """Close all connections; requests in flight fail at once, and no new connection is opened."""
         self._closed = True
         for connection in list(self._connections.values()):
             connection.close("closed by this client")
@@ -200,7 +203,7 @@ class ClientCore:
     async def unregister(
         self, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Tell all brokers we are connected to that we leave, and wait for each answer, for a second at most."""
+        """Unregister from all connected brokers, and wait for each answer, for a second at most."""
         leaver = UnregisterClientExt(client_id=client_id, producer_group=producer_group, consumer_group=consumer_group)
 
         async def say(connection: Connection) -> None:
@@ -220,7 +223,7 @@ class ClientCore:
         return self._closed
 
     def connected(self, address: str) -> Connection | None:
-        """The open connection to `address`, if there is one."""
+        """The open connection to `address`, or None."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.lost is None else None
 
@@ -255,7 +258,7 @@ class ClientCore:
                 slot.attempts += 1
             if self._is_closed():
                 connection.close("closed by this client")
-                await connection.run()  # which ends the stream and returns
+                await connection.run()  # ends the stream and returns
                 raise ClientClosed("this client is closed")
             self._connections[address] = connection
             self._tasks.start_soon(self._run_connection, connection)
@@ -264,7 +267,7 @@ class ClientCore:
 
     async def _run_connection(self, connection: Connection) -> None:
         try:
-            # The last words of a client that is cancelled go through here; `close` ends it.
+            # The last requests of a cancelled client use it; `close` ends it.
             with anyio.CancelScope(shield=True):
                 await connection.run()
         finally:
@@ -282,7 +285,9 @@ class ClientCore:
         *,
         timeout: float | None = None,
     ) -> tuple[Response, memoryview]:
-        """One request to one broker. Raises BrokerError unless it succeeds, and what `Connection.request` raises."""
+        """Send one request to one broker. Raises BrokerError unless it succeeds, and the errors of
+        `Connection.request`.
+        """
         connection = await self.connection(address)
         seconds = self.settings.request_seconds if timeout is None else timeout
         return await connection.call(code, ext, body, timeout=seconds)
@@ -290,10 +295,10 @@ class ClientCore:
     # Name servers and routes.
 
     async def ask_name_server(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
-        """The answer of the first name server that answers, whatever its code. Raises NameServersUnavailable.
+        """The answer of the first name server that responds, whatever its code. Raises NameServersUnavailable.
 
-        The last one has `request_seconds` to answer; one that is silent while there are others, `silence_seconds`: it
-        may have been cut off together with the broker that we ask about.
+        The last one has `request_seconds` to answer; an earlier one only `silence_seconds`: it may have been cut off
+        together with the broker in question.
         """
         reasons: dict[str, str] = {}
         patience = self.settings.request_seconds
@@ -312,14 +317,14 @@ class ClientCore:
         raise NameServersUnavailable(reasons)
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """The route as last heard, without asking."""
+        """The cached route."""
         return self._routes.get(topic)
 
     async def route(self, topic: str, *, refresh: bool = False, auto_create: bool = False) -> TopicRoute:
-        """The route of `topic`, asked for if unknown or `refresh`.
+        """The route of `topic`; requested if it is not cached or `refresh` is set.
 
-        With `auto_create`, an unknown topic gets the queues that the brokers will create with its first message.
-        Raises TopicNotFound, NameServersUnavailable, BrokerError; the cached route then stays as it was.
+        With `auto_create`, an unknown topic gets the queues that the brokers will create with its first message. Raises
+        TopicNotFound, NameServersUnavailable, BrokerError; the cached route is then unchanged.
         """
         if not refresh and (route := self._routes.get(topic)) is not None:
             return route
@@ -359,20 +364,20 @@ class ClientCore:
         raise TopicNotFound(topic)
 
     async def _leader_for(self, address: str) -> str | None:
-        """Who leads the group of the broker at `address` by now; None if that is not known. Raises ClientError.
+        """The current leader of the group of the broker at `address`; None if unknown. Raises ClientError.
 
-        The cached routes stay as they are: whoever uses them asks when its connection is gone.
+        The cached routes do not change: their users refresh them when their connection is gone.
         """
         name = self._group_at.get(address)
         for topic in [topic for topic, route in self._routes.items() if name in route.brokers]:
             try:
                 return (await self._look_up(topic, auto_create=True)).leader_address(name or "")
             except TopicNotFound:
-                pass  # deleted meanwhile; another topic of the group will do
+                pass  # deleted in the meantime; another topic of the group will do
         return None
 
     def _note_forwarded(self, address: str) -> None:
-        """The broker at `address` serves us and does not lead any more: one hop too many, until we know who does."""
+        """The broker at `address` serves us by forwarding: find the leader to save a hop."""
         now = anyio.current_time()
         if now < self._ask_again_at or self._closed:
             return
@@ -397,11 +402,11 @@ class ClientCore:
     # Heartbeats.
 
     def heartbeat_soon(self) -> None:
-        """What we tell the brokers has changed: tell them now instead of in up to 30 s."""
+        """The heartbeat's content has changed: send it now instead of within 30 s."""
         self._heartbeat_wanted.set()
 
     async def connect_all(self, addresses: Iterable[str]) -> None:
-        """Open the missing ones of these connections, all at once; those that fail are tried again later."""
+        """Open the missing ones of these connections concurrently; failed ones are retried later."""
 
         async def connect(address: str) -> None:
             try:

@@ -1,12 +1,12 @@
 """One TCP connection to one broker or name server, with many requests in flight.
 
-Theory of operation. A request is one dictionary entry (opaque -> callback) and one element of the list of outgoing
-frames: no task, no event, no timer. One task writes: everything queued since its last write leaves in one send. One
-task reads: all complete frames of a chunk are matched and their callbacks run before the next read. So hundreds of
-requests cost a handful of system calls, and whoever needs to wait builds that on top (`request` does).
+Theory of operation. A request is one dictionary entry (opaque -> callback) and one element in the list of outgoing
+frames: no task, event or timer. One task writes: everything queued since its last write goes out in one send. One task
+reads: all complete frames of a chunk are matched and their callbacks run before the next read. So hundreds of requests
+need a handful of system calls, and waiting is built on top (see `request`).
 
-When the connection ends, every callback gets a `ConnectionLost`, which knows whether its request had been handed to
-the socket. A connection is never reopened; the pool makes a new one.
+When the connection ends, every callback gets a `ConnectionLost`, which says whether its request had been written to the
+socket. A connection is never reopened; the pool opens a new one.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ __all__ = [
 ]
 
 Answer = Response | ConnectionLost
-"""What becomes of a request. A `Response` may carry any response code."""
+"""The result of a request. A `Response` may have any response code."""
 
 OnAnswer = Callable[[Answer, memoryview], None]
 """Called with the answer and its body, at most once, from the reading task: must neither block nor raise."""
 
 AnswerLater = Callable[[bytes], None]
-"""Sends a frame to the server, if the connection has not ended."""
+"""Sends a frame to the server if the connection is still open."""
 
 OnServerRequest = Callable[[Request | UnknownRequest, memoryview, AnswerLater], bytes | None]
-"""Called for each request the server sends us; a frame it returns, or calls the last argument with, is the answer."""
+"""Called for each request from the server; the answer is a returned frame, or a later call of the last argument."""
 
 OnForwarded = Callable[[str], None]
-"""Called with the address of the connection when a broker had to ask its leader for the answer."""
+"""Called with the address of the connection when a broker had to forward a request to its leader."""
 
 _RECEIVE_BYTES = 65536
 _OPAQUE_MAX = 2**31 - 1
@@ -68,7 +68,7 @@ _OPAQUE_MAX = 2**31 - 1
 def refuse_server_request(
     request: Request | UnknownRequest, _body: memoryview, _answer_later: AnswerLater
 ) -> bytes | None:
-    """The answer to a request we have no handler for: none if it is one-way, else REQUEST_CODE_NOT_SUPPORTED."""
+    """The answer to an unsupported request: none if it is one-way, else REQUEST_CODE_NOT_SUPPORTED."""
     if request.flag & ONEWAY_FLAG:
         return None
     return encode_response(
@@ -102,7 +102,7 @@ async def open_connection(
             if tls is None:
                 stream = await anyio.connect_tcp(host, port)
             else:
-                # Brokers and name servers hang up without TLS's goodbye, as stock ones do.
+                # Brokers and name servers close connections without TLS's close_notify, as stock ones do.
                 stream = await anyio.connect_tcp(host, port, ssl_context=tls, tls_standard_compatible=False)
     except TimeoutError:
         raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
@@ -123,9 +123,9 @@ async def open_connection(
 
 
 class _FrameBuffer:
-    """Received bytes that do not make a whole frame yet.
+    """Received bytes of an incomplete frame.
 
-    Chunks are joined only once the frame at the head can be complete, so a large frame costs one join.
+    Chunks are joined only once the first frame can be complete, so a large frame costs one join.
     """
 
     __slots__ = ("_bytes_needed", "_chunks", "_size")
@@ -136,7 +136,7 @@ class _FrameBuffer:
         self._bytes_needed = 4
 
     def receive(self, chunk: bytes) -> list[tuple[int, memoryview, memoryview]]:
-        """All frames that `chunk` completes. Raises FrameError. The views keep the received bytes alive."""
+        """All frames completed by `chunk`. Raises FrameError. The views keep the received bytes alive."""
         self._chunks.append(chunk)
         self._size += len(chunk)
         if self._size < self._bytes_needed:
@@ -151,7 +151,7 @@ class _FrameBuffer:
 
 
 class Connection:
-    """One open connection; `lost` is set when it ended, and then nothing can be sent any more."""
+    """One open connection; `lost` is set when it has ended, and then nothing can be sent any more."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Connection:
         self.held = 0
         """Requests in flight that the server may hold for long."""
         self.heard_at = anyio.current_time()
-        """When the last byte came, on the event loop's clock."""
+        """When the last data arrived, on the event loop's clock."""
         self._stream = stream
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
@@ -183,12 +183,12 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer yet."""
+        """Requests without an answer so far."""
         return len(self._waiting)
 
     @property
     def owes_answer(self) -> bool:
-        """Whether a request is in flight that the server has no business to hold."""
+        """Whether a request is in flight that the server must not hold."""
         return len(self._waiting) > self.held
 
     # Sending: synchronous, so that a state change and its request are one step.
@@ -213,7 +213,7 @@ class Connection:
         self._queue(encode_request(code, self._take_opaque(), ext=ext, body=body, oneway=True))
 
     def forget(self, opaque: int) -> None:
-        """Nobody waits for this answer any more; it is dropped if it still comes."""
+        """Drop a request: nobody waits for its answer any more."""
         self._waiting.pop(opaque, None)
 
     def _check_open(self) -> None:
@@ -231,17 +231,18 @@ class Connection:
         self._outgoing.append(frame)
 
     def note_timeout(self, waited_seconds: float) -> None:
-        """A request got no answer in `waited_seconds`: end the connection if nothing else came in that time either.
+        """A request got no answer in `waited_seconds`: close the connection if nothing else arrived in that time
+        either.
 
-        A stopped process or a cut cable leaves a connection that looks open: without this, all further requests
-        would time out as well, until the operating system gives up after minutes. Waits shorter than
-        `silence_seconds` prove nothing.
+        A stopped process or a cut cable leaves a connection that looks open: without this, all further requests would
+        time out as well, until the operating system gives up after minutes. Waits shorter than `silence_seconds` prove
+        nothing.
         """
         silent_seconds = min(anyio.current_time() - self.heard_at, waited_seconds)
         if silent_seconds >= self._silence_seconds:
             self.close(f"no data for {silent_seconds:.1f} s")
 
-    # Waiting for one answer.
+    # Request and answer.
 
     async def request(
         self,
@@ -254,10 +255,10 @@ class Connection:
     ) -> tuple[Response, memoryview]:
         """Send a request and wait for its answer, whatever its response code.
 
-        `may_be_held`: the server answers when it has something to say, so its silence is not suspicious.
+        `may_be_held`: the server may delay the answer, so its silence is not suspicious.
 
-        Raises RequestTimeout after `timeout` seconds and ConnectionLost. Cancelled, it forgets the request; the
-        server may still have carried it out.
+        Raises RequestTimeout after `timeout` seconds, and ConnectionLost. If cancelled, it drops the request; the
+        server may still execute it.
         """
         answered = anyio.Event()
         answers: list[tuple[Answer, memoryview]] = []
@@ -285,7 +286,7 @@ class Connection:
     async def call(
         self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, timeout: float = 3.0
     ) -> tuple[Response, memoryview]:
-        """As `request`, and any response code but SUCCESS raises BrokerError."""
+        """As `request`, but raises BrokerError for any response code other than SUCCESS."""
         response, response_body = await self.request(code, ext, body, timeout=timeout)
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, self.address)
@@ -294,7 +295,7 @@ class Connection:
     # The two tasks.
 
     async def run(self) -> None:
-        """Read and write until the connection ends or the task is cancelled, then fail what is in flight."""
+        """Read and write until the connection ends or the task is cancelled, then fail all requests in flight."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -306,7 +307,7 @@ class Connection:
                 await anyio.aclose_forcefully(self._stream)
 
     def close(self, reason: str) -> None:
-        """End the connection: everything in flight fails at once, and `run` returns soon after."""
+        """Close the connection: all requests in flight fail at once, and `run` returns soon after."""
         self._end(reason)
         self._scope.cancel()
 
@@ -343,7 +344,7 @@ class Connection:
         try:
             decoded = decode_header(serialization, header)
         except HeaderError as error:
-            # One frame is wrong, the stream is not. If it was an answer, the request times out.
+            # Only this frame is invalid, not the stream. If it was an answer, the request times out.
             log.warning("frame_ignored", address=self.address, reason=str(error))
             return
         if isinstance(decoded, Response):

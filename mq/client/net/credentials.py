@@ -1,4 +1,4 @@
-"""The keys with which a client signs its requests, and its side of TLS: where they come from."""
+"""The keys for signing requests and the client's TLS settings, and their sources."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TLS_KEY_VARIABLE = "RAFTMQ_TLS_KEY"
 
 
 class CredentialsInvalid(ValueError):
-    """The keys cannot be used, or the file with them can be read by others; nothing was sent."""
+    """The keys are invalid, or the file with them is readable by others; nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """An access key and its secret key. The secret key is never shown, logged or sent.
 
-    Raises CredentialsInvalid for keys that no broker takes.
+    Raises CredentialsInvalid for keys that no broker accepts.
     """
 
     access_key: str
@@ -53,7 +53,7 @@ class Credentials:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """From a TOML file with `access_key` and `secret_key`, which only its owner may read.
+        """From a TOML file with `access_key` and `secret_key`, readable by its owner only.
 
         Raises CredentialsInvalid, OSError.
         """
@@ -87,13 +87,13 @@ class Credentials:
 
 
 def tls_from_environment(environment: Mapping[str, str] | None = None) -> ssl.SSLContext | None:
-    """What `RAFTMQ_TLS` says: nothing or `off` for no TLS, `on` for TLS.
+    """TLS according to `RAFTMQ_TLS`: unset or `off` for none, `on` for TLS.
 
-    The certificates of servers must come from an authority of the system, or from one in the PEM file that
-    `RAFTMQ_TLS_CA` names, and fit the host names in their addresses. `RAFTMQ_TLS_CERTIFICATE` and `RAFTMQ_TLS_KEY` name
-    PEM files for servers that want a certificate of their clients.
+    Server certificates must come from an authority of the system, or from one in the PEM file named by `RAFTMQ_TLS_CA`,
+    and match the host names in the addresses. `RAFTMQ_TLS_CERTIFICATE` and `RAFTMQ_TLS_KEY` name PEM files for servers
+    that require client certificates.
 
-    Raises CredentialsInvalid: a value or a file cannot be used.
+    Raises CredentialsInvalid if a value or a file is invalid.
     """
     given = os.environ if environment is None else environment
     wanted = given.get(TLS_VARIABLE, "off")

@@ -1,4 +1,4 @@
-"""Who this client is to the brokers: `ip@pid#number`, as every RocketMQ client names itself."""
+"""The client's id: `ip@pid#number`, as in every RocketMQ client."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from mq.protocol.hashes import UniqKeyGenerator
 
 __all__ = ["local_ip", "new_client_id", "new_unique_keys"]
 
-# Process ids repeat (every container has a process 1), and a group must never see two members of one name: the
-# numbers go on from the start time of the process.
+# Process ids repeat (every container has a process 1), but ids within a group must be unique: numbers count up from the
+# start time of the process.
 _numbers = itertools.count(time.time_ns())
 
 
 def local_ip() -> str:
-    """The IPv4 address packets leave this host from; 127.0.0.1 without a network."""
+    """The IPv4 address from which packets leave this host; 127.0.0.1 without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: routed like any address, and connecting sends nothing
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: routed like any address; connecting sends nothing
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
 
 
 def new_client_id() -> str:
-    """A name no other client in the cluster has."""
+    """An id that no other client in the cluster has."""
     return f"{local_ip()}@{os.getpid()}#{next(_numbers)}"
 
 
 def new_unique_keys(rng: random.Random) -> UniqKeyGenerator:
-    """Ids for the messages of one client."""
+    """Generates the unique keys of one client's messages."""
     return UniqKeyGenerator(
         ip=local_ip(), pid=os.getpid(), salt=rng.getrandbits(32), wall_clock_ms=lambda: time.time_ns() // 1_000_000
     )

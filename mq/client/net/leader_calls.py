@@ -1,8 +1,8 @@
-"""Requests to whichever replica leads a broker group: who that is, and when the request is sent once more.
+"""Requests to the leader of a broker group: finding it, and retrying.
 
-Whoever leads may change at any time, and the cached route then names a former leader. So a request that fails is sent
-again by a fresh route while its caller has time, if that is sensible and safe. Sends have rules of their own, see
-`produce.send_pipeline`; pulls and pops go on for ever, see `consume.pull_loop` and `consume.pop_consumer`.
+The leader may change at any time, and the cached route then names a former one. So a failed request is sent again with
+a fresh route while its caller has time, if that is useful and safe. Sends have rules of their own, see
+`produce.send_pipeline`; pulls and pops are retried for ever, see `consume.pull_loop` and `consume.pop_consumer`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from mq.protocol.headers import Response
 __all__ = ["PAUSE_SECONDS", "Repeat", "call_leader", "is_busy", "known_leader", "leader_address", "leader_in"]
 
 PAUSE_SECONDS = 0.1
-"""Between two attempts. A group that lost its leader has another one within tens to hundreds of milliseconds."""
+"""Between two attempts. A group that lost its leader has a new one within tens to hundreds of milliseconds."""
 
 
 class Repeat(Enum):
-    """After which failures a request is sent again, by a fresh route, while there is time."""
+    """After which failures a request is sent again, with a fresh route, while there is time."""
 
     NEVER = "never"
     UNLESS_CARRIED_OUT = "unless carried out"
-    """After those that certainly left nothing done: no leader, no connection, a leader that says "not now"."""
+    """After failures that certainly had no effect: no leader, no connection, a leader that is busy."""
     ALWAYS = "always"
-    """After an unknown outcome as well: carried out twice, the request has the effect of once."""
+    """After an unknown outcome as well: the request is idempotent."""
 
 
 def leader_in(route: TopicRoute, broker_name: str) -> str:
-    """The address of the leader of a broker group by `route`. Raises NoRoute while the group has none."""
+    """The address of the leader of a broker group in `route`. Raises NoRoute while the group has none."""
     address = route.leader_address(broker_name)
     if address is None:
         raise NoRoute(route.topic, f"broker group {broker_name} has no leader")
@@ -46,7 +46,7 @@ def leader_in(route: TopicRoute, broker_name: str) -> str:
 
 
 def known_leader(remoting: ClientCore, topic: str, broker_name: str) -> str:
-    """As `leader_address`, by the route as last heard, without asking. Raises NoRoute."""
+    """As `leader_address`, from the cached route. Raises NoRoute."""
     route = remoting.known_route(topic)
     if route is None:
         raise NoRoute(topic, "the route is not known yet")
@@ -54,7 +54,7 @@ def known_leader(remoting: ClientCore, topic: str, broker_name: str) -> str:
 
 
 async def leader_address(remoting: ClientCore, topic: str, broker_name: str, *, refresh: bool = False) -> str:
-    """The address of the leader of a broker group of `topic`. Raises NoRoute, and what `ClientCore.route` raises."""
+    """The address of the leader of a broker group of `topic`. Raises NoRoute, and the errors of `ClientCore.route`."""
     return leader_in(await remoting.route(topic, refresh=refresh), broker_name)
 
 
@@ -72,13 +72,13 @@ async def call_leader(
 ) -> tuple[Response, memoryview]:
     """The answer, with code SUCCESS, of the leader of the broker group `broker_name` of `topic`.
 
-    `seconds` is for all attempts together. One attempt takes `RemotingSettings.request_seconds` at most if another one
-    may follow its timeout, else all the time that is left. `busy_codes` are answers to this request that mean "not now"
-    besides those that always do.
+    `seconds` is for all attempts together. One attempt takes at most `RemotingSettings.request_seconds` if it may be
+    retried after its timeout, else all the remaining time. `busy_codes` are further answers to this request that mean
+    "busy".
 
-    Raises the error of the last attempt: BrokerError, NoRoute, TopicNotFound and what `ClientCore.route` and
-    `Connection.call` raise; its `stored` says whether that attempt may have been carried out. Cancelled, it makes no
-    further attempt.
+    Raises the error of the last attempt: BrokerError, NoRoute, TopicNotFound and the errors of `ClientCore.route` and
+    `Connection.call`; its `stored` says whether that attempt may have been executed. If cancelled, it makes no further
+    attempt.
     """
     deadline = anyio.current_time() + seconds
     refresh = False
@@ -104,12 +104,12 @@ async def call_leader(
 
 
 def is_busy(error: BrokerError) -> bool:
-    """Whether the answer means "not now", whatever was asked."""
+    """Whether the answer means "busy", for any request."""
     return error.code == ResponseCode.SYSTEM_BUSY or judge_answer(error.code, error.remark).retry is Retry.UNTIL_TIMEOUT
 
 
 def _may_follow(error: ClientError, repeat: Repeat, busy_codes: Collection[int], *, known: bool) -> bool:
-    """Whether another attempt after `error` is sensible and safe. `known`: there was a route to the topic before."""
+    """Whether another attempt after `error` is useful and safe. `known`: the topic had a route before."""
     if repeat is Repeat.NEVER or isinstance(error, ClientClosed):
         return False
     if isinstance(error, TopicNotFound):

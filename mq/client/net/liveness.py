@@ -1,10 +1,10 @@
-"""Connections that are open in name only: the other side was cut off, and no packet says so.
+"""Detects connections that only look open: the other side was cut off, and no packet says so.
 
-Theory of operation. Time alone proves little: a broker may be silent because its disk stalls, and whoever gives up on
-it then turns certain outcomes into unknown ones. So silence only makes us ask, and what decides is the name servers'
-word that another replica leads the group now. A few times a second one task looks at all connections, which costs a
-request nothing. A pull may be held for long, so its silence says nothing either; a connection on which nothing else
-is pending is asked for a sign of life now and then, and that request is not held.
+Theory of operation. Silence alone proves little: a broker may be silent because its disk stalls, and closing its
+connection would turn certain outcomes into unknown ones. So silence only triggers a question to the name servers; the
+connection is closed if another replica leads the group now. One task checks all connections a few times a second, at no
+cost for requests. A pull may be held for long, so silence means nothing then; a connection with only held pulls is
+probed now and then by a request that is not held.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["SilenceWatch"]
 
 
 class SilenceWatch:
-    """Ends a connection that is silent while another replica leads.
+    """Closes a connection that is silent while another replica leads.
 
-    Silent is one that brought nothing for `silence_seconds` although it owed an answer. `leader_for` asks the name
-    servers who leads the group of the broker at an address now, None if nobody knows; one question at a time, and one
-    for a silent connection every `check_seconds`. `probe` sends a request that is answered at once; it is called for
-    connections on which pulls are held and which brought nothing for `probe_seconds`.
+    Silent means: nothing received for `silence_seconds` although an answer is due. `leader_for` asks the name servers
+    for the current leader of the group of the broker at an address, None if unknown; one query at a time, and one per
+    silent connection every `check_seconds`. `probe` sends a request that is answered at once; it is called for
+    connections with held pulls that received nothing for `probe_seconds`.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class SilenceWatch:
         self._owing_since: dict[Connection, float] = {}
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check periodically, until cancelled."""
         while True:
             await anyio.sleep(self._check_seconds)
             await self.look()
 
     async def look(self) -> None:
-        """One look at all connections."""
+        """Check all connections once."""
         now = self._clock()
         connections = [each for each in self._connections() if each.lost is None]
-        # From one look to the next is as exactly as we know since when an answer is owed; requests keep no times.
+        # Measured between two checks, since requests do not record times.
         self._owing_since = {each: self._owing_since.get(each, now) for each in connections if each.owes_answer}
         for connection in connections:
             if connection not in self._owing_since:
@@ -79,7 +79,7 @@ class SilenceWatch:
             return
         if leader is None or leader == connection.address or connection.lost is not None:
             return
-        # It may have answered meanwhile.
+        # It may have answered in the meantime.
         silent_seconds = self._silent_seconds(connection, self._clock())
         if silent_seconds >= self._silence_seconds and connection.owes_answer:
             connection.close(f"no data for {silent_seconds:.1f} s, and {leader} leads now")

@@ -1,4 +1,4 @@
-"""Reading the fields and bodies of answers, with one error for everything a server may get wrong."""
+"""Parses fields and bodies of answers, with one error for all malformed ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
 
 
 def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
-    """Stored records as messages; a body that cannot be inflated comes as it is. Raises UnreadableAnswer."""
+    """Stored records as messages; a body that cannot be inflated is returned as stored. Raises UnreadableAnswer."""
     messages = []
     for record in read_body(decode_records, body):
         try:

@@ -1,4 +1,4 @@
-"""Where the queues of a topic live: pure view of what the name server answered (request code 105)."""
+"""Routes of topics. Pure; from the answer of a name server (request code 105)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mq.protocol.codes import PERM_READ, PERM_WRITE
 __all__ = ["LEADER_ID", "TopicRoute"]
 
 LEADER_ID = 0
-"""The broker id under which the leader of a broker group registers; all others follow it."""
+"""The broker id under which the leader of a broker group registers; other replicas have higher ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """The queues of one topic, sorted, and the addresses of the broker groups that hold them.
+    """The queues of one topic, sorted, and the addresses of its broker groups.
 
-    A queue is listed whether or not its group has a leader at the moment: which queues exist must not depend on an
+    A queue is listed whether or not its group has a leader at the moment: the set of queues must not depend on an
     election, or messages with the same sharding key would move between queues.
     """
 
@@ -31,7 +31,7 @@ class TopicRoute:
 
     @classmethod
     def from_body(cls, topic: str, body: Route, *, queues_max: int | None = None) -> TopicRoute:
-        """The view of a route body. `queues_max` bounds the queues per broker, for a topic yet to be created."""
+        """Parse a route body. `queues_max` limits the queues per broker, for a topic yet to be created."""
 
         def queues(perm: int, kind: str) -> tuple[MessageQueue, ...]:
             return tuple(
@@ -61,7 +61,7 @@ class TopicRoute:
         return self.brokers.get(broker_name, {}).get(LEADER_ID)
 
     def read_address(self, broker_name: str, broker_id: int = LEADER_ID) -> str | None:
-        """Where to read from: that replica, else the leader, else any replica of the group."""
+        """The address to read from: that replica, else the leader, else any replica of the group."""
         addresses = self.brokers.get(broker_name, {})
         for candidate in (broker_id, LEADER_ID):
             if candidate in addresses:
@@ -69,5 +69,5 @@ class TopicRoute:
         return addresses[min(addresses)] if addresses else None
 
     def addresses(self) -> set[str]:
-        """Every replica of every broker group of the topic."""
+        """All replicas of all broker groups of the topic."""
         return {address for replicas in self.brokers.values() for address in replicas.values()}

@@ -1,4 +1,4 @@
-"""One message on its way: how it is made ready, what is remembered between attempts, and the handle to wait on."""
+"""One message being sent: its encoding, the state kept between attempts, and the handle to await."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OnDone = Callable[[SendResult | ClientError], None]
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
-    """A checked message in the form all its attempts send."""
+    """A validated message in the form that all its attempts send."""
 
     topic: str
     body: bytes
@@ -44,7 +44,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     unique_key: str
     sharding_key: str | None
     is_batch: bool = False
-    """Whether the body holds many messages; ``unique_key`` is theirs, joined by commas, then."""
+    """Whether the body contains many messages; then ``unique_key`` is theirs, joined by commas."""
 
 
 _checked_topics: set[str] = set()
@@ -59,10 +59,10 @@ def make_ready(
     compress_bytes_min: int,
     own: Mapping[str, str] | None = None,
 ) -> OutgoingMessage:
-    """Check `message` against the limits of the protocol and encode what does not change between attempts.
+    """Validate `message` against the limits of the protocol and encode what is the same for all attempts.
 
-    A body of `compress_bytes_min` bytes or more is compressed if that makes it smaller. `own` are properties of the
-    system which the application cannot set. Raises MessageRefused.
+    A body of at least `compress_bytes_min` bytes is compressed if that makes it smaller. `own` are system properties
+    that the application cannot set. Raises MessageRefused.
     """
     if message.topic not in _checked_topics:
         try:
@@ -108,9 +108,9 @@ def make_batch_ready(
     born_timestamp_ms: int,
     properties: Mapping[str, str] | None = None,
 ) -> OutgoingMessage:
-    """Check messages that are to be stored together, and encode them as one. Raises MessageRefused.
+    """Validate messages to be stored together, and encode them as one. Raises MessageRefused.
 
-    `properties` are of the batch: readers find them on each message.
+    `properties` are those of the batch: consumers see them on each message.
     """
     if not messages:
         raise MessageRefused("a batch needs at least one message")
@@ -155,12 +155,12 @@ def make_batch_ready(
 
 
 def split_result(together: SendResult, count: int) -> list[SendResult]:
-    """The results of ``count`` messages that were sent as one batch. Raises UnreadableAnswer."""
+    """The results of ``count`` messages sent as one batch. Raises UnreadableAnswer."""
     message_ids = together.message_id.split(",")
     record_ids = together.offset_message_id.split(",")
     if not len(message_ids) == len(record_ids) == count:
         raise UnreadableAnswer(f"stored, but the answer names {len(record_ids)} messages of {count}")
-    first = together.queue_offset  # -1 if the broker does not know any more where they are
+    first = together.queue_offset  # -1 if the broker no longer knows their place
     return [
         msgspec.structs.replace(
             together,
@@ -204,7 +204,7 @@ def _encode_properties(message: Message, unique_key: str) -> str:
 
 
 class Send:
-    """What a producer remembers of one message until it is settled. Times are of the event loop's clock."""
+    """The state of one message until it is settled. Times are on the event loop's clock."""
 
     __slots__ = (
         "attempts",
@@ -256,7 +256,7 @@ class Send:
 
 
 class Pending:
-    """A message that was submitted: await it for the result, or look whether it is `done`."""
+    """A submitted message: await it for the result, or check whether it is `done`."""
 
     __slots__ = ("_outcome", "_settled", "message_id")
 
@@ -278,7 +278,7 @@ class Pending:
 
     @property
     def outcome(self) -> SendResult | ClientError | None:
-        """The result or the error, or None while neither is known."""
+        """The result or the error, or None while the outcome is unknown."""
         return self._outcome
 
     def settle(self, outcome: SendResult | ClientError) -> None:
@@ -288,7 +288,7 @@ class Pending:
             self._settled.set()
 
     async def wait(self) -> SendResult:
-        """The result. Raises what `Producer.send` raises. Cancelled, the message stays on its way."""
+        """The result. Raises the errors of `Producer.send`. If cancelled, the message stays in flight."""
         outcome = await self.wait_outcome()
         if isinstance(outcome, ClientError):
             raise outcome

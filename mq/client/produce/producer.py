@@ -1,4 +1,4 @@
-"""The producer: what users call. The work is done in `send_pipeline`."""
+"""The public producer; `send_pipeline` does the work."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from mq.protocol.reply_requests import PushReplyMessageToClient
 
 __all__ = ["Producer", "ProducerOptions"]
 
-# submit() does not yield while there is room; a burst must still let the writing task run now and then.
+# submit() does not yield while there is room; during a burst the writing task must still run now and then.
 _SUBMITS_PER_YIELD = 64
 
 LEAVE_SECONDS = 2.0
-"""Saying goodbye takes one round trip; brokers that do not answer do not hold us up."""
+"""Unregistering takes one round trip; brokers that do not answer must not block closing."""
 
 
 def _wall_clock_ms() -> int:
@@ -54,7 +54,7 @@ def _wall_clock_ms() -> int:
 
 
 class ProducerOptions(TypedDict, total=False):
-    """What `Producer` takes by name."""
+    """Keyword arguments of `Producer`."""
 
     timeout: float
     attempt_timeout: float
@@ -76,24 +76,24 @@ class Producer(anyio.AsyncContextManagerMixin):
         async with Producer("127.0.0.1:9876", group="orders") as producer:
             result = await producer.send(Message("Orders", b"body", tags="new", keys=["4711"]))
 
-    `namesrv` is `host:port`, several separated by `;`, or a list. One producer may be used by many tasks at once.
-    Leaving the block waits for what is in flight; an exception leaving it does not.
+    `namesrv` is `host:port`, several separated by `;`, or a list. Many tasks may use one producer at once. Leaving the
+    block waits for messages in flight, unless it is left by an exception.
 
-    `timeout` is the time one send may take in all, in seconds. Within it, `retries` more attempts follow unknown
-    outcomes and refusals that another broker might not share, each attempt taking at most `attempt_timeout`; while a
-    queue has no leader, attempts go on until the timeout. By default there is time for all three attempts, so that a
-    send outlives a change of leaders, even when the old one vanished without a word: the new one is noticed as soon
-    as the name servers know it, 2 to 5 s later. With a shorter timeout, sends report such a change as an error.
-    `retry_unknown=False` never repeats a message that may be stored already. `in_flight_max` bounds the messages on
-    their way. Bodies of `compress_bytes_min` bytes or more are compressed with "zlib", which all consumers read, with
-    "lz4" or "zstd", which are quicker and which Go clients do not read, or not at all (None).
+    `timeout` limits one send with all its attempts, in seconds. Within it, `retries` more attempts follow unknown
+    outcomes and refusals that another broker might not share, each taking at most `attempt_timeout`; while a queue has
+    no leader, attempts continue until the timeout. The default leaves time for three attempts, so that a send survives
+    a change of leader, even if the old one vanished silently: the new one is found as soon as the name servers know it,
+    2 to 5 s later. With a shorter timeout, sends report such a change as an error. `retry_unknown=False` never repeats
+    a message that may be stored already. `in_flight_max` limits the messages in flight. Bodies of at least
+    `compress_bytes_min` bytes are compressed with "zlib", which all consumers support, with "lz4" or "zstd", which are
+    faster but not supported by Go clients, or not at all (None).
 
-    With `trace` it is written down what became of each message, see `Admin.trace`, in the topic of that name or, for
-    True, in the one that all RocketMQ tools know. With `otel` each send is a span of OpenTelemetry, of the global
-    tracer provider (True) or of that one, and its context goes with the message.
+    With `trace` the outcome of each message is recorded, see `Admin.trace`, in the topic of that name or, for True, in
+    the one that all RocketMQ tools use. With `otel` each send is a span of OpenTelemetry, of the global tracer provider
+    (True) or of that one, and the message carries its context.
 
-    Order: messages of one queue keep the order of their sends when each is awaited before the next; when several
-    are in flight, one that is retried may end up behind later ones.
+    Order: messages of one queue keep the order of their sends if each is awaited before the next; with several in
+    flight, a retried one may end up behind later ones.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self.in_flight} in flight>"
 
     def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
-        """Start what runs beside the pipeline, in a kind of producer that has such."""
+        """Start further tasks of a subclass."""
 
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
@@ -186,13 +186,13 @@ class Producer(anyio.AsyncContextManagerMixin):
     def _done(
         self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone, span: SendSpan | None
     ) -> OnDone:
-        """What is called when `outgoing`, which `messages` are in, is settled: `on_done`, but for traces and spans."""
+        """The callback for the outcome of `outgoing`, which contains `messages`: `on_done`, after traces and spans."""
         if self._tracer is not None:
             on_done = self._tracer.sending(messages, outgoing, on_done)
         return on_done if span is None else span.ending(outgoing.unique_key, self._leader_of, on_done)
 
     def _leader_of(self, queue: MessageQueue) -> str | None:
-        """The address that a queue has its leader at, as far as it is known."""
+        """The address of a queue's leader, if known."""
         route = None if self._remoting is None else self._remoting.known_route(queue.topic)
         return None if route is None else route.leader_address(queue.broker_name)
 
@@ -215,9 +215,9 @@ class Producer(anyio.AsyncContextManagerMixin):
         the message, all attempts go to that queue.
 
         Raises SendOutcomeUnknown if the message may have been stored. All other errors mean that it was not:
-        MessageRefused (a limit of the protocol), SendRejected (a broker's refusal), TopicNotFound, NoRoute,
-        ConnectFailed, NameServersUnavailable (nobody to ask within the timeout), ClientClosed. Cancelled, it makes no
-        further attempt, and the message may or may not have been stored.
+        MessageRefused (a limit of the protocol), SendRejected (refused by a broker), TopicNotFound, NoRoute,
+        ConnectFailed, NameServersUnavailable (no server reachable within the timeout), ClientClosed. If cancelled, it
+        makes no further attempt, and the message may or may not have been stored.
         """
         return await self._send(message, self._budget(timeout), queue)
 
@@ -240,7 +240,7 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     @staticmethod
     async def _outcome(pipeline: SendPipeline, number: int, pending: Pending, span: SendSpan | None) -> SendResult:
-        """What becomes of a send; cancelled, it is given up. Raises what `send` raises."""
+        """The outcome of a send; it is abandoned if cancelled. Raises the errors of `send`."""
         try:
             return await pending.wait()
         finally:
@@ -252,12 +252,12 @@ class Producer(anyio.AsyncContextManagerMixin):
     async def submit(
         self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> Pending:
-        """Set a message on its way and return a handle to await; waits only while `in_flight_max` are on their way.
+        """Start sending a message and return a handle to await; waits only while `in_flight_max` are in flight.
 
             pending = [await producer.submit(message) for message in messages]
             results = [await each for each in pending]
 
-        Raises MessageRefused and ClientClosed; everything else is raised where the handle is awaited.
+        Raises MessageRefused and ClientClosed; all other errors are raised where the handle is awaited.
         """
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
@@ -275,10 +275,10 @@ class Producer(anyio.AsyncContextManagerMixin):
         timeout: float | None = None,
         queue: MessageQueue | None = None,
     ) -> str:
-        """Set a message on its way; `on_done` gets its SendResult or the error, once, later. Returns the message id.
+        """Start sending a message; `on_done` gets its SendResult or the error, once, later. Returns the message id.
 
-        `on_done` runs in a task of the producer and must not block; an exception it raises is logged.
-        Raises ProducerBusy if `in_flight_max` messages are on their way, MessageRefused, ClientClosed.
+        `on_done` runs in a task of the producer and must not block; its exceptions are logged. Raises ProducerBusy if
+        `in_flight_max` messages are in flight, MessageRefused, ClientClosed.
         """
         pipeline = self._open_pipeline()
         if pipeline.in_flight >= self._in_flight_max:
@@ -289,7 +289,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Send one message without waiting for an answer: it may get lost, and nobody will say so.
+        """Send one message without waiting for an answer: it may be lost without notice.
 
         Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
         """
@@ -318,8 +318,8 @@ class Producer(anyio.AsyncContextManagerMixin):
     ) -> ReceivedMessage:
         """Send one message to a consumer that replies, and wait for the reply; `timeout` is for both.
 
-        Raises NoReply when the message is stored and no reply came, ProducerBusy while `in_flight_max` others wait,
-        and what `send` raises. Of several replies the first one counts.
+        Raises NoReply if the message is stored but no reply came, ProducerBusy while `in_flight_max` others wait, and
+        the errors of `send`. Of several replies the first one counts.
         """
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
@@ -338,12 +338,12 @@ class Producer(anyio.AsyncContextManagerMixin):
         raise NoReply(seconds, sent.message_id)
 
     async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
-        """Take back a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
+        """Recall a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
 
-        Raises NotRecalled when no such message waits (any more): it was delivered, or taken back before.
-        Raises MessageRefused for what is no handle, as the None of a message with a delay level, and TopicNotFound,
-        NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout when nobody
-        knows whether it was.
+        Raises NotRecalled if no such message waits (any more): it was delivered, or recalled before. Raises
+        MessageRefused for an invalid handle, such as the None of a message with a delay level, and TopicNotFound,
+        NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed; ConnectionLost and RequestTimeout if the outcome
+        is unknown.
         """
         if handle is None:
             raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
@@ -360,7 +360,7 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     @property
     def dropped_replies(self) -> int:
-        """Replies that came when nobody waited for them (any more)."""
+        """Number of replies for which no request was waiting (any more)."""
         return self._requests.dropped
 
     # Many messages.
@@ -375,10 +375,10 @@ class Producer(anyio.AsyncContextManagerMixin):
     ) -> list[SendResult]:
         """Send messages of one topic in one request: stored together in one queue, one after the other, all or none.
 
-        Their bodies are not compressed; together they have 4 MiB at most, about 100 bytes more each included.
-        `properties` are those of the batch: each message gets them, besides its own. Returns their results in order;
-        the broker may not know any more where messages with sequence numbers are that come again, and their queue
-        offset is -1 then. Raises what `send` raises; it is true of all of them.
+        Their bodies are not compressed; the total is limited to 4 MiB, including about 100 bytes per message.
+        `properties` are those of the batch: each message gets them in addition to its own. Returns the results in
+        order. For repeated messages with sequence numbers, the broker may no longer know the place; then their queue
+        offset is -1. Raises the errors of `send`, which apply to all of them.
         """
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
@@ -404,7 +404,7 @@ class Producer(anyio.AsyncContextManagerMixin):
     async def send_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[SendResult | ClientError]:
-        """Send all, many in flight at once, and return what became of each, in the same order. Raises ClientClosed."""
+        """Send all messages, many in flight at once, and return the outcomes in the same order. Raises ClientClosed."""
         pending: list[Pending] = []
         for message in messages:
             try:
@@ -416,14 +416,14 @@ class Producer(anyio.AsyncContextManagerMixin):
         return [await each.wait_outcome() for each in pending]
 
     async def flush(self) -> None:
-        """Wait until nothing is in flight any more; their timeouts bound the wait."""
+        """Wait until nothing is in flight any more; the timeouts of the messages limit the wait."""
         pipeline = self._open_pipeline()
         while pipeline.in_flight:
             await pipeline.wait_finished()
 
     @property
     def in_flight(self) -> int:
-        """Messages on their way."""
+        """Messages in flight."""
         return self._pipeline.in_flight if self._pipeline is not None else 0
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -449,7 +449,7 @@ class Producer(anyio.AsyncContextManagerMixin):
     def _make_ready(
         self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
-        """A message in the form in which it is sent, and its span. Raises MessageRefused."""
+        """A message ready to be sent, and its span. Raises MessageRefused."""
         self._check_queue(message.topic, queue)
         span = None
         if self._spans is not None:

@@ -1,4 +1,4 @@
-"""Taking back messages that wait for their time, and saying when that is."""
+"""Delay properties of timed messages, and recalling them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mq.protocol.requests import RecallExt
 __all__ = ["delay_properties", "recall"]
 
 _SECONDS_MAX = 10**11
-"""As milliseconds a time of 1973, as seconds of the year 5138: nobody who sends means the former."""
+"""As milliseconds this is a time in 1973, as seconds the year 5138: no sender means the former."""
 
 
 def delay_properties(message: Message) -> dict[str, str]:
-    """What tells the broker when to deliver `message`; nothing if that is at once. Raises MessageRefused."""
+    """Properties that tell the broker when to deliver `message`; empty for now. Raises MessageRefused."""
     given = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]
     if len(given) > 1:
         raise MessageRefused(f"set only one of {' and '.join(given)}")
@@ -53,9 +53,9 @@ def delay_properties(message: Message) -> dict[str, str]:
 
 
 async def recall(remoting: ClientCore, group: str, handle: str, *, seconds: float) -> str:
-    """Take back the message of a handle; returns its id. Raises what `Producer.recall` raises.
+    """Recall the message of a handle; returns its id. Raises the errors of `Producer.recall`.
 
-    What certainly did not happen is tried again while there is time.
+    Attempts that certainly had no effect are retried while there is time.
     """
     try:
         told = RecallHandle.decode(handle)

@@ -1,4 +1,4 @@
-"""Answering messages that want a reply: what a consumer sends, and to whom."""
+"""Replies to request messages: content and destination."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def reply_to(
     unique_key: str,
     timeout: float,
 ) -> None:
-    """What `PushConsumer.reply` does, for the consumer group `group`; `remoting` is None before it was entered."""
+    """Implements `PushConsumer.reply`, for the consumer group `group`; `remoting` is None before it was entered."""
     if remoting is None:
         raise ClientClosed("enter the consumer first: async with ... as consumer")
     reply = _make_reply(request, body, properties=properties or {}, unique_key=unique_key)
@@ -60,10 +60,10 @@ def _make_reply(
 async def _send_reply(
     remoting: ClientCore, group: str, request: ReceivedMessage, reply: OutgoingMessage, *, timeout: float
 ) -> None:
-    """Hand the reply to the broker group that the request came from: whoever waits for it is known there.
+    """Send the reply to the broker group that the request came from: it knows the requester.
 
-    Tries again while nobody leads that group, or when nobody knows what became of it; who waits takes the first one.
-    Raises ReplyNotDelivered, and after `timeout` seconds what was in the way.
+    Retries while that group has no leader, and after unknown outcomes; the requester uses the first reply. Raises
+    ReplyNotDelivered, and after `timeout` seconds the last error.
     """
     broker_name = request.queue.broker_name
     fields = send_fields(group, reply, MessageQueue(reply.topic, broker_name, 0))

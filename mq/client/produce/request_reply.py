@@ -1,4 +1,4 @@
-"""Messages that want a reply: which ones wait, and what brokers push for them."""
+"""Request messages: which ones wait for replies, and replies pushed by brokers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class OpenRequest:
         self._came = anyio.Event()
 
     async def wait(self) -> ReceivedMessage:
-        """The reply, whenever it comes."""
+        """Wait for the reply."""
         await self._came.wait()
         assert self.reply is not None, f"{self.correlation_id} was answered without a reply"
         return self.reply
 
     def settle(self, reply: ReceivedMessage) -> None:
-        """It came."""
+        """The reply arrived."""
         self.reply = reply
         self._came.set()
 
@@ -50,7 +50,7 @@ class OpenRequest:
 class OpenRequests:
     """All messages of one producer that wait for replies, by correlation id; at most `limit`.
 
-    `dropped` counts replies for which nobody waits: they came too late, twice, or for another program's message.
+    `dropped` counts replies without a waiting request: late, duplicate, or for another process.
     """
 
     def __init__(self, client_id: str, *, limit: int, rng: random.Random) -> None:
@@ -64,7 +64,7 @@ class OpenRequests:
         return len(self._open)
 
     def open(self) -> OpenRequest:
-        """Expect one more reply, until `close`. Raises ProducerBusy."""
+        """Register a request, until `close`. Raises ProducerBusy."""
         if len(self._open) >= self._limit:
             raise ProducerBusy(self._limit)
         correlation_id = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
@@ -72,11 +72,11 @@ class OpenRequests:
         return request
 
     def close(self, request: OpenRequest) -> None:
-        """Nobody waits for it any more."""
+        """Unregister a request."""
         del self._open[request.correlation_id]
 
     def properties(self, request: OpenRequest, seconds: float) -> dict[str, str]:
-        """What the message carries, so that its reply finds back."""
+        """Properties of the message that route its reply back."""
         return {
             props.CORRELATION_ID: request.correlation_id,
             props.REPLY_TO_CLIENT: self._client_id,
@@ -84,7 +84,7 @@ class OpenRequests:
         }
 
     def pushed(self, request: PushReplyMessageToClient, body: memoryview, arrived_ms: int) -> bytes:
-        """A broker brings a reply; returns the answer for the broker."""
+        """A broker pushes a reply; returns the answer for the broker."""
         reply = _received(request.ext, bytes(body), arrived_ms)
         correlation_id = reply.properties.get(props.CORRELATION_ID)
         if correlation_id is None:
@@ -100,9 +100,9 @@ class OpenRequests:
 
 
 async def connect_for_replies(remoting: ClientCore, topic: str) -> None:
-    """Be known to all brokers that may get the reply to a message of `topic`; those that fail stay unknown.
+    """Connect to all brokers that may get the reply to a message of `topic`, ignoring failures.
 
-    Consumers in other languages send their replies to any broker group of the cluster.
+    Clients in other languages send replies to any broker group of the cluster.
     """
     try:
         route = await remoting.route(topic, auto_create=True)

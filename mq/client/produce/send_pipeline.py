@@ -1,13 +1,13 @@
 """Messages in flight: attempts, answers, retries, deadlines.
 
-Theory of operation. A message on its way is an entry in a table, not a task. Attempts and answers are synchronous
-steps (`_attempt`, `_answered`); whatever must wait (an unknown route, a missing leader, a back-off) parks the message
-under its topic, and one task per troubled topic mends the route and the connections and lets the parked messages try
-again. One more task watches the deadlines. So a thousand messages in flight cost a thousand small objects.
+Theory of operation. A message in flight is an entry in a table, not a task. Attempts and answers are synchronous steps
+(`_attempt`, `_answered`); if something is missing (an unknown route, a missing leader, a back-off), the message is
+parked under its topic, and one task per affected topic repairs route and connections and retries the parked messages.
+One more task watches the deadlines. So a thousand messages in flight cost a thousand small objects.
 
-What is promised. A `SendResult` means stored. An error with `stored == "no"` means certainly not stored, whatever
-happened in between. An attempt whose outcome nobody knows (a timeout, a lost connection) makes the whole send unknown
-unless a later attempt succeeds, and then the result says `maybe_duplicated`.
+Guarantees. A `SendResult` means stored. An error with `stored == "no"` means certainly not stored, whatever happened in
+between. An attempt with an unknown outcome (a timeout, a lost connection) makes the whole send unknown unless a later
+attempt succeeds, and then the result has `maybe_duplicated` set.
 """
 
 from __future__ import annotations
@@ -56,17 +56,18 @@ __all__ = ["RetryPolicy", "SendPipeline", "send_fields"]
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 0.5
 LEADERLESS_SECONDS_MAX = 0.1
-"""A group that lost its leader has another one within tens of milliseconds, and asking where costs a name server
-little. A broker that is busy gets the longer pauses."""
+"""A group that lost its leader has a new one within tens of milliseconds, and asking a name server is cheap. For a busy
+broker the pauses are longer.
+"""
 SWEEP_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a message is tried again.
+    """When a message is retried.
 
-    `retries` bounds the attempts after the first one that follow an unknown outcome or a refusal which another broker
-    might not share; waiting for a leader is bounded by the deadline of the send alone. One attempt may take
+    `retries` limits the attempts after the first one that follow an unknown outcome or a refusal that another broker
+    might not share; waiting for a leader is limited only by the send's deadline. One attempt may take
     `attempt_seconds`. Without `retry_unknown` a message that may be stored is never sent again.
     """
 
@@ -105,7 +106,7 @@ def _lacks_leader(obstacle: ClientError) -> bool:
 
 
 class SendPipeline:
-    """Brings messages to the leaders of their queues. `run` must be running in a task."""
+    """Sends messages to the leaders of their queues. `run` must be running in a task."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class SendPipeline:
         queue: MessageQueue | None = None,
         retries: int | None = None,
     ) -> int:
-        """Set a message on its way; `on_done` is called once, never from within this call. Returns its number.
+        """Start sending a message; `on_done` is called once, never from within this call. Returns its number.
 
         `retries` overrides those of the policy.
         """
@@ -164,14 +165,14 @@ class SendPipeline:
         return send.number
 
     def abandon(self, number: int) -> None:
-        """Nobody waits for this message any more: no further attempts, no callback. It may still get stored."""
+        """Abandon a message: no further attempts, no callback. It may still get stored."""
         send = self._active.pop(number, None)
         if send is not None:
             self._leave_connection(send)
             self._note_finished()
 
     async def wait_finished(self) -> None:
-        """Wait until one more message is settled (or abandoned) than at the time of the call."""
+        """Wait until one more message is settled (or abandoned)."""
         if self._finished is None:
             self._finished = anyio.Event()
         await self._finished.wait()
@@ -182,14 +183,14 @@ class SendPipeline:
             self._finished = None
 
     def close(self) -> None:
-        """Fail everything in flight: as unknown where an attempt may have succeeded, else as not stored."""
+        """Fail everything in flight: as unknown if an attempt may have succeeded, else as not stored."""
         self._closed = True
         for send in list(self._active.values()):
             if send.connection is not None:
                 send.unknown_reason = send.unknown_reason or "the producer was closed before the answer came"
             self._fail(send, ClientClosed("the producer was closed before the message was sent"))
 
-    # One attempt: synchronous, from a new message or from the mending task.
+    # One attempt: synchronous, for a new message or from the repairing task.
 
     def _attempt(self, send: Send, now: float) -> None:
         topic = send.message.topic
@@ -218,7 +219,7 @@ class SendPipeline:
         send.connection = connection
 
     def _choose(self, send: Send, route: TopicRoute) -> tuple[MessageQueue, Connection] | ClientError:
-        """A queue whose leader is connected: the one that is fixed, else the next in turn."""
+        """A queue whose leader is connected: the fixed one, else the next in turn."""
         queues = route.write_queues
         if not queues:
             return NoRoute(route.topic, "no queue is writable")
@@ -257,7 +258,7 @@ class SendPipeline:
             return connection
         return ConnectFailed(address, self._unreachable.get(address, (0.0, "not connected yet"))[1])
 
-    # What becomes of an attempt.
+    # Outcome of an attempt.
 
     def _answered(self, send: Send, answer: Answer, body: memoryview) -> None:
         send.connection = None
@@ -298,7 +299,7 @@ class SendPipeline:
         self._park(send, now, error)
 
     def _is_untried(self, send: Send) -> bool:
-        """Whether a broker group may get the message that has not refused it for good."""
+        """Whether a broker group is left that has not permanently refused the message."""
         if send.fixed_queue is not None:
             return send.fixed_queue.broker_name not in send.refused_by
         route = self._remoting.known_route(send.message.topic)
@@ -319,7 +320,7 @@ class SendPipeline:
         try:
             queue_id = int(fields[SENT_QUEUE_ID])
             result = SendResult(
-                # That of the message stored first, if this one repeats another's sequence number.
+                # For a repeated sequence number, that of the original message.
                 message_id=fields.get(SENT_UNIQUE_KEY) or send.message.unique_key,
                 offset_message_id=fields[SENT_ID],
                 queue=queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id),
@@ -331,7 +332,7 @@ class SendPipeline:
                 trace_on=fields.get(SENT_TRACE_ON) != "false",
             )
         except (KeyError, ValueError) as error:
-            # The broker says "stored" and does not say where: the message must not be sent again.
+            # The broker says "stored" without a place: the message must not be sent again.
             send.unknown_reason = send.unknown_reason or f"the answer lacks a field: {error}"
             self._fail(send, UnreadableAnswer(f"stored, but {error!r}"))
             return
@@ -353,7 +354,7 @@ class SendPipeline:
         try:
             send.on_done(outcome)
         except Exception:
-            # We run in the task that reads the connection; a user's callback must not end it for everybody.
+            # This runs in the task that reads the connection; an exception in a user's callback must not end it.
             log.exception("send_callback_failed", message_id=send.message.unique_key)
 
     def _leave_connection(self, send: Send) -> None:
@@ -361,7 +362,7 @@ class SendPipeline:
             send.connection.forget(send.opaque)
             send.connection = None
 
-    # Waiting for better times.
+    # Parked messages.
 
     def _park(self, send: Send, now: float, obstacle: ClientError) -> None:
         if self._closed:
@@ -384,13 +385,13 @@ class SendPipeline:
             self._tasks.start_soon(self._mend_topic, topic)
 
     async def _mend_topic(self, topic: str) -> None:
-        """Refresh the route, connect to the leaders, and let parked messages try again, until none is parked."""
+        """Refresh the route, connect to the leaders, and retry parked messages, until none are left."""
         refreshed_at = float("-inf")
         try:
             while True:
                 obstacle: ClientError | None = None
                 if topic in self._stale_routes:
-                    # New messages park without delay; without this pause they would ask for the route in a hot loop.
+                    # New messages park without delay; without this pause they would request the route in a busy loop.
                     await anyio.sleep(max(refreshed_at + BACKOFF_SECONDS_MIN - anyio.current_time(), 0.0))
                     obstacle = await self._refresh(topic)
                     refreshed_at = anyio.current_time()
@@ -408,7 +409,7 @@ class SendPipeline:
             del self._mending[topic]
 
     async def _refresh(self, topic: str) -> ClientError | None:
-        """Ask for the route again; None if there is one to work with, be it an old one."""
+        """Refresh the route; returns None if there is a usable one, even an old one."""
         self._stale_routes.discard(topic)
         try:
             await self._remoting.route(topic, refresh=True, auto_create=self._auto_create_topics)
@@ -418,7 +419,7 @@ class SendPipeline:
         return None
 
     def _connect_leaders(self, topic: str) -> bool:
-        """Begin to connect where necessary; True if waiting for that is all that can be done now."""
+        """Start connecting where necessary; True if waiting for that is all that can be done now."""
         route = self._remoting.known_route(topic)
         if route is None:
             return False
@@ -445,7 +446,7 @@ class SendPipeline:
             changed.set()
 
     def _release(self, topic: str, obstacle: ClientError | None) -> None:
-        """Let those whose back-off has passed try again, in the order in which they were parked."""
+        """Retry messages whose back-off has passed, in the order in which they were parked."""
         now = anyio.current_time()
         later: list[Send] = []
         for send in self._parked.pop(topic, []):
@@ -468,7 +469,7 @@ class SendPipeline:
     async def run(self) -> None:
         """Watch the deadlines of everything in flight, to within SWEEP_SECONDS, until cancelled."""
         while True:
-            while not self._active:  # what began may be over again before this task runs
+            while not self._active:  # messages may be settled before this task runs
                 self._begun = anyio.Event()
                 await self._begun.wait()
             earliest = min(send.expires_at for send in self._active.values())
