@@ -209,6 +209,10 @@ class LogReads:
         """Whether `pread` that trusts the page cache gets these bytes of the files without a wait for the disk."""
         return self._verified.has(pos, pos + length)
 
+    def has_verified(self, pos: int, length: int) -> bool:
+        """Whether `pread` gets these bytes of the files from verified ones that are kept in memory."""
+        return self._verified.has_verified(pos, pos + length)
+
     @property
     def trusted_pos(self) -> int:
         """From here on `pread` may trust the page cache; it rises when that has dropped something."""

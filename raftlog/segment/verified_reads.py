@@ -144,6 +144,10 @@ class VerifiedReads:
         """Whether a read that trusts the page cache gets these bytes without a wait for the disk."""
         if pos >= self._written_from and self._files.is_cached(pos, end - pos):
             return True
+        return self.has_verified(pos, end)
+
+    def has_verified(self, pos: int, end: int) -> bool:
+        """Whether any read gets these bytes from verified ones that are kept in memory."""
         with self._lock:
             while pos < end:
                 at = bisect_right(self._begins, pos) - 1

@@ -200,6 +200,8 @@ class CrashMachine(RuleBasedStateMachine):
                 appender=self.appender,
                 queue_offsets=QueueOffsets(self.metadata, self.log.max_offset),
                 replica__log__pread=lambda at, nbytes, trusts_page_cache=False: self.log.read(at, nbytes),
+                replica__log__memory_pos=-1,  # nothing is on a disk, what is gone neither
+                environment__in_background=None,
                 replica__log__pread_each=self.log.read_each,
                 traffic__note_got=lambda *_: None,
                 rng=random.Random(self.opaque),

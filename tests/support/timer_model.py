@@ -178,6 +178,8 @@ class TimerMachine(RuleBasedStateMachine):
             appender=self.appender,
             queue_offsets=self.tails,
             replica__log__pread=self.log.read,
+            replica__log__memory_pos=0,  # none of it is on a disk
+            environment__in_background=None,
             wall_clock_ms=self.wall_clock_ms,
             log=structlog.get_logger(),
         )

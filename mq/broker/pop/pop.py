@@ -122,7 +122,6 @@ class Pops(Service):
         )
         self.revival = PopRevival(
             context,
-            read=read,
             leaving=lambda: self.acks.leaving,
             woken=self._wake,
             freed=self._freed,

@@ -39,7 +39,6 @@ class PopRevival:
     """Watches checkpoints while this replica leads.
 
     Args:
-        read: ``read(physical_offset, nbytes)`` of the log.
         leaving: messages that are leaving their checkpoints, of this leadership.
         woken: called with a group and a topic that has ``count`` messages more for it.
         freed: called with an ordered queue whose invisible time has ended.
@@ -54,7 +53,6 @@ class PopRevival:
         self,
         context: BrokerContext,
         *,
-        read: Callable[[int, int], bytes],
         leaving: Callable[[], AcksInFlight],
         woken: Callable[[str, str, int], None],
         freed: Callable[[QueueOfGroup], None],
@@ -64,7 +62,6 @@ class PopRevival:
         self._metadata = context.metadata
         self._store = context.store
         self._tails = context.queue_offsets
-        self._read = read
         self._leaving = leaving
         self._woken = woken
         self._freed = freed
@@ -90,7 +87,6 @@ class PopRevival:
             unreadable=self._unreadable,
             log=self._log,
             groups_max=_GROUPS_IN_FLIGHT_MAX,
-            read=self._read,
         )
         self._look_anew()
 

@@ -10,16 +10,20 @@ source restarts from the applied state.
 
 A message that this disk cannot read delays no other: it is retried with a growing pause. Other replicas have it; it may
 be repaired from them, or one of them may become the leader.
+
+A worker thread first loads records that are on the disk (`mq.broker.schedule.due_records`); until it has, no other
+message of this source is begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Generator, Hashable
 from functools import partial
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
+from mq.broker.schedule.due_records import DueRecords
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
@@ -91,7 +95,6 @@ class Delivery(Generic[K]):
         unreadable: the source's messages that could not be read.
         groups_max: groups in flight; together with the appender's own limit it bounds memory.
         messages_max: messages per group.
-        read: ``read(physical_offset, nbytes)`` of the log; by default it verifies what it reads.
     """
 
     def __init__(
@@ -103,10 +106,11 @@ class Delivery(Generic[K]):
         log: RateLimitedLog,
         groups_max: int = 8,
         messages_max: int = 64,
-        read: Callable[[int, int], bytes] | None = None,
     ) -> None:
         self._appender = context.appender
-        self._read = read or context.replica.log.pread
+        # Verifies what it reads: copies enter the log again.
+        self._read = context.replica.log.pread
+        self._records = DueRecords(context.replica.log, context.environment.in_background)
         # Above this many pending bytes in the appender, messages are delivered one group at a time.
         self._pending_bytes_max = context.settings.pending_bytes_max // 2
         self._wall_clock_ms = context.wall_clock_ms
@@ -139,6 +143,7 @@ class Delivery(Generic[K]):
             self._appender.is_open
             and not self._stopped
             and not self._failed
+            and not self._records.is_loading
             and self._groups < self._groups_max
             and not now_ms < self._paused_until_ms <= now_ms + _PAUSE_MS
             # One group is always allowed: due messages must not starve behind fast producers.
@@ -166,7 +171,7 @@ class Delivery(Generic[K]):
 
     def _gather(self, moved: Moved[K], now_ms: int) -> None:
         """Take due messages until a group is full. Raises StoreError, OSError if a queue cannot be read."""
-        unreadable, copy, read = self._unreadable, self._source.copy, self._read
+        unreadable, copy, read, records = self._unreadable, self._source.copy, self._read, self._records
         room, failures = self._bytes_max, 0
         dues = self._source.due(now_ms)
         due = next(dues, None)
@@ -181,6 +186,9 @@ class Delivery(Generic[K]):
                 try:
                     position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
                     if moved and size + _MARK_BYTES_MAX > room:
+                        return
+                    if not records.may_read(queue, offset, position, size):
+                        records.load(queue, offset, self._loaded)
                         return
                     record = copy(due, read(position, size), now_ms)
                 except EntryGone as gone:
@@ -200,6 +208,10 @@ class Delivery(Generic[K]):
                 due = dues.send(until_ms)
             except StopIteration:
                 return
+
+    def _loaded(self) -> None:
+        if not self._stopped:
+            self.run(self._wall_clock_ms())
 
     def _failed_to_read(self, due: Due[K], queue: ConsumeQueue, error: Exception, now_ms: int) -> int:
         """When to retry a message."""

@@ -135,6 +135,8 @@ class Leader:
             metadata=metadata,
             store=machine.queue,
             replica__log__pread=machine.log.pread,
+            replica__log__memory_pos=0,  # none of it is on a disk
+            environment__in_background=None,
             appender=self.appender,
             queue_offsets=self.tails,
             store_host=HOST,

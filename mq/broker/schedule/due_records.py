@@ -1,0 +1,100 @@
+"""Old records that are due are verified and brought into memory by a worker thread before they are copied.
+
+A read that waits for the disk on the event loop, or for the checksums of old entries, lets everything else wait. Due
+messages may have been stored hours ago, each in another part of the log. So before the first one that is not in memory
+is read, a worker thread reads and verifies it, and with it those behind it in its queue, which are due next as a rule.
+
+Nothing depends on it for being right: the log verifies what it hands out in any case. What was loaded once may be read
+on the event loop from then on, also if it is damaged, or was forgotten meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from mq.store.consume_queue import ConsumeQueue
+from mq.store.dispatch import QUEUE_ENTRY
+from mq.store.errors import StoreError
+from raftlog import Job
+from raftlog.segment import SegmentError
+
+LOADED_AT_ONCE: Final = 128
+"""Records; so many messages are looked for in a queue behind the one that is needed."""
+LOADED_BYTES_MAX: Final = 512 * 1024
+"""Of the log, since it is not sure that those behind are due next: they may be forgotten again before they are."""
+_VERIFIED_AT_ONCE: Final = 64 * 1024
+"""The log verifies about so much for a record that lies far from others."""
+
+
+class VerifyingLog(Protocol):
+    """A log as far as it is needed here; see `raftlog.segment.log_reader.LogReads`. `load` is for any thread."""
+
+    @property
+    def memory_pos(self) -> int: ...
+    def has_verified(self, pos: int, length: int, /) -> bool: ...
+    def load(self, pos: int, length: int, /) -> None: ...
+
+
+class DueRecords:
+    """Loads records for one delivery, one job at a time.
+
+    Args:
+        in_background: carries out a job in a worker thread, and its end on the event loop.
+
+    Attributes:
+        is_loading: whether a job is under way.
+    """
+
+    def __init__(self, log: VerifyingLog, in_background: Callable[[Job], None]) -> None:
+        self._log = log
+        self._in_background = in_background
+        self._loaded: tuple[ConsumeQueue, range] | None = None
+        self.is_loading = False
+
+    def may_read(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
+        """Whether a record is read without a wait for the disk, or a job has tried to load it."""
+        if position >= self._log.memory_pos:
+            return True
+        if self._loaded is not None and self._loaded[0] is queue and offset in self._loaded[1]:
+            return True
+        return self._log.has_verified(position, size)
+
+    def load(self, queue: ConsumeQueue, offset: int, then: Callable[[], None]) -> None:
+        """Load the record at a queue offset and those behind it, and call ``then`` on the event loop.
+
+        Raises StoreError, OSError if the queue cannot be read; then nothing is under way.
+        """
+        assert not self.is_loading, "records are being loaded already"
+        places = self._places(queue, offset)
+        self._loaded = queue, range(offset, offset + len(places))
+        self.is_loading = True
+        log = self._log
+
+        def ended() -> None:
+            self.is_loading = False
+            then()
+
+        def job() -> Callable[[], None]:
+            for position, size in places:
+                with suppress(SegmentError):  # who reads it next is told
+                    log.load(position, size)
+            return ended
+
+        self._in_background(job)
+
+    def _places(self, queue: ConsumeQueue, offset: int) -> list[tuple[int, int]]:
+        try:
+            entries = queue.read(offset, min(LOADED_AT_ONCE, queue.max_offset - offset))
+        except StoreError:
+            entries = queue.read(offset, 1)  # a damaged part of the queue lies behind it
+        memory_pos, nbytes, end = self._log.memory_pos, 0, -_VERIFIED_AT_ONCE
+        places: list[tuple[int, int]] = []
+        for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
+            nbytes += size + min(position - end, _VERIFIED_AT_ONCE)
+            if places and (position >= memory_pos or nbytes > LOADED_BYTES_MAX):
+                break
+            places.append((position, size))
+            end = position + size
+        return places
