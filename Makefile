@@ -27,7 +27,7 @@ STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench bench-peers
-.PHONY: bench-steady bench-gate bench-store bench-special bench-metrics bench-once bench-fair bench-failover bench-spark
+.PHONY: bench-steady bench-curves bench-gate bench-store bench-special bench-metrics bench-once bench-fair bench-failover bench-spark
 .PHONY: fmt sim lock clean
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo 'make bench-peers   raftmq beside RocketMQ, NATS, RabbitMQ and etcd, as far as they are here; writes docs/performance.md'
 	@echo 'make bench-gate   instructions per message against benchmarks/gate/baseline.json; needs valgrind'
 	@echo 'make bench-steady   a load that lasts, and the work that it leaves; writes docs/performance.md'
+	@echo 'make bench-curves   CPU per message with more connections, queues, bytes, consumers, replicas, groups; writes docs/performance.md'
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
 	@echo 'make bench-metrics   what a scrape of /metrics costs, with few and with many topics; writes docs/performance.md'
@@ -154,6 +155,9 @@ bench-gate: $(INSTALLED)
 
 bench-steady: $(INSTALLED)
 	@$(PY) -m benchmarks.steady $(ARGS)
+
+bench-curves: $(INSTALLED)
+	@$(PY) -m benchmarks.curves $(ARGS)
 
 bench-store: $(INSTALLED)
 	@$(PY) -m benchmarks.store $(ARGS)

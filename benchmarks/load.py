@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 
+from benchmarks.frames import QUEUES
 from benchmarks.wires.amqp import AmqpWire
 from benchmarks.wires.etcd import EtcdWire
 from benchmarks.wires.nats import NatsWire
@@ -43,9 +44,10 @@ BUCKETS_PER_E = 50
 class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
     ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: slots
-    take turns in the queues of so many topics. ``batch``: messages in each request; 1 for requests without batches.
-    ``wire``: what the server speaks, a name of `WIRES`. ``cores``: run on these only; none for all. ``keys``: sign
-    requests with this access key and secret key. ``tls_ca``: use TLS; the authority of the server's certificate."""
+    take turns in the queues of so many topics, ``queues`` in each. ``batch``: messages in each request; 1 for requests
+    without batches. ``wire``: what the server speaks, a name of `WIRES`. ``cores``: run on these only; none for all.
+    ``keys``: sign requests with this access key and secret key. ``tls_ca``: use TLS; the authority of the server's
+    certificate."""
 
     address: tuple[str, int]
     connections: int
@@ -59,6 +61,7 @@ class Job:
     batch: int = 1
     wire: str = "rocketmq"
     cores: Sequence[int] = ()
+    queues: int = QUEUES
     keys: tuple[str, str] | None = None
     tls_ca: str | None = None
 
@@ -82,7 +85,9 @@ class _Connection:
             context = ssl.create_default_context(cafile=job.tls_ca)
             self.sock = context.wrap_socket(self.sock, server_hostname=job.address[0])
         first = job.first_slot + number * job.in_flight
-        self.wire = WIRES[job.wire](Slots(first, job.in_flight, job.body_bytes, job.batch, job.topics, job.keys))
+        self.wire = WIRES[job.wire](
+            Slots(first, job.in_flight, job.body_bytes, job.batch, job.topics, job.queues, job.keys)
+        )
         self.wire.open(self.sock)
         self.sock.setblocking(False)
         self.fd = self.sock.fileno()
@@ -130,7 +135,7 @@ def generate(job: Job) -> Report:
                 return Report(
                     messages=[len(latencies) * job.batch for latencies in windows],
                     cpu_seconds=[end - start for start, end in itertools.pairwise(cpu_marks)],
-                    latencies=[_buckets(latencies) for latencies in windows],
+                    latencies=[buckets(latencies) for latencies in windows],
                 )
             samples = windows[window]
             boundary += job.window_seconds
@@ -172,7 +177,8 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _buckets(latencies: array[float]) -> dict[int, int]:
+def buckets(latencies: array[float]) -> dict[int, int]:
+    """How many of the latencies, in seconds, are in each logarithmic bucket."""
     counts: dict[int, int] = {}
     log = math.log
     for seconds in latencies:

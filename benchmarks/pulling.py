@@ -52,15 +52,24 @@ class Pulled:
         return self.cpu_seconds / max(self.answers, 1) * 1e6
 
 
-def pull_frame(opaque: int, queue_id: int, offset: int, count: int, expression: str = "*", kind: str = "TAG") -> bytes:
-    """A pull that brings its subscription along, as a whole frame."""
+def pull_frame(
+    opaque: int,
+    queue_id: int,
+    offset: int,
+    count: int,
+    expression: str = "*",
+    kind: str = "TAG",
+    *,
+    waits: bool = False,
+) -> bytes:
+    """A pull that brings its subscription along, as a whole frame. With ``waits`` it is a long poll of 15 s."""
     ext = {
         "consumerGroup": "bench_consumers",
         "topic": TOPIC,
         "queueId": str(queue_id),
         "queueOffset": str(offset),
         "maxMsgNums": str(count),
-        "sysFlag": "4",
+        "sysFlag": "6" if waits else "4",
         "commitOffset": "0",
         "suspendTimeoutMillis": "15000",
         "subscription": expression,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import trio
 
@@ -44,8 +45,25 @@ def cpu_meters(pids: Sequence[int]) -> list[Meter]:
     return [partial(cpu_seconds, pid) for pid in pids]
 
 
-async def drive(jobs: Sequence[Job], meters: Sequence[Meter]) -> tuple[list[Report], list[list[float]]]:
+class WindowedJob(Protocol):
+    """A job of a load generator, a dataclass; its windows begin at ``begin``, on CLOCK_MONOTONIC."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def begin(self) -> float: ...
+    @property
+    def window_seconds(self) -> float: ...
+    @property
+    def windows(self) -> int: ...
+
+
+async def drive(
+    jobs: Sequence[WindowedJob], meters: Sequence[Meter], generator: str = "benchmarks.load"
+) -> tuple[list[Report], list[list[float]]]:
     """Do all jobs at once, whose windows are the same; also returns what each meter counted in each window.
+
+    ``generator`` is a module that reads a job and writes a `Report`, both as JSON.
 
     Raises GeneratorFailed.
     """
@@ -53,9 +71,9 @@ async def drive(jobs: Sequence[Job], meters: Sequence[Meter]) -> tuple[list[Repo
     marks = list[list[float]]()
     failures = list[str]()
 
-    async def work(job: Job) -> None:
+    async def work(job: WindowedJob) -> None:
         done = await trio.run_process(
-            [sys.executable, "-m", "benchmarks.load"],
+            [sys.executable, "-m", generator],
             stdin=json.dumps(asdict(job)).encode(),
             capture_stdout=True,
             capture_stderr=True,

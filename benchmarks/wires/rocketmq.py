@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from benchmarks.frames import CODE, OPAQUE, QUEUES, REMARK, complete_bytes, send_frame, topic_name
+from benchmarks.frames import CODE, OPAQUE, REMARK, complete_bytes, send_frame, topic_name
 from benchmarks.wires.wire import LoadFailed, Slots
 
 
@@ -17,8 +17,8 @@ class RocketMQWire:
             b"%d" % slot: send_frame(
                 slot,
                 slots.body_bytes,
-                slot % QUEUES,
-                topic=topic_name(slot // QUEUES % slots.topics),
+                slot % slots.queues,
+                topic=topic_name(slot // slots.queues % slots.topics),
                 batch=slots.batch,
                 keys=slots.keys,
             )

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from benchmarks.frames import QUEUES
+
 
 class LoadFailed(Exception):
     """The server refused a message or closed a connection; the message has its words."""
@@ -17,7 +19,8 @@ class Slots:
     """What one connection keeps in flight: ``count`` requests, numbered from ``first`` over all connections.
 
     ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; slots
-    take turns in the queues of so many topics. ``keys``: as ``topics``; sign with this access key and secret key.
+    take turns in the queues of so many topics, ``queues`` in each. ``keys``: as ``topics``; sign with this access key
+    and secret key.
     """
 
     first: int
@@ -25,6 +28,7 @@ class Slots:
     body_bytes: int
     batch: int = 1
     topics: int = 1
+    queues: int = QUEUES
     keys: tuple[str, str] | None = None
 
     @property

@@ -1,0 +1,131 @@
+"""What a message costs when there is more of something. For each curve a table and a picture in docs/performance.md.
+
+- ``connections``: 1 to 10,000 connections with one send in flight each.
+- ``idle``: 0 to 10,000 connections that do nothing, beside the load of 4 others.
+- ``queues``: 1 to 10,000 queues.  - ``size``: bodies of 64 B to 1 MiB.  - ``log``: a log of 0 to 20 GB.
+- ``consumers``: 1 to 1,000 consumers.  - ``replicas``: 1, 3 and 5.  - ``groups``: 1, 2 and 4 broker groups.
+
+Real processes and files, the default durability; each curve takes less than six minutes and is written when it is done.
+``python -m benchmarks.curves`` (``make bench-curves``), ``make bench-curves ARGS="--curve queues"``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.curves import consuming, producing
+from benchmarks.curves.group_load import Note, Plan
+from benchmarks.curves.page import marks, picture, section
+from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
+from benchmarks.procfs import machine
+from benchmarks.report import replace_section
+from benchmarks.workers import ROOT, GeneratorFailed
+from mq.cli.dev_cluster import DevClusterFailed
+from mq.cli.errors import run_trio
+from mq.client.errors import ClientError
+
+Measure = Callable[[Plan, Path, Note], Awaitable[None]]
+CURVES: dict[str, tuple[Curve, Measure]] = {
+    curve.name: (curve, measure)
+    for curve, measure in (
+        (producing.CONNECTIONS, producing.connections),
+        (producing.IDLE, producing.idle),
+        (producing.QUEUES_CURVE, producing.queues),
+        (producing.SIZE, producing.size),
+        (producing.LOG, producing.log),
+        (consuming.CONSUMERS, consuming.consumers),
+        (producing.REPLICAS, producing.replicas),
+        (producing.GROUPS, producing.groups),
+    )
+}
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-curves", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--curve", action="append", default=[], choices=sorted(CURVES), help="only this curve (repeatable)"
+    )
+    parser.add_argument("--quick", action="store_true", help="few points, short windows; nothing is written")
+    parser.add_argument("--windows", type=int, default=4, help="measured windows of a point")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a window")
+    parser.add_argument("--limit", type=float, default=360.0, help="seconds for each curve")
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.windows, plan.seconds, plan.no_write = 2, 0.5, True
+    return plan
+
+
+async def run_curve(name: str, plan: Plan, directory: Path, note: Note) -> bool:
+    """Measure one curve; whether it was done in time."""
+    with trio.move_on_after(plan.limit) as scope:
+        await CURVES[name][1](plan, directory, note)
+    return not scope.cancelled_caught
+
+
+def write(curve: Curve, samples: Sequence[Sample]) -> None:
+    """The section, the picture, and the raw figures."""
+    now = datetime.now(UTC)
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    raw = {"machine": machine(), "date": date, "curve": asdict(curve), "samples": [asdict(each) for each in samples]}
+    results = ROOT / "benchmarks" / "results"
+    for old in results.glob(f"curve-{curve.name}-*.json"):
+        old.unlink()
+    (results / f"curve-{curve.name}-{now:%Y%m%dT%H%M%SZ}.json").write_text(json.dumps(raw, indent=1) + "\n")
+    (ROOT / "docs" / "images" / f"curve-{curve.name}.svg").write_text(picture(curve, samples))
+    document = ROOT / "docs" / "performance.md"
+    text = section(curve, samples, machine=machine(), date=date)
+    document.write_text(replace_section(document.read_text(), text, *marks(curve)))
+
+
+def main() -> None:
+    """Measure, print and write one curve after the other. Exit code 1 if one failed or was not done in time."""
+    plan, failed = parse_arguments(sys.argv[1:]), False
+    for name, (curve, _) in CURVES.items():
+        if plan.curve and name not in plan.curve:
+            continue
+        measured = list[Measured]()
+
+        def note(each: Measured, name: str = name, measured: list[Measured] = measured) -> None:
+            measured.append(each)
+            [found] = samples_of([each])
+            follower = "" if found.follower_us is None else f", follower {found.follower_us.median:.1f}"
+            print(
+                f"{name} {found.at}: {found.messages_per_second.median:,.0f} msgs/s, p50 {found.p50_ms:.1f}, "
+                f"p99 {found.p99_ms:.1f} ms, leader {found.leader_us.median:.1f}{follower}, children "
+                f"{found.children_us:.1f} us/message, {found.rss_mib:.0f} MiB, load {found.load_average:.1f}",
+                flush=True,
+            )
+
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+            try:
+                done = run_trio(partial(run_curve, name, plan, Path(directory), note))
+            except (DevClusterFailed, GeneratorFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
+                print(f"bench-curves: {name}: {error}", file=sys.stderr)
+                failed = True
+                continue
+        if not done:
+            print(f"bench-curves: {name} was not done after {plan.limit:g} s", file=sys.stderr)
+            failed = True
+        elif not plan.no_write:
+            write(curve, samples_of(measured))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The curve of consumers: messages at a steady rate, handed to one consumer or to a thousand of a group."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from benchmarks.curves.group_load import SETTINGS, Note, Plan, Replicas, begin_after, measure_jobs, persist
+from benchmarks.curves.polling import Job
+from benchmarks.curves.producing import up_and_down
+from benchmarks.curves.sample import Curve, Measured
+from benchmarks.frames import TOPIC
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client.admin import Admin
+
+RATE = 3000.0
+CONSUMERS = Curve(
+    "consumers",
+    "Consumers",
+    "consumers of a group, each with a queue of its own",
+    f"1 KiB, {RATE:,.0f} messages/s in all, each to one consumer; CPU is of sending and consuming",
+)
+
+
+async def consumers(plan: Plan, directory: Path, note: Note) -> None:
+    """Long polls of so many consumers. All points have as many queues as consumers."""
+    counts = (1, 20) if plan.quick else (1, 4, 16, 64, 250, 1000)
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        for count in up_and_down(counts):
+            async with Admin(cluster.namesrv) as admin:
+                await admin.create_topic(TOPIC, count)
+            note(await persist(partial(_measure, cluster, count, plan)))
+
+
+async def _measure(cluster: DevCluster, count: int, plan: Plan) -> Measured:
+    replicas = await Replicas.find([cluster])
+    job = Job(
+        address=replicas.addresses[0],
+        consumers=count,
+        rate=RATE,
+        body_bytes=1024,
+        begin=begin_after(count),
+        window_seconds=plan.seconds,
+        windows=plan.windows,
+    )
+    return await measure_jobs([cluster], replicas, [job], f"{count:,}", generator="benchmarks.curves.polling")

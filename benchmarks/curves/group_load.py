@@ -1,0 +1,159 @@
+"""Load on one broker group or several, and what their replicas use meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.curves.sample import Measured
+from benchmarks.frames import QUEUES
+from benchmarks.load import Job
+from benchmarks.procfs import load_average, own_cpu_seconds, rss_bytes
+from benchmarks.produce import windows_of
+from benchmarks.workers import GeneratorFailed, Meter, WindowedJob, drive, share_out
+from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed
+from mq.monitoring.cpu_time import cpu_seconds
+
+CONNECTS_PER_SECOND = 1000
+WARM_UP_SECONDS = 1.5
+AGAIN_AFTER_SECONDS = 3.0
+SETTINGS = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
+"""What is measured must not depend on how full the machine's disk is."""
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    curve: list[str]
+    quick: bool
+    windows: int
+    seconds: float
+    limit: float
+    dir: Path | None
+    no_write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The load of a point; see `benchmarks.load.Job`. With several groups each gets its share of the connections."""
+
+    connections: int = 4
+    in_flight: int = 256
+    body_bytes: int = 1024
+    topics: int = 1
+    queues: int = QUEUES
+    batch: int = 1
+
+
+Note = Callable[[Measured], None]
+
+
+@dataclass(slots=True)
+class Replicas:
+    """The replicas of running groups, by their roles when `find` looked at them."""
+
+    leaders: list[int]
+    followers: list[int]
+    addresses: list[tuple[str, int]]
+
+    @classmethod
+    async def find(cls, clusters: Sequence[DevCluster]) -> Replicas:
+        """Raises DevClusterFailed if a group has no leader."""
+        found = cls([], [], [])
+        for cluster in clusters:
+            leader = await cluster.leader()
+            found.leaders.append(cluster.pid(leader))
+            found.followers += [cluster.pid(node) for node in cluster.node_ids if node != leader]
+            found.addresses.append((HOST, cluster.port(leader)))
+        return found
+
+    def meters(self) -> list[Meter]:
+        """CPU seconds of the leaders, of one follower of each group, and of the children of one replica of each."""
+        every = [*self.leaders, *self.followers]
+        groups, others = len(self.leaders), max(1, len(self.followers))
+        return [
+            partial(_total, own_cpu_seconds, self.leaders, 1.0),
+            partial(_total, own_cpu_seconds, self.followers, groups / others),
+            partial(_total, _children_cpu_seconds, every, groups / len(every)),
+        ]
+
+    def rss_mib(self) -> float:
+        """Resident memory of a leader."""
+        return sum(map(rss_bytes, self.leaders)) / len(self.leaders) / 2**20
+
+
+def _total(read: Callable[[int], float], pids: Sequence[int], share: float) -> float:
+    return share * sum(map(read, pids))
+
+
+def _children_cpu_seconds(pid: int) -> float:
+    return cpu_seconds(pid) - own_cpu_seconds(pid)
+
+
+async def measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at: str) -> Measured:
+    """Put load on the leaders of all groups. Raises as `persist`."""
+    return await persist(partial(_measure, clusters, shape, plan, at))
+
+
+async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
+    """Measure, and once more if a leader changed, as happens where others use the disk and the cores.
+
+    Raises GeneratorFailed, DevClusterFailed.
+    """
+    try:
+        return await attempt()
+    except (GeneratorFailed, DevClusterFailed) as failed:
+        print(f"measured again: {failed}", flush=True)
+    await trio.sleep(AGAIN_AFTER_SECONDS)
+    return await attempt()
+
+
+async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at: str) -> Measured:
+    replicas = await Replicas.find(clusters)
+    job = Job(
+        address=replicas.addresses[0],
+        connections=shape.connections,
+        in_flight=shape.in_flight,
+        body_bytes=shape.body_bytes,
+        begin=begin_after(shape.connections),
+        window_seconds=plan.seconds,
+        windows=plan.windows,
+        first_slot=1,
+        topics=shape.topics,
+        queues=shape.queues,
+        batch=shape.batch,
+    )
+    shares = share_out(job, max(2, len(clusters)))
+    jobs = [replace(each, address=replicas.addresses[n % len(clusters)]) for n, each in enumerate(shares)]
+    return await measure_jobs(clusters, replicas, jobs, at)
+
+
+def begin_after(connections: int) -> float:
+    """When the windows of a job with so many connections begin that is started now."""
+    connecting = 1.0 + connections / CONNECTS_PER_SECOND
+    return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + WARM_UP_SECONDS
+
+
+async def measure_jobs(
+    clusters: Sequence[DevCluster],
+    replicas: Replicas,
+    jobs: Sequence[WindowedJob],
+    at: str,
+    *,
+    generator: str = "benchmarks.load",
+) -> Measured:
+    """Do all jobs at once. Raises GeneratorFailed, DevClusterFailed if a leader changed meanwhile."""
+    before = load_average()
+    reports, used = await drive(jobs, replicas.meters(), generator)
+    for cluster in clusters:
+        cluster.check()
+    if (await Replicas.find(clusters)).leaders != replicas.leaders:
+        raise DevClusterFailed(f"{at}: a leader changed meanwhile; is this machine too busy?")
+    windows = windows_of(reports, used, jobs[0].window_seconds)
+    return Measured(at, windows, replicas.rss_mib(), before, bool(replicas.followers))

@@ -1,0 +1,192 @@
+"""A load generator: messages at a steady rate to as many queues as there are consumers, one long poll on each queue.
+
+Raw sockets in one process: a connection for all sends, and one for each consumer, which has sent a heartbeat as a
+member of a group. Latency is from the time at which a message was due to the return of the receive call that brought
+it to its consumer. ``python -m benchmarks.curves.polling`` reads one JSON object from standard input (`Job`) and writes
+one to standard output (`benchmarks.load.Report`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import select
+import socket
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.frames import TOPIC, send_frame
+from benchmarks.load import Report, buckets
+from benchmarks.pulling import pull_frame
+from benchmarks.wires.wire import LoadFailed
+
+GROUP = "bench_consumers"
+PULLED_MAX = 32
+TICK_SECONDS = 0.005
+_HEARTBEAT, _FOUND = 34, 0
+_PULL_OPAQUE, _HEARTBEAT_OPAQUE = 1, 2
+_NOTHING_NEW = (19, 20)
+_DUE = struct.Struct(">d")
+_BODY_AT = 88
+"""Where a stored record's body begins, behind IPv4 hosts."""
+_LENGTHS = struct.Struct(">II")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``rate`` messages a second in all, which take turns in the queues; a queue for each consumer."""
+
+    address: tuple[str, int]
+    consumers: int
+    rate: float
+    body_bytes: int
+    begin: float
+    window_seconds: float
+    windows: int
+
+
+class _Consumer:
+    """One consumer with one pull on its way."""
+
+    def __init__(self, address: tuple[str, int], queue_id: int) -> None:
+        self.sock = socket.create_connection(address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._queue_id, self._received = queue_id, bytearray()
+        self.sock.sendall(_heartbeat(queue_id))
+        self._pull(0)
+
+    def _pull(self, offset: int) -> None:
+        self.sock.sendall(pull_frame(_PULL_OPAQUE, self._queue_id, offset, PULLED_MAX, waits=True))
+
+    def receive(self) -> Iterator[float]:
+        """When each message was due that has arrived; pulls again. Raises LoadFailed."""
+        chunk = self.sock.recv(256 * 1024)
+        if not chunk:
+            raise LoadFailed(f"the connection of the consumer of queue {self._queue_id} was closed")
+        self._received += chunk
+        while len(self._received) >= _LENGTHS.size:
+            length, header_length = _LENGTHS.unpack_from(self._received)
+            if len(self._received) < 4 + length:
+                return
+            header = json.loads(self._received[8 : 8 + header_length])
+            records = bytes(self._received[8 + header_length : 4 + length])
+            del self._received[: 4 + length]
+            # Else the broker tells of other members, or answers the heartbeat.
+            if header["flag"] & 1 and header["opaque"] == _PULL_OPAQUE:
+                yield from self._pulled(header, records)
+
+    def _pulled(self, header: dict[str, Any], records: bytes) -> Iterator[float]:
+        if header["code"] not in (_FOUND, *_NOTHING_NEW):
+            raise LoadFailed(f"a pull was answered with code {header['code']}: {header.get('remark')}")
+        self._pull(int(header["extFields"]["nextBeginOffset"]))
+        if header["code"] == _FOUND:
+            yield from due_times(records)
+
+
+def due_times(records: bytes) -> Iterator[float]:
+    at = 0
+    while at < len(records):
+        yield _DUE.unpack_from(records, at + _BODY_AT)[0]
+        at += struct.unpack_from(">i", records, at)[0]
+
+
+def _heartbeat(number: int) -> bytes:
+    subscription = {"topic": TOPIC, "subString": "*", "subVersion": 0, "expressionType": "TAG"}
+    consumer = {
+        "groupName": GROUP,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "subscriptionDataSet": [subscription],
+        "unitMode": False,
+    }
+    body = {"clientID": f"consumer@{number}", "producerDataSet": [], "consumerDataSet": [consumer]}
+    header = {
+        "code": _HEARTBEAT,
+        "flag": 0,
+        "language": "JAVA",
+        "opaque": _HEARTBEAT_OPAQUE,
+        "version": 409,
+        "extFields": {},
+    }
+    encoded, text = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}).encode(), json.dumps(body).encode()
+    return _LENGTHS.pack(4 + len(encoded) + len(text), len(encoded)) + encoded + text
+
+
+class _Sender:
+    """Sends what is due, and throws the answers away."""
+
+    def __init__(self, job: Job) -> None:
+        self.sock = socket.create_connection(job.address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._heads = [send_frame(1, job.body_bytes, queue)[: -job.body_bytes] for queue in range(job.consumers)]
+        self._rest = bytes(job.body_bytes - _DUE.size)
+        self._interval = 1 / job.rate
+        self._next_at, self._number = time.monotonic(), 0
+
+    def send_due(self) -> None:
+        """Everything that is due by now."""
+        now, parts = time.monotonic(), list[bytes]()
+        while self._next_at <= now:
+            parts += (self._heads[self._number % len(self._heads)], _DUE.pack(self._next_at), self._rest)
+            self._next_at += self._interval
+            self._number += 1
+        if parts:
+            self.sock.sendall(b"".join(parts))
+
+
+def generate(job: Job) -> Report:
+    """Send and receive until the last window ends. Raises LoadFailed, OSError."""
+    consumers = {each.sock.fileno(): each for each in (_Consumer(job.address, n) for n in range(job.consumers))}
+    epoll = select.epoll()
+    for fd in consumers:
+        epoll.register(fd, select.EPOLLIN)
+    sender = _Sender(job)
+    epoll.register(sender.sock.fileno(), select.EPOLLIN)
+    windows = [array("d") for _ in range(job.windows)]
+    ignored = array("d")
+    marks, window, boundary = list[float](), -1, job.begin
+    samples = ignored
+    while True:
+        for fd, _ in epoll.poll(TICK_SECONDS):
+            if fd in consumers:
+                due_times = list(consumers[fd].receive())
+                now = time.monotonic()
+                samples.extend([now - due for due in due_times])
+            else:
+                sender.sock.recv(256 * 1024)
+        sender.send_due()
+        while time.monotonic() >= boundary:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            marks.append(usage.ru_utime + usage.ru_stime)
+            window += 1
+            if window == job.windows:
+                return Report(
+                    messages=[len(each) for each in windows],
+                    cpu_seconds=[end - start for start, end in itertools.pairwise(marks)],
+                    latencies=[buckets(each) for each in windows],
+                )
+            samples = windows[window]
+            boundary += job.window_seconds
+
+
+def main() -> None:
+    """Read a job, do it, write the report."""
+    given = json.load(sys.stdin)
+    job = Job(**{**given, "address": tuple(given["address"])})
+    try:
+        report = generate(job)
+    except (LoadFailed, OSError) as error:
+        print(f"load generator: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The curves of sends: most measure their points twice, from the first to the last one and back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from benchmarks.curves.group_load import SETTINGS, Note, Plan, Shape, measure
+from benchmarks.curves.sample import Curve, bytes_name
+from benchmarks.frames import QUEUES, topic_name
+from benchmarks.load import Job
+from benchmarks.store_load import BATCH
+from benchmarks.workers import drive, share_out
+from mq.cli.dev_cluster import HOST, DevCluster, Ports
+from mq.cli.dev_groups import open_groups
+from mq.client.admin import Admin
+from mq.client.net.client_core import ClientCore
+from mq.protocol.codes import RequestCode
+
+CONNECTIONS = Curve("connections", "Connections that send", "connections", "1 KiB, one message in flight on each")
+IDLE = Curve("idle", "Connections that do nothing", "idle connections", "1 KiB, 4x256 on other connections")
+QUEUES_CURVE = Curve("queues", "Queues", "queues", "128 B, 4x2,500, which take turns in the queues")
+SIZE = Curve("size", "Size of a message", "bytes in the body", "4 connections with 256 messages or 1 MiB in flight")
+LOG = Curve("log", "Size of the log", "GB in the log", "1 KiB, 4x256, one replica")
+REPLICAS = Curve("replicas", "Replicas", "replicas", "1 KiB, 4x256")
+GROUPS = Curve("groups", "Broker groups", "groups of three replicas", "1 KiB, 4x256 for each group")
+
+LOG_GB = (0, 1, 2, 5, 10, 20)
+DISK_GB_LEFT = 25
+"""What the log may not take from others on this machine."""
+FILL_SECONDS_MAX = 260.0
+IDLE_AFTER_SECONDS = 2.0
+_HEARTBEAT = 34
+
+T = TypeVar("T")
+
+
+def up_and_down(points: Sequence[T]) -> list[T]:
+    """So that what the machine does otherwise, and what was there before, is in the points of both ends alike."""
+    return [*points, *reversed(points)]
+
+
+@asynccontextmanager
+async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
+    async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=SETTINGS) as cluster:
+        yield cluster
+
+
+async def _create_topics(cluster: DevCluster, numbers: range, queues: int = QUEUES) -> None:
+    """The last of them is visible on return."""
+    leader = cluster.address(await cluster.leader())
+    async with ClientCore.open([cluster.namesrv]) as core:
+        for number in numbers[:-1]:
+            ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(queues)}
+            ext |= {"writeQueueNums": str(queues), "perm": "6", "topicFilterType": "SINGLE_TAG"}
+            await core.call(leader, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    async with Admin(cluster.namesrv) as admin:
+        await admin.create_topic(topic_name(numbers[-1]), queues)
+
+
+async def connections(plan: Plan, directory: Path, note: Note) -> None:
+    """One message in flight on each of so many connections."""
+    counts = (1, 16, 200) if plan.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
+    async with _group(directory, 3) as cluster:
+        await _create_topics(cluster, range(1))
+        for count in up_and_down(counts):
+            note(await measure([cluster], Shape(connections=count, in_flight=1), plan, f"{count:,}"))
+
+
+async def idle(plan: Plan, directory: Path, note: Note) -> None:
+    """The same load beside connections of which each has sent a heartbeat and then nothing."""
+    counts = (0, 50) if plan.quick else (0, 10, 100, 1000, 4000, 10_000)
+    async with _group(directory, 3) as cluster:
+        await _create_topics(cluster, range(1))
+        leader = await cluster.leader()
+        for count in up_and_down(counts):
+            with _idle_connections((HOST, cluster.port(leader)), count):
+                await trio.sleep(IDLE_AFTER_SECONDS)
+                note(await measure([cluster], Shape(), plan, f"{count:,}"))
+
+
+@contextmanager
+def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
+    """Connections of so many producers. Blocks."""
+    with ExitStack() as stack:
+        for number in range(count):
+            sock = stack.enter_context(socket.create_connection(address))
+            sock.sendall(_heartbeat(number))
+            assert sock.recv(4096), "the broker closed a connection after its heartbeat"
+        yield
+
+
+def _heartbeat(number: int) -> bytes:
+    body = {"clientID": f"idle@{number}", "producerDataSet": [{"groupName": "idle"}], "consumerDataSet": []}
+    header = {"code": _HEARTBEAT, "flag": 0, "language": "JAVA", "opaque": 1, "version": 409, "extFields": {}}
+    encoded, text = json.dumps(header | {"serializeTypeCurrentRPC": "JSON"}).encode(), json.dumps(body).encode()
+    return struct.pack(">II", 4 + len(encoded) + len(text), len(encoded)) + encoded + text
+
+
+async def queues(plan: Plan, directory: Path, note: Note) -> None:
+    """Every message in flight belongs to another queue, where there are so many. All topics exist from the start."""
+    topics = (1, 10, 40) if plan.quick else (1, 10, 125, 1250)
+    async with _group(directory, 3) as cluster:
+        await _create_topics(cluster, range(topics[-1]))
+        one = Shape(in_flight=2500, body_bytes=128, queues=1)
+        shapes = [one, *(replace(one, topics=count, queues=QUEUES) for count in topics)]
+        for shape in up_and_down(shapes):
+            note(await measure([cluster], shape, plan, f"{shape.topics * shape.queues:,}"))
+
+
+async def size(plan: Plan, directory: Path, note: Note) -> None:
+    """Bodies from 64 B to 1 MiB."""
+    sizes = (64, 4096) if plan.quick else tuple(64 * 4**step for step in range(8))
+    async with _group(directory, 3) as cluster:
+        await _create_topics(cluster, range(1))
+        for count in up_and_down(sizes):
+            shape = Shape(in_flight=max(1, min(256, 2**20 // count)), body_bytes=count)
+            note(await measure([cluster], shape, plan, bytes_name(count)))
+
+
+async def log(plan: Plan, directory: Path, note: Note) -> None:
+    """A log that grows, as far as the disk and the time allow."""
+    async with _group(directory, 1) as cluster:
+        await _create_topics(cluster, range(1))
+        began = trio.current_time()
+        for gigabytes in (0, 0.02) if plan.quick else LOG_GB:
+            while await _log_gigabytes(cluster) < gigabytes:
+                if trio.current_time() > began + FILL_SECONDS_MAX:
+                    return
+                if shutil.disk_usage(directory).free < DISK_GB_LEFT * 1e9:
+                    return
+                await _fill(cluster, 1.0 if plan.quick else 10.0)
+            stored = await _log_gigabytes(cluster)
+            note(await measure([cluster], Shape(), plan, f"{stored:.1f}"))
+
+
+async def _log_gigabytes(cluster: DevCluster) -> float:
+    status = await cluster.status()
+    assert status is not None, "a running group is not registered"
+    return max(replica.commit_position or 0 for replica in status.replicas) / 1e9
+
+
+async def _fill(cluster: DevCluster, seconds: float) -> None:
+    """Store as many messages of 4 KiB as go into so many seconds."""
+    job = Job(
+        address=(HOST, cluster.port("n0")),
+        connections=4,
+        in_flight=2,
+        body_bytes=4096,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + 1.0,
+        window_seconds=seconds,
+        windows=1,
+        first_slot=1,
+        batch=BATCH,
+    )
+    await drive(share_out(job), [])
+
+
+async def replicas(plan: Plan, directory: Path, note: Note) -> None:
+    """Groups of 1, 3 and 5."""
+    for nodes in up_and_down((1, 3) if plan.quick else (1, 3, 5)):
+        async with _group(directory / f"{nodes}", nodes) as cluster:
+            await _create_topics(cluster, range(1))
+            note(await measure([cluster], Shape(), plan, f"{nodes}"))
+        shutil.rmtree(directory / f"{nodes}")
+
+
+async def groups(plan: Plan, directory: Path, note: Note) -> None:
+    """1, 2 and 4 groups, each under the load of the first one."""
+    counts = (1, 2) if plan.quick else (1, 2, 4)
+    for count in up_and_down(counts):
+        home = directory / f"{count}"
+        async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=SETTINGS) as clusters:
+            async with Admin(clusters[0].namesrv) as admin:
+                await admin.create_topic(topic_name(0), QUEUES)
+            note(await measure(clusters, Shape(connections=4 * count), plan, f"{count}"))
+        shutil.rmtree(home)

@@ -1,0 +1,107 @@
+"""A curve and its points as values; what was measured at a point: pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.cases import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured at one point in one pass.
+
+    Attributes:
+        at: what the point is called, as "1,000" or "64 KiB".
+        windows: each with the CPU of the leader itself, then of a follower itself, then of the child processes of a
+            replica.
+        rss_mib: resident memory of the leader.
+        load_average: of the machine, before the point.
+    """
+
+    at: str
+    windows: Sequence[Window]
+    rss_mib: float
+    load_average: float
+    has_followers: bool
+
+
+class Spread(NamedTuple):
+    """Of the windows of a point."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One point of a curve: all windows of all passes over it. CPU is in microseconds per message.
+
+    Attributes:
+        leader_us, follower_us, children_us: of the leader itself, of a follower itself (None without followers), and of
+            the child processes of a replica.
+        generator_cores: the most that a process of the load generator used.
+        load_average: the highest of the passes.
+    """
+
+    at: str
+    messages_per_second: Spread
+    p50_ms: float
+    p99_ms: float
+    leader_us: Spread
+    follower_us: Spread | None
+    children_us: float
+    rss_mib: float
+    generator_cores: float
+    load_average: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``name`` as for ``--curve``; ``title`` and ``axis`` for people; ``load`` says what is held fixed."""
+
+    name: str
+    title: str
+    axis: str
+    load: str
+
+
+def samples_of(measured: Sequence[Measured]) -> list[Sample]:
+    """The points in the order in which they were measured first."""
+    points: dict[str, list[Measured]] = {}
+    for each in measured:
+        points.setdefault(each.at, []).append(each)
+    return [_sample_of(at, passes) for at, passes in points.items()]
+
+
+def _sample_of(at: str, passes: Sequence[Measured]) -> Sample:
+    windows = [window for each in passes for window in each.windows]
+    return Sample(
+        at=at,
+        messages_per_second=_spread([window.messages_per_second for window in windows]),
+        p50_ms=statistics.median(window.p50_ms for window in windows),
+        p99_ms=statistics.median(window.p99_ms for window in windows),
+        leader_us=_spread([window.leader_us for window in windows]),
+        follower_us=_spread([window.follower_us[0] for window in windows]) if passes[0].has_followers else None,
+        # They work on one part of the log after the other: only all windows together say what they cost.
+        children_us=statistics.fmean(window.follower_us[1] for window in windows),
+        rss_mib=passes[0].rss_mib,
+        generator_cores=max(window.generator_cores_max for window in windows),
+        load_average=max(each.load_average for each in passes),
+    )
+
+
+def _spread(values: list[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def bytes_name(size: int) -> str:
+    """As "64 B", "16 KiB", "1 MiB"."""
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"

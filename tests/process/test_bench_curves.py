@@ -1,0 +1,30 @@
+"""The curves of `make bench-curves`, as small as they can be: they run, and their figures are possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from benchmarks.curves import group_load
+from benchmarks.curves.__main__ import CURVES, parse_arguments, run_curve
+from benchmarks.curves.sample import Measured, samples_of
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("name", list(CURVES))
+async def test_curve(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_load, "WARM_UP_SECONDS", 0.3)
+    measured: list[Measured] = []
+    with trio.fail_after(120):
+        assert await run_curve(name, parse_arguments(["--quick"]), tmp_path, measured.append)
+    samples = samples_of(measured)
+    assert len(samples) >= 2
+    for sample in samples:
+        assert sample.messages_per_second.median > 0
+        assert sample.leader_us.median > (0.0 if sample.follower_us is None else sample.follower_us.median)
+        assert sample.p99_ms >= sample.p50_ms > 0
+        assert sample.rss_mib > 20
