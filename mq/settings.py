@@ -1,4 +1,4 @@
-"""How the settings of a process are read: defaults, then a TOML file, then environment, then flags."""
+"""Reads the settings of a process: defaults, then a TOML file, then environment, then flags."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pydantic_settings import (
 )
 
 METRICS_OFF: Final = "off"
-"""Instead of an address where metrics are served."""
+"""In place of an address, disables metrics."""
 _METRICS_PORT_DISTANCE: Final = 100
 
 
 def metrics_address_beside(address: tuple[str, int]) -> tuple[str, int] | None:
-    """Where metrics are served by default, for a server that listens at ``address``; None if there is no such port."""
+    """The default address for metrics of a server that listens at ``address``; None if there is no such port."""
     host, port = address
     port += _METRICS_PORT_DISTANCE if port else 0
     return (host, port) if port < 65536 else None
 
 
 def parse_metrics_address(text: str) -> tuple[str, int] | None:
-    """An address to serve metrics at, from HOST:PORT or ``off``. Raises ValueError."""
+    """An address for metrics, from HOST:PORT or ``off``. Raises ValueError."""
     if text == METRICS_OFF:
         return None
     host, colon, port = text.rpartition(":")
@@ -41,16 +41,16 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Any) -> Self:
-        """Read settings; flags that are None do not count.
+        """Read settings; flags that are None are ignored.
 
         Raises:
-            pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings make no sense, or cannot be read.
+            pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings are invalid, or cannot be read.
         """
         given = {name: value for name, value in flags.items() if value is not None}
         if config is None:
             return cls(**given)
         with config.open("rb"):
-            pass  # an unreadable file is an error of its own, not an empty one
+            pass  # an unreadable file is an error, not an empty file
 
         class FromFile(cls):  # type: ignore[valid-type,misc]
             model_config = SettingsConfigDict(toml_file=config)

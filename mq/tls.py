@@ -1,4 +1,4 @@
-"""The certificate of a server: read when it starts, and again when its files change."""
+"""The certificate of a server: loaded at start, and reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mq.x509 import valid_until
 Log = structlog.stdlib.BoundLogger
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
-"""No client may use TLS; each may, on the same port; each must."""
+"""Clients must not, may, or must use TLS; `permissive` serves both on the same port."""
 
 
 class CertificateUnusable(Exception):
-    """The files do not have a certificate with its key; why is in the message."""
+    """The files do not contain a certificate with its key; the message says why."""
 
 
 class _Loaded(NamedTuple):
-    """What was made of the files: contexts for clients and for replicas that call, and the certificate itself."""
+    """Loaded from the files: contexts for clients and for calling replicas, and the certificate itself."""
 
     clients: ssl.SSLContext
     replicas: ssl.SSLContext
@@ -36,7 +36,7 @@ class Certificate:
 
     Args:
         certificate, key: PEM files; the first one has the whole chain.
-        clients_ca: PEM file with the authorities whose clients are let in; None for clients without a certificate.
+        clients_ca: PEM file with the authorities of accepted client certificates; None to require none.
 
     Raises CertificateUnusable.
     """
@@ -52,7 +52,7 @@ class Certificate:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For connections of clients."""
+        """The context for client connections."""
         return self._loaded.clients
 
     @property
@@ -61,16 +61,16 @@ class Certificate:
         return self._loaded.valid_until
 
     def for_clients(self) -> tuple[ssl.SSLContext, bytes]:
-        """For connections of clients; and the certificate (DER)."""
+        """The context for client connections; and the certificate (DER)."""
         return self._loaded.clients, self._loaded.der
 
     def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
-        """For connections of other replicas, which are not asked for certificates; and the certificate (DER)."""
+        """The context for connections of other replicas, which need no certificates; and the certificate (DER)."""
         return self._loaded.replicas, self._loaded.der
 
     def refresh(self) -> None:
-        """Read the files anew if they have changed. If they cannot be used, the certificate stays as it is, and the log
-        says why, once. Connections that stand are left alone. Called by a timer.
+        """Reload the files if they have changed. If they are invalid, keep the old certificate and log the reason once.
+        Open connections are not affected. Called by a timer.
         """
         try:
             stamp = self._read_stamp()
@@ -89,7 +89,7 @@ class Certificate:
         self._log.info("certificate_read", path=str(self._certificate))
 
     def peer_context(self) -> ssl.SSLContext:
-        """For connections to other servers of the same kind, which prove in another way who they are."""
+        """The context for connections to other servers of the same kind, which authenticate in another way."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -130,7 +130,7 @@ class Certificate:
 
 
 def _first_certificate(path: Path) -> bytes:
-    """The server's own certificate (DER), with which the file begins. Raises CertificateUnusable."""
+    """The server's own certificate (DER), the first in the file. Raises CertificateUnusable."""
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     try:
         text = path.read_text()
@@ -151,6 +151,6 @@ def _reason(error: Exception) -> str:
 
 
 def check_tls(name: str, mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
-    """Raises ValueError unless the setting ``name`` goes together with the others."""
+    """Raises ValueError unless the setting ``name`` is consistent with the others."""
     if mode != "disabled" and (certificate is None or key is None):
         raise ValueError(f"{name} = {mode!r} needs tls_certificate and tls_key")

@@ -1,4 +1,4 @@
-"""What a server has to know of its own certificate and the standard library does not tell: until when it is valid."""
+"""Parses what the standard library does not tell a server about its own certificate: its expiry time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Tag(enum.IntEnum):
 
 
 def valid_until(certificate: bytes) -> dt.datetime:
-    """When a certificate (DER, RFC 5280) expires, in UTC. Raises ValueError for what is no certificate."""
+    """When a certificate (DER, RFC 5280) expires, in UTC. Raises ValueError if it is malformed."""
     try:
         _, signed = _element(_element(certificate)[1])[:2]
         if signed[0] == _Tag.VERSION:
@@ -31,7 +31,7 @@ def valid_until(certificate: bytes) -> dt.datetime:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """The tag and the content of the first element, and what comes behind it. Raises ValueError, IndexError."""
+    """Tag and content of the first element, and the remaining data. Raises ValueError, IndexError."""
     tag, length, start = data[0], data[1], 2
     if length & 0x80:
         start += length & 0x7F
@@ -45,7 +45,7 @@ def _element(data: bytes) -> tuple[int, bytes, bytes]:
 def _time(tag: int, text: str) -> dt.datetime:
     match tag:
         case _Tag.UTC_TIME:
-            # RFC 5280, 4.1.2.5.1: two digits from 50 on are of the last century.
+            # RFC 5280, 4.1.2.5.1: two-digit years from 50 on belong to the last century.
             text = ("19" if int(text[:2]) >= 50 else "20") + text
         case _Tag.GENERALIZED_TIME:
             pass

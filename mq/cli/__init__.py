@@ -8,15 +8,15 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that ``sys.argv`` names; ends the process with its exit code."""
+    """Run the command named in ``sys.argv``; exits with its exit code."""
     if sys.argv[1:] == ["--version"]:
         from importlib.metadata import version
 
-        print(f"raftmq {version('raftmq')}")  # without the command line's library, which takes longer than the rest
+        print(f"raftmq {version('raftmq')}")  # without the command line library, which takes longer than the rest
         return
-    # Only here: whoever imports one module of this package must not pay for all commands.
+    # Imported here: importing one module of this package must not load all commands.
     try:
         from mq.cli.front import main as run
-    except KeyboardInterrupt:  # as when it runs
+    except KeyboardInterrupt:  # as while running
         sys.exit(130)
     run()

@@ -1,4 +1,4 @@
-"""The whole command line, with every command imported: for whoever looks at all of them, such as tests."""
+"""The whole command line, with every command imported: for tests and generated docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raftmq backup`: the log of a running replica, copied into a directory or a bucket, and that copy verified."""
+"""`raftmq backup`: copies the log of a running replica into a directory or a bucket, and verifies such copies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 ASK_SECONDS = 5.0
 SNAPSHOT_SECONDS = 15.0
-"""A checkpoint that the vote file does not know to be committed yet is waited for."""
+"""Time to wait for a checkpoint that the vote file does not show as committed yet."""
 PROGRESS_SECONDS = 10.0
 
 EXIT_LEADS = 3
-"""Nothing was copied, since the replica leads: for a timer on every replica that is no failure."""
+"""Nothing was copied, since the replica leads: not a failure for a timer that runs on every replica."""
 
 
 class _TakeByDefault(TyperGroup):
@@ -61,10 +61,10 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def open_store(target: str, endpoint_url: str | None, disk: Disk) -> BackupStore:
-    """Where a backup is, by the form of its name.
+    """The store of a backup, by the form of its name.
 
     Raises:
-        CommandFailed: it cannot be used; exit code 2.
+        CommandFailed: it is unusable; exit code 2.
     """
     from raftlog import SegmentError
     from raftlog.segment.backup_s3 import SCHEME, open_s3
@@ -174,7 +174,7 @@ def verify(target: Target, as_json: Json = False, endpoint_url: EndpointUrl = No
 
 
 class Pace:
-    """Keeps a rate, and says now and then how far it is."""
+    """Limits the rate, and prints progress now and then."""
 
     def __init__(self, bytes_per_second: float, done: str = "copied") -> None:
         self.nbytes = 0
@@ -183,7 +183,7 @@ class Pace:
         self._begin = self._told_at = time.monotonic()
 
     def copied(self, nbytes: int) -> None:
-        """So many more bytes were copied; sleeps if that was too fast."""
+        """This many more bytes were copied; sleeps if that was too fast."""
         self.nbytes += nbytes
         now = time.monotonic()
         if now > self._told_at + PROGRESS_SECONDS:
@@ -194,7 +194,7 @@ class Pace:
 
 
 def _leads(source: RunningLog, namesrv: str) -> bool:
-    """Whether the replica leads its group, as far as anybody says so."""
+    """Whether the replica leads its group, according to the name servers."""
     import trio
 
     from mq.broker.settings import derived_identity
@@ -222,7 +222,7 @@ def _leads(source: RunningLog, namesrv: str) -> bool:
 
 
 def _first_snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
-    """What a log without its beginning needs besides; waits until there is one that is known to be committed."""
+    """The snapshot that a log without its beginning needs; waits until there is one that is known to be committed."""
     from mq.store.backup_snapshot import snapshot_between
 
     until = time.monotonic() + SNAPSHOT_SECONDS

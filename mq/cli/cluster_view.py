@@ -1,4 +1,4 @@
-"""What a cluster says of itself: the name servers' list of brokers, and each broker's own figures, side by side."""
+"""The state of a cluster: the name servers' list of brokers, combined with each broker's own figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER_SECONDS = 3.0
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turn what the client raises, and addresses and names it does not take, into a message and an exit code."""
+    """Turn client errors, and invalid addresses and names, into a message and an exit code."""
     try:
         yield
     except ClientError as error:
@@ -32,7 +32,7 @@ def client_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica of a group. Numbers are None when nobody who knows them answers.
+    """One replica of a group. Unknown numbers are None.
 
     ``lag_entries`` counts log entries that the leader has and this replica has not stored; ``lag_bytes`` is the
     distance between the leader's commit position and this replica's.
@@ -49,42 +49,42 @@ class ReplicaStatus:
     lag_entries: int | None = None
     lag_bytes: int | None = None
     broker_id: int | None = None
-    """The id under which name servers list it; 0 is who takes messages."""
+    """The id in the name server's list; 0 is the leader."""
     member: str | None = None
-    """Voter, learner, incoming or outgoing, as the leader says; None if it is not a member."""
+    """Voter, learner, incoming or outgoing, according to the leader; None if it is not a member."""
     base_index: int | None = None
-    """The entry behind which its log begins."""
+    """The entry before the first one of its log."""
     priority: int | None = None
     abstaining: bool = False
     """It lost entries that it had acknowledged, and does not vote until it has them again."""
     disk_used: float | None = None
-    """Which part of its disk is in use, 0 to 1."""
+    """The used fraction of its disk, 0 to 1."""
     forwarded: int | None = None
-    """Requests that it handed to the leader since its start, for clients that take it for the leader."""
+    """Requests that it forwarded to the leader since its start."""
     forwarding: int | None = None
-    """Those that wait for the leader now."""
+    """Requests that wait for the leader now."""
     fenced_commits: int | None = None
-    """Offset commits, since its start, that did not count because another client held the queue."""
+    """Offset commits since its start that were ignored because another client held the queue."""
     delayed: int | None = None
-    """Messages that wait at a delay level."""
+    """Messages waiting at a delay level."""
     timers: int | None = None
-    """Messages that wait for a time of their own."""
+    """Timed messages waiting."""
     transactions: int | None = None
-    """Half messages whose transaction is open."""
+    """Half messages with an open transaction."""
     pops: int | None = None
-    """Pops of which a message is neither acknowledged nor over."""
+    """Open pops."""
     connections: int | None = None
-    """Clients that are connected."""
+    """Connected clients."""
     unfinished_bytes: int | None = None
-    """Of requests that have not arrived whole yet."""
+    """Size of incomplete requests."""
     unread_bytes: int | None = None
-    """Of answers that clients have not read yet."""
+    """Size of unread answers."""
     held_bytes: int | None = None
-    """What pulls and pops that wait for messages ask for."""
+    """Size of waiting pulls and pops."""
     pending_bytes: int | None = None
-    """Of messages that are not committed yet."""
+    """Size of uncommitted messages."""
     figures: Mapping[str, str] = field(default_factory=dict)
-    """All that it says of itself, by RocketMQ's names and ours."""
+    """All its figures, by RocketMQ's names and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class GroupStatus:
     replicas: tuple[ReplicaStatus, ...]
 
     def as_json(self, *, with_figures: bool = False) -> dict[str, object]:
-        """For programs."""
+        """As JSON."""
         table = asdict(self)
         if not with_figures:
             for replica in table["replicas"]:
@@ -108,7 +108,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswer:
-    """A broker as the name server lists it, and its figures (request code 28), or None when it did not answer."""
+    """A broker from the name server's list, and its figures (request code 28), or None if it did not answer."""
 
     cluster: str
     group: str
@@ -118,7 +118,7 @@ class BrokerAnswer:
 
 
 def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
-    """The answers of all brokers, put together by group: pure."""
+    """The answers of all brokers, grouped. Pure."""
     groups: dict[tuple[str, str], list[BrokerAnswer]] = {}
     for answer in answers:
         groups.setdefault((answer.cluster, answer.group), []).append(answer)
@@ -126,7 +126,7 @@ def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
 
 
 def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> GroupStatus:
-    # Of two that call themselves leader the higher term is right; the other one has not heard of it yet.
+    # Of two replicas that call themselves leader the one with the higher term is right; the other does not know yet.
     leading = [a.figures for a in answers if a.figures is not None and a.figures.get("raftmq.role") == "leader"]
     leader = max(leading, key=lambda figures: _number(figures, "term") or 0, default=None)
     peers: dict[str, dict[str, object]] = json.loads(leader.get("raftmq.peers", "{}")) if leader else {}
@@ -202,7 +202,7 @@ def _replica_status(
 def _silent_peers(
     seen: list[ReplicaStatus], leader: Mapping[str, str] | None, peers: Mapping[str, Mapping[str, object]]
 ) -> list[ReplicaStatus]:
-    """Members that the leader counts and no name server lists: a replica that died is forgotten there at once."""
+    """Members known to the leader but not to name servers, which remove a dead replica at once."""
     if leader is None:
         return []
     last_index = _number(leader, "lastIndex")
@@ -222,7 +222,7 @@ def _number(figures: Mapping[str, str], name: str) -> int | None:
 
 
 async def ask_cluster(namesrv: str) -> list[GroupStatus]:
-    """Ask a name server for the brokers and every broker for its figures, all at once. Raises ClientError."""
+    """Ask a name server for the brokers, and all brokers concurrently for their figures. Raises ClientError."""
     answers: list[BrokerAnswer] = []
     async with Admin(namesrv) as admin, trio.open_nursery() as nursery:
         info = await admin.cluster_info()
@@ -233,7 +233,7 @@ async def ask_cluster(namesrv: str) -> list[GroupStatus]:
                 try:
                     figures = await admin.broker_runtime(address)
                 except ClientError:
-                    figures = None  # shown as unreachable, which is what it is
+                    figures = None  # shown as unreachable
             answers.append(BrokerAnswer(cluster, group, broker_id, address, figures))
 
         for cluster, groups in info.clusters.items():

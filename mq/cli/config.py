@@ -34,7 +34,7 @@ def convert_file(
 
 
 def read_conf(file: Path) -> Converted:
-    """What a broker.conf says. Raises CommandFailed."""
+    """Parse a broker.conf. Raises CommandFailed."""
     try:
         return convert(file.read_text(), file.parent)
     except ConfInvalid as error:

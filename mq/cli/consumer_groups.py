@@ -1,4 +1,4 @@
-"""`raftmq consumer-group`: create, list, reset and delete consumer groups, and show how far they are."""
+"""`raftmq consumer-group`: creates, lists, resets, deletes and describes consumer groups."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def delete(
 
     async def main() -> None:
         async with Admin(namesrv) as admin:
-            # A group may be gone and its offsets kept.
+            # A group may be deleted with its offsets kept.
             is_known = group in await admin.consumer_groups() or bool(await admin.group_progress(group))
             await admin.delete_consumer_group(group, offsets=not keep_offsets, topics=topics)
         if not is_known:

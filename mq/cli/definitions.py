@@ -25,7 +25,7 @@ from mq.protocol.operator_bodies import SubscriptionGroupConfig
 
 FORMAT: Final = 1
 LEFT: Final = "leave as it is:"
-"""What is done about something that has other settings, unless it may be changed."""
+"""For an object with other settings that may not be changed."""
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Definitions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one document has; settings of topics are by broker group."""
+    """The content of one document; settings of topics are by broker group."""
 
     format: int
     topics: dict[str, dict[str, Topic]]
@@ -163,7 +163,7 @@ def _parse(file: Path) -> Definitions:
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
     try:
-        # The format first: a newer one has fields that are not known here.
+        # Check the format first: a newer one may have unknown fields.
         version = json.loads(text).get("format")
         if version != FORMAT:
             raise CommandFailed(f"{file} has format {version}, this version of raftmq reads format {FORMAT}")
@@ -173,7 +173,7 @@ def _parse(file: Path) -> Definitions:
 
 
 async def _read(admin: Admin, *, with_offsets: bool) -> Definitions:
-    """What there is. Raises ClientError."""
+    """The existing definitions. Raises ClientError."""
     info = await admin.cluster_info()
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
     topics: dict[str, dict[str, Topic]] = {}
@@ -183,7 +183,7 @@ async def _read(admin: Admin, *, with_offsets: bool) -> Definitions:
         try:
             configs = await admin.topic_config(name)
         except TopicNotFound:
-            continue  # deleted meanwhile
+            continue  # deleted in the meantime
         topics[name] = {broker: _topic(config) for broker, config in configs.items()}
     groups = {
         name: _group(configs[min(configs)])
@@ -215,7 +215,7 @@ def _group(config: SubscriptionGroupConfig) -> Group:
 
 
 def _topic_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
-    """What is to be done about each topic that is not as wanted in a broker group."""
+    """The steps for topics that differ from the wanted settings in a broker group."""
     for name, rows in sorted(wanted.topics.items()):
         for broker, settings in sorted(rows.items()):
             now = there.topics.get(name, {}).get(broker)
@@ -224,7 +224,7 @@ def _topic_steps(wanted: Definitions, there: Definitions, *, update: bool) -> It
 
 
 def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
-    """The same about consumer groups."""
+    """The same for consumer groups."""
     for name, settings in sorted(wanted.consumer_groups.items()):
         now = there.consumer_groups.get(name)
         if now != settings:

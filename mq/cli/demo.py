@@ -1,6 +1,6 @@
-"""`raftmq demo`: real messages through a group of three, the leader killed in the middle, and the sum at the end.
+"""`raftmq demo`: sends messages through a group of three, kills the leader midway, and checks the result.
 
-The parent sends, kills and counts; name server, replicas and the two consumers are processes of their own.
+The parent sends, kills and counts; name server, replicas and the two consumers are separate processes.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def demo(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict, and the times. ``failover_seconds``: from SIGKILL to the first acknowledgement of a message that
-    another broker stored; None if there was none."""
+    """The verdict, and the times. ``failover_seconds``: from SIGKILL to the first acknowledgement of a message stored
+    by another broker; None if there was none.
+    """
 
     verdict: Verdict
     killed: str
@@ -103,12 +104,12 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """The promises were kept, and the leader did change."""
+        """No promise was broken, and the leader did change."""
         return self.verdict.is_good and self.killed != self.new_leader and self.failover_seconds is not None
 
 
 def table_of(outcome: Outcome) -> Table:
-    """The outcome for people."""
+    """The outcome as text."""
     verdict = outcome.verdict
     failover = outcome.failover_seconds
     failed_over = "never" if failover is None else f"{failover:.2f} s"
@@ -142,7 +143,7 @@ def table_of(outcome: Outcome) -> Table:
 
 @dataclass(slots=True)
 class _Run:
-    """What the tasks of one demonstration share; all of them run in one thread."""
+    """State shared by the tasks of one demonstration; all run in one thread."""
 
     text: Sequence[bytes]
     history: History = field(default_factory=History)
@@ -154,7 +155,7 @@ class _Run:
     moved: trio.Event = field(default_factory=trio.Event)
 
     def settled(self, number: int, outcome: SendResult | ClientError) -> None:
-        """The producer's answer for one message."""
+        """The producer's result for one message."""
         self.in_flight -= 1
         self.room.set()
         if isinstance(outcome, SendResult):
@@ -170,19 +171,19 @@ class _Run:
         self.moved.set()
 
     def _note_failover(self, offset_message_id: str) -> None:
-        # The id of a stored message names the broker that stored it. Answers of the old leader may still lie in our
-        # socket when it is dead; they do not end the failover.
+        # The id of a stored message names the broker that stored it. Answers of the dead leader may still be in our
+        # socket; they do not end the failover.
         if parse_offset_message_id(offset_message_id).port != self.killed_port:
             self.failed_over_at = self.last_ack_at
 
     async def wait_moved(self) -> None:
-        """Until something was acknowledged or consumed."""
+        """Wait until something was acknowledged or consumed."""
         self.moved = trio.Event()
         await self.moved.wait()
 
 
 async def run_demo(text: Sequence[bytes], directory: Path, console: Console) -> Outcome:
-    """The whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError."""
+    """Run the whole demonstration in ``directory``. Raises DevClusterFailed, ClientError, OSError."""
     run = _Run(text)
     announce = partial(console.print, highlight=False)
     async with DevCluster.open(
@@ -246,7 +247,7 @@ async def _kill_leader_halfway(run: _Run, cluster: DevCluster, announce: partial
 
 
 async def _watch_acknowledgements(run: _Run) -> None:
-    """Raises DevClusterFailed when messages are in flight and none is acknowledged any more."""
+    """Raises DevClusterFailed if messages are in flight but none is acknowledged any more."""
     while True:
         before = len(run.history.acknowledgements)
         await trio.sleep(STALLED_SECONDS_MAX)
@@ -264,7 +265,7 @@ async def _wait_settled(run: _Run) -> float:
 
 
 async def _wait_consumed(run: _Run) -> None:
-    """Until all that was acknowledged is consumed, or nothing more comes: then it is lost, and the verdict says so."""
+    """Wait until everything acknowledged is consumed, or nothing more arrives: then the verdict reports the loss."""
     deliveries = -1
     while run.history.missing and run.history.deliveries != deliveries:
         deliveries = run.history.deliveries

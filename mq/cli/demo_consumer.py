@@ -1,7 +1,7 @@
-"""One consumer of the demonstration, as a process of its own: prints what it gets, one line per message.
+"""One consumer of the demonstration, in a separate process: prints one line per message.
 
-A line is ``broker_name queue_id queue_offset number crc32``; `parse_line` reads it. A message counts as consumed for
-the group only after its line was handed to the kernel, so that what the parent has not read is delivered again.
+A line is ``broker_name queue_id queue_offset number crc32``; `parse_line` parses it. A message is acknowledged only
+after its line was written to the pipe, so that messages which the parent has not read are redelivered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH_MESSAGES_MAX = 256
 
 
 class ConsumedLine(NamedTuple):
-    """What a consumer process reports of one message."""
+    """A consumer process's report of one message."""
 
     broker_name: str
     queue_id: int
@@ -29,7 +29,7 @@ class ConsumedLine(NamedTuple):
 
 
 def parse_line(line: bytes) -> ConsumedLine:
-    """The reverse of what a consumer prints, without the line feed."""
+    """Parse a consumer's line, without the line feed."""
     broker_name, queue_id, queue_offset, number, crc = line.split()
     return ConsumedLine(broker_name.decode(), int(queue_id), int(queue_offset), int(number), int(crc))
 
@@ -57,7 +57,7 @@ async def consume(namesrv: str, topic: str, group: str) -> None:
 
 
 def main() -> None:
-    """Arguments: name server, topic, group. Ends when standard input does."""
+    """Arguments: name server, topic, group. Ends at the end of standard input."""
     from mq.cli.logs import configure_logging
     from mq.cli.servers import run_server
 

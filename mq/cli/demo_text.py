@@ -1,8 +1,8 @@
-"""The text that the demonstration sends: the sources of the running Python's own standard library.
+"""The text that the demonstration sends: the sources of the Python standard library.
 
-It is real text, it is on every machine that can run this program, and there are several hundred thousand lines of it,
-so nothing has to be shipped or downloaded. Files are taken in sorted order and blank lines left out: the same
-interpreter always gives the same messages.
+It is real text, available on every machine that can run this program, with several hundred thousand lines, so nothing
+has to be shipped or downloaded. Files are in sorted order, without blank lines: the same interpreter always gives the
+same messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def source_directory() -> Path:
 
 
 def source_lines(directory: Path, count: int) -> list[bytes]:
-    """The first ``count`` lines that are not blank, fewer when there are not so many."""
+    """The first ``count`` nonblank lines, or all if there are fewer."""
     return list(islice(_lines(directory), count))
 
 
@@ -34,7 +34,7 @@ def _lines(directory: Path) -> Iterator[bytes]:
 
 
 def tag_of(line: bytes) -> str:
-    """What kind of line this is; the messages' tag."""
+    """The kind of a line, used as the message's tag."""
     words = line.split(maxsplit=1)
     match words[0]:
         case b"def" | b"async" | b"class":

@@ -1,15 +1,14 @@
-"""What happened in the demonstration, and whether it kept what the product promises: pure.
+"""Records the events of the demonstration, and checks the promises of the product. Pure.
 
-Messages are known by their number: the position of the line in the text. Three things are recorded: what was
-acknowledged and where the acknowledgement said it was stored; what was not acknowledged; and every delivery.
+A message is identified by its number: the position of the line in the text. Recorded are acknowledgements with the
+place where the message is stored, failed sends, and every delivery.
 
-Order within a queue means here:
+The rules for order within a queue:
 
-- a consumer gets new messages of a queue with rising offsets (one it has had before may come again: a duplicate);
-- of two messages acknowledged at their first attempt in one queue, the one sent first has the lower offset. A message
-  that had to be sent again while others were in flight may end up behind them; that is the price of pipelining, and
-  such messages are left out of this rule;
-- an offset holds one message for ever: what was acknowledged there, and the same for every consumer.
+- a consumer gets new messages of a queue with rising offsets (a repeated one is a duplicate);
+- of two messages acknowledged at their first attempt in one queue, the one sent first has the lower offset. A retried
+  message may end up behind others in flight, which is the price of pipelining, and is exempt from this rule;
+- an offset holds one message for ever: the acknowledged one, and the same for every consumer.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Queue(NamedTuple):
 
 
 class Acknowledgement(NamedTuple):
-    """Where the broker said it stored a message. ``first_attempt``: no attempt before had failed."""
+    """The acknowledged place of a message. ``first_attempt``: no earlier attempt had failed."""
 
     queue: Queue
     queue_offset: int
@@ -35,7 +34,7 @@ class Acknowledgement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Counts of what happened; the lists hold a sentence for each of the first few breaches."""
+    """Counts of events; the lists describe the first few violations."""
 
     sent: int
     acknowledged: int
@@ -52,7 +51,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Nothing acknowledged is missing, changed, or out of order within its queue."""
+        """No acknowledged message is missing, changed, or out of order within its queue."""
         return self.lost == 0 and self.out_of_order == 0 and self.wrong_content == 0
 
 
@@ -61,7 +60,7 @@ _EXAMPLES_MAX = 5
 
 @dataclass(slots=True)
 class History:
-    """Collects what happens; `verdict` judges it. Numbers of messages must be sent in rising order."""
+    """Records events; `verdict` evaluates them. Messages must be sent with rising numbers."""
 
     sent: int = 0
     acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
@@ -81,7 +80,7 @@ class History:
         self.acknowledgements[number] = Acknowledgement(queue, queue_offset, first_attempt)
 
     def delivered(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:
-        """A consumer got message ``number``; ``intact`` says whether its body is the line that was sent."""
+        """A consumer got message ``number``; ``intact`` says whether its body is the sent line."""
         self.deliveries += 1
         self.consumed.add(number)
         if not intact:
@@ -105,11 +104,11 @@ class History:
 
     @property
     def missing(self) -> int:
-        """Messages that were acknowledged and have not been consumed (yet)."""
+        """Acknowledged messages that have not been consumed (yet)."""
         return sum(number not in self.consumed for number in self.acknowledgements)
 
     def verdict(self) -> Verdict:
-        """Judge what was recorded so far."""
+        """Evaluate the recorded events."""
         lost = [number for number in self.acknowledgements if number not in self.consumed]
         for number in lost[:_EXAMPLES_MAX]:
             self._note(f"message {number} was acknowledged and never consumed")

@@ -1,4 +1,4 @@
-"""`raftmq dev`: whole broker groups on this machine, with one command and no configuration."""
+"""`raftmq dev`: runs whole broker groups on this machine, without configuration."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def dev(
 
 
 def _check_settings(settings: dict[str, str]) -> None:
-    """Find a mistake before anything is started or written down. Raises CommandFailed."""
+    """Detect mistakes before anything is started or written. Raises CommandFailed."""
     from mq.broker.settings import BrokerSettings
 
     ours: dict[str, Any] = {"node_id": "n0", "peers": f"n0@{HOST}:10931", "listen": f"{HOST}:10911"}

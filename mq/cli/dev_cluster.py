@@ -1,8 +1,8 @@
 """A name server and a broker group as child processes: for development, the demonstration, tests and benchmarks.
 
-Theory of operation. Each server runs in a session of its own, so that ctrl-C on the terminal reaches the parent only
-and the parent decides the order in which things stop. Each holds the reading end of a pipe whose writing end is ours:
-should we be killed, the kernel closes it and the servers stop by themselves. Nothing is restarted unless asked.
+Theory of operation. Each server runs in its own session, so that ctrl-C on the terminal reaches only the parent, which
+stops servers in order. Each server holds the reading end of a pipe from the parent: if the parent is killed, the kernel
+closes it and the servers stop by themselves. Nothing is restarted automatically.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ STOP_SECONDS_MAX = 10.0
 
 HOST = "127.0.0.1"
 PORTS_FILE = "cluster.json"
-"""In the directory of a group: its ports. Without it the directory is new."""
+"""File in the directory of a group with its ports. Without it the directory is new."""
 GROUP_PORTS = 200
-"""The ports of the next broker group here are so much higher; the metrics of a broker are 100 above its port."""
+"""Distance between the ports of broker groups; metrics ports are 100 above client ports."""
 
 
 class DevClusterFailed(Exception):
-    """A server did not come up, or stopped when nobody asked it to; the message says which and its last words."""
+    """A server did not start, or ended unexpectedly; the message names it, with the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the servers listen, all on the loopback address. ``clients`` and ``replication`` are by node."""
+    """Ports of the servers, all on the loopback address. ``clients`` and ``replication`` are by node."""
 
     namesrv: int
     clients: tuple[int, ...]
@@ -70,7 +70,7 @@ class Ports:
         return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
 
     def of_group(self, number: int) -> Ports:
-        """The ports of another group beside this one, ``number`` 1 and up: same name server, other brokers."""
+        """The ports of a further group, ``number`` 1 and up: same name server, other brokers."""
         step = number * GROUP_PORTS
         return Ports(
             self.namesrv,
@@ -80,10 +80,10 @@ class Ports:
 
     @classmethod
     def free(cls, nodes: int, rng: random.Random | None = None, *, groups: int = 1) -> Ports:
-        """Ports that nobody listens on now, and so for each `of_group` of ``groups`` groups.
+        """Ports that are free now, also for each `of_group` of ``groups`` groups.
 
-        They lie below the range from which the kernel takes ports for outgoing connections: a port from that range
-        could be lost to one of them between the death of a broker and its restart.
+        They are below the kernel's range for outgoing connections: a port from that range could be taken by one of them
+        between the death of a broker and its restart.
         """
         rng = rng or random.Random()
         for _ in range(200):
@@ -95,7 +95,7 @@ class Ports:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # What is left of closed connections is nobody who listens.
+        # Remains of closed connections do not block a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -114,13 +114,13 @@ class _Child:
 
 @dataclass(slots=True)
 class DevCluster:
-    """One broker group in ``directory``, with its name server unless it uses that of another one; made by `open`.
+    """One broker group in ``directory``, with its name server unless it uses another group's; created by `open`.
 
-    ``node_ids`` are n0, n1, ...; each keeps its data in a directory of that name, logs are in ``logs/``. Starting
-    again in the same directory uses the same ports, since replicas must find each other again.
+    ``node_ids`` are n0, n1, ...; each stores its data in a directory of that name, logs are in ``logs/``. A restart in
+    the same directory uses the same ports, so that replicas find each other again.
 
-    What is started from now on has ``settings``, and is run from ``checkout``, another version of this project with a
-    virtual environment of its own in ``.venv``; None for this one.
+    Servers started from now on have ``settings``, and run from ``checkout``, another version of this project with a
+    virtual environment in ``.venv``; None for this one.
     """
 
     directory: Path
@@ -152,17 +152,17 @@ class DevCluster:
         """Start everything, wait until the group has a leader and all replicas are registered, and stop it at the end.
 
         Args:
-            ports: default: those of the last time in this directory, else the conventional ones.
+            ports: default: those last used in this directory, else the conventional ones.
             settings: further settings of every broker, by the names of BrokerSettings.
-            listen_host, client_host: where brokers wait for clients, and where these are told to find them.
-            checkout: another version of this project that servers are run from; see the class.
+            listen_host, client_host: where brokers listen for clients, and which address clients get.
+            checkout: another version of this project to run servers from; see the class.
             beside: a running group whose name server this one uses; without it a name server is started.
-            on_progress: told in words what is being waited for.
+            on_progress: called with a text about what is being waited for.
 
         Raises:
-            DevClusterFailed: with the last words of the server that did not come up; a port or the directory is in
-                use, and nothing in it was changed.
-            OSError: the directory cannot be used.
+            DevClusterFailed: with the end of the log of the server that did not start; or a port or the directory is
+                in use, and nothing was changed.
+            OSError: the directory is unusable.
         """
         shared = None if beside is None else beside.ports.namesrv
         check_ports_of_new_directory(directory, nodes, ports, shared)
@@ -185,7 +185,7 @@ class DevCluster:
                     await cluster.wait_ready()
                     yield cluster
                 finally:
-                    with trio.CancelScope(shield=True):  # bounded: `_stop` kills whoever does not stop in time
+                    with trio.CancelScope(shield=True):  # bounded: `_stop` kills servers that do not stop in time
                         await cluster._stop_all()
                     nursery.cancel_scope.cancel()
 
@@ -201,11 +201,11 @@ class DevCluster:
 
     @property
     def secret_file(self) -> Path:
-        """Where the secret of the group is, for all replicas."""
+        """Path of the group's secret, shared by all replicas."""
         return self.directory / FILE_NAME
 
     def address(self, node_id: str) -> str:
-        """Where clients reach a replica."""
+        """The client address of a replica."""
         return f"{self.client_host}:{self.port(node_id)}"
 
     def port(self, node_id: str) -> int:
@@ -213,7 +213,7 @@ class DevCluster:
         return self.ports.clients[self.node_ids.index(node_id)]
 
     def pid(self, node_id: str) -> int:
-        """Process id of a replica that was started."""
+        """Process id of a started replica."""
         return self._children[node_id].process.pid
 
     def log_path(self, name: str) -> Path:
@@ -241,7 +241,7 @@ class DevCluster:
         await self._spawn(node_id, arguments)
 
     def kill(self, node_id: str) -> None:
-        """SIGKILL: what it had not synced is in the page cache at best, its connections are reset."""
+        """SIGKILL: unsynced data survives only in the page cache, connections are reset."""
         child = self._children[node_id]
         child.wanted = False
         child.process.kill()
@@ -251,7 +251,7 @@ class DevCluster:
         await self._stop(self._children[node_id])
 
     async def status(self) -> GroupStatus | None:
-        """What the group says of itself, or None if no replica is registered (yet). Raises ClientError."""
+        """The state of the group, or None if no replica is registered (yet). Raises ClientError."""
         groups = await ask_cluster(self.namesrv)
         return next((group for group in groups if group.group == self.group), None)
 
@@ -262,19 +262,19 @@ class DevCluster:
         return status.leader
 
     async def wait_ready(self) -> None:
-        """Wait until there is a leader that takes messages, and every running replica is registered."""
+        """Wait until the leader accepts messages, and every running replica is registered."""
         running = {node_id for node_id in self.node_ids if self.is_running(node_id)}
 
         def is_ready(status: GroupStatus) -> bool:
             there = {replica.node_id: replica for replica in status.replicas if replica.role != UNREACHABLE}
             leads = there.get(status.leader or "")
-            # Until it is registered under id 0 no client finds it.
+            # Clients find it only once it is registered with id 0.
             return leads is not None and leads.broker_id == 0 and running <= there.keys()
 
         await self._wait_status(f"leader with {len(running)} registered replicas", is_ready)
 
     async def watch(self) -> None:
-        """Runs until cancelled. Raises DevClusterFailed soon after a server ended that nobody killed or stopped."""
+        """Runs until cancelled. Raises DevClusterFailed soon after a server ended unexpectedly."""
         while True:
             self.check()
             await trio.sleep(WATCH_SECONDS)
@@ -296,7 +296,7 @@ class DevCluster:
         )
 
     def check(self) -> None:
-        """Raises DevClusterFailed if a server has ended that nobody killed or stopped."""
+        """Raises DevClusterFailed if a server has ended unexpectedly."""
         for child in self._children.values():
             code = child.process.poll()
             if code is not None and child.wanted:
@@ -315,7 +315,7 @@ class DevCluster:
                     await trio.sleep(POLL_SECONDS)
                 else:
                     await trio.aclose_forcefully(stream)
-                    self.check()  # somebody else may have answered on a port that ours could not have
+                    self.check()  # another process may have answered on a port that our server could not bind
                     return
         raise DevClusterFailed(
             f"the name server does not listen on {self.namesrv}: {_last_words(self.log_path('namesrv'))}"
@@ -325,10 +325,10 @@ class DevCluster:
     async def running_module(
         self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None
     ) -> AsyncIterator[trio.Process]:
-        """Run a module of this project beside the servers, with pipes for its input and output, until the block ends.
+        """Run a module of this project as a child process, with pipes for its input and output, until the block ends.
 
-        ``name`` names its log, which takes what it writes to standard error. ``arguments`` begin with the module.
-        ``environment`` comes on top of ours. A module that reads its input ends with us, however we end.
+        ``name`` names its log for standard error. ``arguments`` begin with the module. ``environment`` extends ours. A
+        module that reads its input ends when this process does, however it ends.
         """
         with self.log_path(name).open("ab") as log:
             async with trio.open_nursery() as nursery:
@@ -401,13 +401,13 @@ def _in_words(status: GroupStatus | None) -> str:
 
 
 def _python_path() -> str:
-    """Where children find this project, and then whatever we were told to use."""
+    """PYTHONPATH for children: this project, then our own path."""
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.pathsep.join([str(Path(mq.__file__).parent.parent), *inherited])
 
 
 def _last_words(log: Path) -> str:
-    # A group of exceptions is printed in a frame of these characters; its last line is nothing but frame.
+    # An exception group is printed in a frame of these characters; its last line is only frame.
     lines = [text for line in log.read_text(errors="replace").splitlines() if (text := line.strip(" |+-"))]
     return (lines[-1] if lines else "it said nothing") + f" (see {log})"
 
@@ -420,7 +420,7 @@ def _made(directory: Path) -> Path:
 
 @contextmanager
 def _held(directory: Path) -> Iterator[None]:
-    """Keep others out of ``directory``, until the block ends or this process does. Raises DevClusterFailed, OSError."""
+    """Lock ``directory`` until the block or this process ends. Raises DevClusterFailed, OSError."""
     with (directory / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -437,16 +437,16 @@ def _held(directory: Path) -> Iterator[None]:
 def check_ports_of_new_directory(
     directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None = None
 ) -> None:
-    """Raises DevClusterFailed, before anything is written, if a new group cannot have its ports.
+    """Raises DevClusterFailed, before anything is written, if the ports for a new group are not free.
 
-    Says nothing of a directory that has a group: that may be the one which listens.
+    Does not check the directory of an existing group: that group may be the one listening.
     """
     if not (directory / PORTS_FILE).exists():
         _free_ports(directory, nodes, wanted, shared_namesrv)
 
 
 def _choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
-    """As `_free_ports`, and writes them down for the next time."""
+    """As `_free_ports`, and stores them for the next time."""
     chosen = _free_ports(directory, nodes, wanted, shared_namesrv)
     path = directory / PORTS_FILE
     if chosen != remembered_ports(path):
@@ -457,9 +457,9 @@ def _choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_name
 def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesrv: int | None) -> Ports:
     """``wanted``; else the ports this directory was used with; else the conventional ones.
 
-    With ``shared_namesrv`` that is the port of the name server, on which another group's name server may listen.
+    With ``shared_namesrv`` that is the port of the name server, which another group's name server may use.
 
-    Raises DevClusterFailed if somebody listens there, and if the directory belongs to a group of another size.
+    Raises DevClusterFailed if a port is in use, or if the directory belongs to a group of another size.
     """
     known = remembered_ports(directory / PORTS_FILE)
     if known is not None and len(known.clients) != nodes:
@@ -475,7 +475,7 @@ def _free_ports(directory: Path, nodes: int, wanted: Ports | None, shared_namesr
 
 
 def remembered_ports(path: Path) -> Ports | None:
-    """What the file has; None if there is none. Raises DevClusterFailed if it cannot be read."""
+    """The ports in the file; None without a file. Raises DevClusterFailed if it cannot be read."""
     if not path.exists():
         return None
     try:

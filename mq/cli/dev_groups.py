@@ -1,4 +1,4 @@
-"""Several broker groups on one machine, with one name server: how a machine with many cores is used."""
+"""Several broker groups on one machine, with one name server: to use many cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mq.cli.dev_cluster import (
 
 GROUPS_MAX = 16
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""Each replica reserves so much at once, so that somebody who tries things out does not need gigabytes."""
+"""Each replica reserves this much at once; small, since somebody who tries things out should not need gigabytes."""
 
 
 def group_name(number: int) -> str:
@@ -28,12 +28,14 @@ def group_name(number: int) -> str:
 
 
 def group_directory(directory: Path, number: int) -> Path:
-    """Where a group keeps data and logs: the first one in ``directory`` itself, each other one in a directory there."""
+    """Directory of a group's data and logs: ``directory`` itself for the first one, a subdirectory for each
+    other one.
+    """
     return directory / group_name(number) if number else directory
 
 
 def count_groups(directory: Path) -> int:
-    """How many groups were started in that directory before; 0 if it is new."""
+    """Number of groups started in that directory before; 0 if it is new."""
     return next(number for number in count() if not (group_directory(directory, number) / PORTS_FILE).exists())
 
 
@@ -50,10 +52,10 @@ async def open_groups(
     """Start a name server and groups of ``nodes`` replicas each, and stop all of them at the end.
 
     Args:
-        groups: at least as many as the directory has; default: so many, or one.
+        groups: at least as many as the directory has; default: that number, or one.
         ports: those of the first group, see `Ports.of_group`; default: as in `DevCluster.open`.
         settings: further settings of every broker. Without ``segment_bytes``, new groups have small log files.
-        on_progress: told in words what is being waited for.
+        on_progress: called with a text about what is being waited for.
 
     Raises:
         DevClusterFailed: as `DevCluster.open`; or the directory has more groups.
@@ -73,7 +75,7 @@ async def open_groups(
             name, home = group_name(number), group_directory(directory, number)
             own = dict(settings or {})
             remember_segment_bytes(home, own)
-            # Group after group: each takes all cores of a small machine while it starts.
+            # One group after the other: each uses all cores of a small machine while it starts.
             cluster = DevCluster.open(
                 home,
                 nodes=nodes,
@@ -92,16 +94,16 @@ def _say(on_progress: Callable[[str], None], name: str, text: str) -> None:
 
 
 def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> Ports | None:
-    """None for those that the group had the last time."""
+    """None to use the group's last ones."""
     if first is None and (group_directory(directory, number) / PORTS_FILE).exists():
         return None
     return (first or remembered_ports(directory / PORTS_FILE) or Ports.conventional(nodes)).of_group(number)
 
 
 def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
-    """Set the size of log files to that of this directory, where it never changes, unless ``settings`` have one.
+    """Set the log file size to that of this directory, where it never changes, unless ``settings`` have one.
 
-    A new directory gets small files; one from before sizes were remembered has those of a broker. Raises OSError.
+    A new directory gets small files; one from before sizes were stored has the broker's default. Raises OSError.
     """
     path = directory / "segment_bytes"
     if not (directory / PORTS_FILE).exists():

@@ -1,4 +1,4 @@
-"""How a command says that it cannot do what was asked."""
+"""Errors of commands, and exit codes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 EXIT_FAILED = 1
-"""The command ran, and what it found or did is not what was wanted."""
+"""The command ran, but its result is negative."""
 
 EXIT_REFUSED = 2
-"""The command could not begin: an option, an address, a directory or a file is wrong."""
+"""The command could not start: an option, an address, a directory or a file is wrong."""
 
 
 class CommandFailed(Exception):
-    """Ends the command with one message for people and an exit code; no traceback."""
+    """Ends the command with one message and an exit code, without a traceback."""
 
     def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
         super().__init__(message)
@@ -24,8 +24,8 @@ class CommandFailed(Exception):
 
 
 def run_trio(main: Callable[[], Awaitable[T]]) -> T:
-    """Run ``main`` on trio. A lone exception comes out as itself, without the groups that nurseries put around it."""
-    import trio  # here, so that what starts no event loop is quick, such as --version
+    """Run ``main`` on trio. A single exception is raised without the groups of nurseries around it."""
+    import trio  # imported here, so that commands without an event loop start fast, such as --version
 
     try:
         return trio.run(main)
@@ -35,7 +35,7 @@ def run_trio(main: Callable[[], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def lone_errors() -> AsyncIterator[None]:
-    """The same for a block: an exception that leaves it alone leaves it without groups."""
+    """The same for a block: a single exception leaves it without groups."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""What the figures of a broker (request code 28) count, and how people read them: pure."""
+"""Units of a broker's figures (request code 28), and their formatting. Pure."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _UNITS: Final = tuple(
 
 
 def unit_of(name: str) -> str:
-    """What a figure counts; empty for what is not a number, and where its name does not tell."""
+    """The unit of a figure; empty for texts, and if the name does not tell."""
     return next((unit for pattern, unit in _UNITS if pattern.search(name)), "")
 
 
 def readable(name: str, text: str) -> str:
-    """A figure as people read it: digits in groups of three, times as such."""
+    """A figure formatted for people: digits in groups of three, times as dates."""
     unit = unit_of(name)
     if unit == _TIME:
-        # Brokers say 0 or -1 for what never was.
+        # Brokers report 0 or -1 for "never".
         return (time_of(int(text)) if text.isdigit() else None) or "none"
     if text.lstrip("-").isdigit() and name not in ("brokerVersion", OWN_PREFIX + "term"):
         return f"{int(text):,}"
@@ -65,7 +65,7 @@ def readable(name: str, text: str) -> str:
 
 
 def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
-    """The figures of some replicas, by node id, side by side; raftmq's own come first."""
+    """The figures of some replicas, one column per node id; raftmq's own figures first."""
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("figure", no_wrap=True)
     table.add_column("unit")

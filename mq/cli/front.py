@@ -1,7 +1,7 @@
-"""What every run of `raftmq` needs: the names of its commands, and the way to the one that is wanted.
+"""The entry point of `raftmq`: names of all commands, and loading of the one to run.
 
-Only the module of that command is imported. The others are there with their names and their help, for `--help`, for
-completion in a shell, and for what typer says about a misspelled name.
+Only the module of that command is imported. The others are stubs with names and help, for `--help`, shell completion,
+and typer's suggestions for misspelled names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMANDS = {
 """Name, module in this package, and the first sentence of its help."""
 
 FUNCTIONS = {"import": "import_"}
-"""Of commands whose names are words of Python."""
+"""For commands whose names are Python keywords."""
 
 GROUPS = {
     "topic": ("topics", "Create, update, list, describe and delete topics."),
@@ -51,7 +51,9 @@ GROUPS = {
 
 
 def build(wanted: Collection[str]) -> typer.Typer:
-    """The application in which the ``wanted`` commands and groups can run; the others only have a name and a help."""
+    """The application in which only the ``wanted`` commands and groups can run; the others have only a name and
+    help.
+    """
     app = typer.Typer(
         name="raftmq",
         help="A message broker that speaks the RocketMQ protocol and keeps every message in a Raft log.",
@@ -73,7 +75,7 @@ def build(wanted: Collection[str]) -> typer.Typer:
 
 
 def wanted_by(arguments: Sequence[str]) -> set[str]:
-    """The command or group that a command line names, if it names one."""
+    """The command or group named in a command line, if any."""
     for argument in arguments:
         if not argument.startswith("-"):
             return {argument} & (COMMANDS.keys() | GROUPS.keys())
@@ -81,17 +83,17 @@ def wanted_by(arguments: Sequence[str]) -> set[str]:
 
 
 def main() -> None:
-    """Run the command that ``sys.argv`` names; ends the process with its exit code."""
+    """Run the command named in ``sys.argv``; exits with its exit code."""
     if not __debug__:
         print("raftmq: assertions guard the log; start Python without -O and PYTHONOPTIMIZE", file=sys.stderr)
         sys.exit(EXIT_REFUSED)
-    # A shell that asks for completions says in the environment what is typed so far.
+    # For completion, the shell passes the typed text in the environment.
     typed = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS"))
     wanted = wanted_by(sys.argv[1:] if typed is None else typed.split()[1:])
     if wanted and typed is None:
         from mq.cli.logs import configure_logging
 
-        configure_logging("warning")  # commands that talk to servers; a server says more, as it is told
+        configure_logging("warning")  # for commands that talk to servers; servers set their own level
     try:
         build(wanted)()
     except CommandFailed as failed:

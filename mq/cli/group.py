@@ -1,4 +1,4 @@
-"""`raftmq group`: the members of a broker group, changed one at a time while it goes on working."""
+"""`raftmq group`: changes the members of a running broker group, one at a time."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _run(namesrv: str, group: str | None, act: Callable[[GroupSession], Awaitabl
 
 
 def _finish(answer: GroupAnswer, as_json: bool) -> None:
-    """One line of outcome, or JSON; the exit code says whether it was done."""
+    """Print the outcome as one line, or JSON; the exit code says whether it succeeded."""
     if as_json:
         print_json(msgspec.to_builtins(answer))
     elif answer.done:

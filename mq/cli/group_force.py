@@ -1,4 +1,4 @@
-"""`raftmq group force`: one replica of a group that lost its majority goes on alone."""
+"""`raftmq group force`: one replica of a group that lost its majority continues alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is found in the directory of a replica, and what forcing its group would do; `in_words` says it.
+    """The state of a replica's directory, and the effect of forcing its group; `in_words` describes it.
 
-    ``conf`` is None if nothing in the directory says who belongs to the group. ``committed`` is the highest index that
-    this replica knew to be committed. ``may_lack_own``: entries that it had acknowledged itself may be missing.
+    ``conf`` is None if the directory does not tell the group's members. ``committed`` is the highest index that this
+    replica knew to be committed. ``may_lack_own``: entries that it had acknowledged itself may be missing.
     """
 
     node_id: str
@@ -39,11 +39,11 @@ class Plan:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The other members: they would be none any more."""
+        """The other members, which would be removed."""
         return () if self.conf is None else tuple(sorted(self.conf.members - {self.node_id}))
 
     def in_words(self) -> Iterator[str]:
-        """Line by line, for a person who decides."""
+        """The plan as lines of text."""
         yield f"replica {self.node_id}, log {self.cluster_id}"
         yield f"  its log: entries {self.first_index} to {self.last_index}, the last of term {self.last_term}"
         yield f"  known to be committed: entries up to {self.committed}"
@@ -153,7 +153,7 @@ def force(
 
 
 def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
-    """Raises CommandFailed if this replica cannot go on alone."""
+    """Raises CommandFailed if this replica cannot continue alone."""
     from raftlog import NodeId
     from raftlog.forced_members import newest_configuration
     from raftlog.segment.meta_keys import ABSTAINING, UNSYNCED

@@ -1,4 +1,6 @@
-"""`raftmq group secret`: the secret of a broker group, in the file of one replica. Works while the replica runs."""
+"""`raftmq group secret`: shows and changes the secret of a broker group in the file of one replica, also while
+it runs.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def _write(path: str, secrets: tuple[bytes, ...]) -> None:
 
 
 def _tell(path: str, before: Sequence[bytes], after: Sequence[bytes], text: str, as_json: bool) -> None:
-    """Say what was changed, and no secret."""
+    """Describe the change, without printing a secret."""
     if as_json:
         print_json({"file": path, "secrets_before": len(before), "secrets": len(after)})
     else:

@@ -1,4 +1,4 @@
-"""Talking to a broker group about its members: any member tells who leads, and the leader does the work."""
+"""Sends membership commands to a broker group: any member names the leader, and the leader executes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mq.protocol.group_admin import GroupAction, GroupAnswer, GroupCommand, Memb
 
 LEADER_SECONDS_MAX = 10.0
 CHANGE_SECONDS_MAX = 35.0
-"""A broker answers within 30, if only that it does not know."""
+"""A broker answers within 30 s, if only that the outcome is unknown."""
 POLL_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 
@@ -23,7 +23,7 @@ NEAR_ENTRIES = 256
 
 
 class GroupSession:
-    """One conversation with the group ``group``, made by `open`."""
+    """A session with the group ``group``, created by `open`."""
 
     def __init__(self, admin: Admin, group: str | None, on_progress: Callable[[str], None]) -> None:
         self._admin = admin
@@ -33,29 +33,29 @@ class GroupSession:
     @classmethod
     @asynccontextmanager
     async def open(cls, namesrv: str, group: str | None, *, on_progress: Callable[[str], None]) -> AsyncIterator[Self]:
-        """A conversation through these name servers; ``on_progress`` is told what is being waited for.
+        """A session through these name servers; ``on_progress`` is called with a text about what is being waited for.
 
-        All methods raise ClientError, and CommandFailed when the group or its leader is not found.
+        All methods raise ClientError, and CommandFailed if the group or its leader is not found.
         """
         async with lone_errors(), Admin(namesrv) as admin:
             yield cls(admin, group, on_progress)
 
     async def status(self) -> GroupAnswer:
-        """The leader's view; some member's, not ``done``, if nobody leads."""
+        """The leader's view; without a leader that of some member, not ``done``."""
         found = await self._ask_members()
         leading = max((a for a in found.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
         if leading is not None:
             return leading
         if not found:
             raise CommandFailed(f"no member of group {self._group} answers", EXIT_FAILED)
-        # One that waits to be added knows nothing of the group.
+        # A replica that waits to be added knows nothing about the group.
         answer = max(found.values(), key=lambda a: (a.view.term, a.view.last_index))
         return GroupAnswer(done=False, code="NO_LEADER", text="the group has no leader", view=answer.view)
 
     async def change(
         self, action: GroupAction, node: str = "", *, address: str = "", replaced: str = ""
     ) -> GroupAnswer:
-        """One command, at whoever leads; asked again at the next leader when it is not that one any more."""
+        """Send one command to the leader; retried at the next leader if leadership has changed."""
         command = GroupCommand(action=action, node=node, address=address, replaced=replaced)
         until = trio.current_time() + LEADER_SECONDS_MAX
         while True:
@@ -77,12 +77,12 @@ class GroupSession:
         return await self._once_caught_up("promote", node, patience)
 
     async def remove(self, node: str) -> GroupAnswer:
-        """Remove a member; a leader hands over first, so that nobody waits for an election."""
+        """Remove a member; a leader transfers leadership first, which saves an election."""
         await self._hand_over(node)
         return await self.change("remove", node)
 
     async def replace(self, old: str, node: str, address: str, *, patience: float) -> GroupAnswer:
-        """Add a learner unless it is one, wait until it has caught up, and exchange it for ``old``."""
+        """Add a learner if necessary, wait until it has caught up, and exchange it for ``old``."""
         answer = await self.status()
         if not answer.done:
             return answer
@@ -100,7 +100,9 @@ class GroupSession:
         return await self._once_caught_up("replace", node, patience, replaced=old)
 
     async def _hand_over(self, leaver: str) -> None:
-        """If ``leaver`` leads, another voter takes over. If none can, it is told, and an election comes later."""
+        """If ``leaver`` leads, transfer leadership to another voter. If none can take over, continue; an election
+        follows later.
+        """
         answer = await self.status()
         if answer.done and answer.view.leader == leaver:
             answer = await self.change("transfer")
@@ -161,7 +163,7 @@ class GroupSession:
             try:
                 answers[address] = await self._admin.manage_group(address, GroupCommand(action="status"))
             except ClientError as error:
-                refusals.append(error)  # it is one of several; whether that matters shows who does answer
+                refusals.append(error)  # only matters if no other replica answers
 
         async with trio.open_nursery() as nursery:
             for address in data.broker_addrs.values():

@@ -1,4 +1,4 @@
-"""A broker group's members as a table for people."""
+"""A broker group's members as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.protocol.group_admin import GroupView, MemberView
 
 
 def table_of(view: GroupView) -> Table:
-    """The members, with what the answering replica knows of each."""
+    """The members, as known to the answering replica."""
     leader = f"led by {view.leader} in term {view.term}" if view.leader else "NO LEADER"
     kept = f"entries {view.base_index + 1:,} to {view.last_index:,}, committed {view.commit_index:,}"
     disk = f"disk of {view.node_id} {view.disk_used:.0%} used"
@@ -41,12 +41,12 @@ def table_of(view: GroupView) -> Table:
 
 
 def table_title(text: str) -> Text:
-    """A title whose lines may be longer than those of its table: a terminal breaks them where it ends."""
+    """A title that may be longer than its table: it wraps at the end of the terminal line."""
     return Text(text, style="italic", no_wrap=True, overflow="ignore")
 
 
 def state_of(member: MemberView) -> str:
-    """How a leader gets on with a member, in words."""
+    """The leader's replication state for a member, as text."""
     if not member.state:
         return "-"
     words = {"probe": "comparing logs", "replicate": "following", "reset": "fetching segments"}

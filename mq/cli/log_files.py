@@ -1,4 +1,4 @@
-"""`raftmq log`: what the files of a stopped node say. Only `trust`, `cut` and `term` change anything."""
+"""`raftmq log`: inspects the files of a stopped node. Only `trust`, `cut` and `term` change them."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def dump(
 
 
 def _lost_behind(ranges: Sequence[DamagedRange]) -> str:
-    """What a cut at the first of ``ranges`` loses."""
+    """What a cut at the first of ``ranges`` would lose."""
     intact = [each.behind.index for each in ranges if each.behind is not None]
     if not intact:
         return "No entry after the damage is known to be intact."

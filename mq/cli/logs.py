@@ -1,4 +1,4 @@
-"""Where the events of a server process go: one line each on standard error."""
+"""Logging of server processes: one line per event on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def configure_logging(level: str = "info") -> None:
-    """Write events of ``level`` and above: coloured on a terminal, one JSON object a line anywhere else."""
+    """Log events of ``level`` and above: coloured on a terminal, one JSON object per line otherwise."""
     on_terminal = sys.stderr.isatty()
     processors: list[structlog.typing.Processor] = [
         LOGGED,

@@ -1,4 +1,4 @@
-"""`raftmq message`: look single messages up, by id, by key, and by the time at which they were stored."""
+"""`raftmq message`: finds single messages by id, by key, or by store time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Time = Annotated[
 ]
 _BODY_BYTES_MAX = 200
 _OTHERWISE = ("tag", "keys", "body", "body_base64")
-"""People see the first two among the properties, and the body in another form."""
+"""Shown among the properties, or, for bodies, in another form."""
 
 
 @app.command("by-id")

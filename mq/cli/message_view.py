@@ -1,4 +1,4 @@
-"""A message as all commands print it for programs."""
+"""The JSON form of a message, common to all commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.client.message import ReceivedMessage
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:
-    """Where a message is, and what is in it. A body that is no UTF-8 is in ``body_base64``, and ``body`` is None."""
+    """Place and content of a message. A body that is not UTF-8 is in ``body_base64``, and ``body`` is None."""
     record = message.record
     body: str | None
     try:

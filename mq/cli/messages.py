@@ -1,4 +1,4 @@
-"""`raftmq produce` and `raftmq consume`: lines of text in and out, for hands and for scripts."""
+"""`raftmq produce` and `raftmq consume`: messages as lines of text."""
 
 from __future__ import annotations
 
@@ -98,14 +98,16 @@ def produce(
 
 
 class Lines:
-    """Cuts bytes as they come into numbered lines without their line feeds; empty lines count and are left out."""
+    """Splits input into numbered lines without line feeds; empty lines count but are omitted."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._number = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The lines that ``data`` completes; with no data, which means the end, also one without a line feed."""
+        """The lines completed by ``data``; empty data means the end, which also completes a line without a line
+        feed.
+        """
         *complete, self._rest = (self._rest + data).split(b"\n")
         if not data:
             complete, self._rest = [*complete, self._rest], b""
@@ -143,7 +145,7 @@ def consume(
         left = count
         async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
             consumer.subscribe(topic, tags)
-            with suppress(ClientError):  # the consumer goes on asking, and says so
+            with suppress(ClientError):  # the consumer keeps trying, and logs it
                 await _say_if_missing(topic, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
@@ -158,7 +160,7 @@ def consume(
 
 
 async def _say_if_unavailable(topic: str, namesrv: str) -> None:
-    """Ask once: sends go on asking in silence until their time is over."""
+    """Check once and print an error: sends would retry silently until their timeout."""
     async with Admin(namesrv) as admin:
         try:
             await admin.route(topic)
@@ -177,6 +179,6 @@ async def _say_if_missing(topic: str, namesrv: str) -> None:
 
 
 def print_bytes(data: bytes) -> None:
-    """Unbuffered: a message is acknowledged right after, and must not be lost with us."""
+    """Unbuffered: a message is acknowledged right after, and must not be lost if this process dies."""
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]

@@ -1,8 +1,8 @@
-"""How every command prints for programs, and how it prints and reads times.
+"""Output conventions of all commands: JSON, and the format of times.
 
-``--json`` prints one indented document with snake_case names; what is a list is an array. A command that goes on until
-it is stopped prints one object a line instead. A time is ISO 8601 in UTC with milliseconds, for people and for programs
-alike, and what a command prints as a time another one takes as one.
+``--json`` prints one indented document with snake_case names; lists are arrays. A command that runs until it is stopped
+prints one object per line instead. A time is ISO 8601 in UTC with milliseconds, in text and in JSON, and commands
+accept the same format as input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def print_json(value: object) -> None:
 
 
 def print_json_array(rows: Iterable[object]) -> None:
-    """Print ``rows`` as one array, each row as it comes: there may be more of them than memory holds."""
+    """Print ``rows`` as one array, row by row: they may not fit into memory."""
     before = "["
     for row in rows:
         indented = json.dumps(row, indent=2).replace("\n", "\n  ")
@@ -34,9 +34,9 @@ def print_json_array(rows: Iterable[object]) -> None:
 
 
 def time_of(milliseconds: int | None) -> str | None:
-    """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for what never was: None, 0 or less.
+    """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for "never": None, 0 or less.
 
-    Also None for what lies beyond the year 9999.
+    Also None after the year 9999.
     """
     if milliseconds is None or milliseconds <= 0:
         return None
@@ -49,7 +49,7 @@ def time_of(milliseconds: int | None) -> str | None:
 
 
 def parse_time(text: str) -> dt.datetime:
-    """A time in ISO 8601, local unless it says otherwise: ``2026-03-01T09:30``, ``2026-03-01T09:30:00.000Z``.
+    """Parse an ISO 8601 time, local without a time zone: ``2026-03-01T09:30``, ``2026-03-01T09:30:00.000Z``.
 
     Raises `typer.BadParameter` for anything else.
     """

@@ -1,4 +1,4 @@
-"""`raftmq acl`: what users of broker groups may do."""
+"""`raftmq acl`: policies of users of broker groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raftmq restore`: directories of a new group's replicas, made from a backup."""
+"""`raftmq restore`: creates the data directories of a new group's replicas from a backup."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def restore(
 
 
 class _StoreTimes:
-    """Notes when messages were stored, and tells entries of a later time than ``cut_ms``."""
+    """Tracks store times of messages, and detects entries after ``cut_ms``."""
 
     def __init__(self, cut_ms: int | None) -> None:
         self.latest_ms = 0
@@ -115,7 +115,7 @@ class _StoreTimes:
         try:
             stored_ms = latest_store_timestamp(body)
         except RecordError:
-            return True  # no message of ours, so none of a later time
+            return True  # not a message of ours, so not after the cut
         if self._cut_ms is not None and stored_ms > self._cut_ms:
             return False
         self.latest_ms = max(self.latest_ms, stored_ms)
@@ -123,7 +123,7 @@ class _StoreTimes:
 
 
 def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path]:
-    """Node and data directory of each replica. Raises CommandFailed unless all of them can be restored into."""
+    """Node and data directory of each replica. Raises CommandFailed unless all of them are usable."""
     from mq.broker.settings import RESTORING_DIRECTORY
     from raftlog import NodeId
     from raftlog.net.secret_file import FILE_NAME
@@ -148,7 +148,7 @@ def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path
 
 
 def _check_room(backup: Backup, found: Survey, data_dirs: Collection[Path]) -> None:
-    """Raises CommandFailed if the logs do not fit; the broker needs some more for what it derives from them."""
+    """Raises CommandFailed if the logs do not fit; the broker needs some more space for derived files."""
     manifest = backup.manifest
     size = manifest.segment_bytes
     wanted = -(-(found.last.pos + found.last.size - manifest.base.pos) // size) * size
@@ -164,7 +164,7 @@ def _check_room(backup: Backup, found: Survey, data_dirs: Collection[Path]) -> N
 
 
 def _begun(data_dir: Path) -> Path:
-    """Where the log is made; what an earlier attempt left there is removed. Raises OSError."""
+    """The directory in which the log is built; remains of an earlier attempt are removed. Raises OSError."""
     from mq.broker.settings import RESTORING_DIRECTORY
 
     unfinished = data_dir / RESTORING_DIRECTORY
@@ -175,7 +175,7 @@ def _begun(data_dir: Path) -> Path:
 
 
 def _finish(data_dir: Path) -> None:
-    """Let the log be found, durably. Raises OSError."""
+    """Move the log to its final place, durably. Raises OSError."""
     from mq.broker.settings import LOG_DIRECTORY, RESTORING_DIRECTORY
     from raftlog import RealDisk
 

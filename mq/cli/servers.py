@@ -1,4 +1,4 @@
-"""`raftmq namesrv` and `raftmq broker`: one server each, in the foreground, until a signal."""
+"""`raftmq namesrv` and `raftmq broker`: run one server in the foreground until a signal."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def broker(
 
 
 def _check_replica_named(settings: BrokerSettings) -> None:
-    """Refuse to found a group, or to take a place in one, that nobody asked for. Raises CommandFailed."""
+    """Refuse to found or join a group implicitly. Raises CommandFailed."""
     given = settings.model_fields_set
     if not settings.join and "peers" not in given:
         raise CommandFailed(
@@ -150,7 +150,7 @@ def _check_replica_named(settings: BrokerSettings) -> None:
 
 
 def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool = False) -> None:
-    """Run ``serve`` until it returns, SIGINT or SIGTERM arrives, or (on demand) standard input ends."""
+    """Run ``serve`` until it returns, SIGINT or SIGTERM arrives, or (if requested) standard input ends."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -166,7 +166,7 @@ def run_server(serve: Callable[[], Awaitable[None]], *, until_stdin_closes: bool
 async def cancel_on_signal(
     scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Cancel ``scope`` at SIGINT and SIGTERM. Runs until cancelled itself."""
+    """Cancel ``scope`` on SIGINT and SIGTERM. Runs until cancelled itself."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
@@ -174,8 +174,8 @@ async def cancel_on_signal(
 
 
 async def _cancel_on_stdin_end(scope: trio.CancelScope) -> None:
-    # Whoever started us holds the other end of this pipe. The kernel closes it even when that process is killed, so
-    # no server outlives a crashed `raftmq dev`. The blocked thread is a daemon: it does not hold up the exit.
+    # The parent process holds the other end of this pipe. The kernel closes it even if the parent is killed, so no
+    # server outlives a crashed `raftmq dev`. The blocked thread is a daemon: it does not delay the exit.
     while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):
         pass
     scope.cancel()
@@ -201,7 +201,7 @@ def split_settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def checked_level(level: str) -> str:
-    """``level`` if there is such a log level. Raises CommandFailed."""
+    """``level`` if it is a valid log level. Raises CommandFailed."""
     if level not in LEVELS:
         raise CommandFailed(f"--log-level {level!r} is not one of {', '.join(LEVELS)}")
     return level
@@ -215,7 +215,7 @@ def _fault(fault: ErrorDetails) -> str:
 
 
 def checked(load: Callable[[], T], config: Path | None = None) -> T:
-    """What ``load`` makes of the settings. Raises CommandFailed that names file, setting and what is wrong with it."""
+    """The result of ``load``. Raises CommandFailed with file, setting and error if settings are invalid."""
     where = f"{config}: " if config is not None else ""
     try:
         return load()

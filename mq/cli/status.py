@@ -1,4 +1,4 @@
-"""`raftmq status`: every broker group, its replicas, and how far each of them is."""
+"""`raftmq status`: shows every broker group, its replicas, and their progress."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def status(
 
 
 def table_of(group: GroupStatus) -> Table:
-    """A group as a table for people."""
+    """A group as a table."""
     acknowledged = {
         "quorum-fsync": "acknowledged = on disk on a majority (quorum-fsync)",
         "quorum-memory": "acknowledged = in memory of a majority, NOT yet on disk (quorum-memory)",
@@ -82,7 +82,7 @@ def table_of(group: GroupStatus) -> Table:
 
 
 def role_of(replica: ReplicaStatus) -> str:
-    """What a replica is: its role in the term, or its part in the group where that says more."""
+    """The state of a replica: its Raft role, or its membership if that is more informative."""
     if replica.role in (UNREACHABLE, "leader") or replica.member in (None, "voter"):
         return replica.role
     return replica.member or replica.role
@@ -105,7 +105,7 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
 
 
 def _unguarded(group: GroupStatus) -> Iterator[str]:
-    """Says which replicas take requests of anybody who reaches them."""
+    """Names replicas without access control."""
     unguarded = [
         replica.node_id
         for replica in group.replicas
@@ -117,7 +117,7 @@ def _unguarded(group: GroupStatus) -> Iterator[str]:
 
 
 def _waiting(replica: ReplicaStatus) -> str:
-    """What waits in the broker for its time or its end."""
+    """Messages that wait in the broker for a time or an event."""
     kinds = (
         (replica.delayed, "delayed"),
         (replica.timers, "timed"),
@@ -128,7 +128,7 @@ def _waiting(replica: ReplicaStatus) -> str:
 
 
 def _memory(replica: ReplicaStatus) -> str:
-    """What clients make a broker keep in memory, as far as it is worth mentioning."""
+    """Memory that clients use in a broker, if it is worth mentioning."""
     kinds = (
         (replica.unfinished_bytes, "unfinished requests"),
         (replica.unread_bytes, "unread answers"),
@@ -139,7 +139,7 @@ def _memory(replica: ReplicaStatus) -> str:
 
 
 def _lag(replica: ReplicaStatus) -> str:
-    """How far a replica is behind the leader's log, in entries and, where there are any, in bytes."""
+    """The lag of a replica behind the leader's log, in entries and, if there are any, in bytes."""
     if replica.lag_entries is None:
         return "-"
     return "0" if not replica.lag_entries else f"{replica.lag_entries:,}, {decimal(replica.lag_bytes or 0)}"

@@ -1,4 +1,4 @@
-"""`raftmq tail`: what is written into a topic, as it comes, without a consumer group."""
+"""`raftmq tail`: prints messages of a topic as they arrive, without a consumer group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.message import MessageQueue, ReceivedMessage
 
 GROUP = "TOOLS_CONSUMER"
-"""One of the groups that every broker has; it stores no offsets."""
+"""A group that exists on every broker; no offsets are stored."""
 NEW_QUEUES_SECONDS = 5.0
 
 
@@ -69,7 +69,7 @@ async def _begin(admin: Admin, queue: MessageQueue, last: int) -> int:
 
 
 async def _take_new_queues(consumer: PullConsumer, topic: str, tags: str) -> None:
-    """Read queues that the topic got meanwhile from their beginning."""
+    """Read new queues of the topic from their beginning."""
     queues = await consumer.queues(topic)
     known = consumer.assignment
     if new := [queue for queue in queues if queue not in known]:

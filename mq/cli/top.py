@@ -1,4 +1,4 @@
-"""`raftmq top`: rates, lag and leaders of all broker groups, again and again."""
+"""`raftmq top`: refreshes rates, lag and leaders of all broker groups."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from mq.client.errors import ClientError
 
 GROUPS_SHOWN = 20
 LAG_SECONDS = 5.0
-"""How often consumer groups are asked about: it takes a request for each of them."""
+"""Interval of consumer group queries: they take a request per group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one replica did a second since it was last asked; None where that is not known yet."""
+    """Rates of one replica per second since the previous query; None if unknown."""
 
     stored: float | None = None
     consumed: float | None = None
@@ -37,7 +37,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How many messages a consumer group has still to consume in a topic."""
+    """The lag of a consumer group in a topic, in messages."""
 
     group: str
     topic: str
@@ -88,7 +88,7 @@ class _View:
         self._fault = ""
 
     async def look(self) -> None:
-        """Ask everybody. Raises ClientError the first time; later a fault is shown."""
+        """Query everything. Raises ClientError the first time; later errors are displayed."""
         try:
             self._groups = await ask_cluster(self._namesrv)
             self._fault = ""
@@ -110,18 +110,18 @@ class _View:
             self._rates[key] = Rates()
             self._counted.pop(key, None)
             return
-        # What it added to the log as the leader; what it gave to consumers.
+        # Messages appended as the leader, and messages delivered to consumers.
         stored, consumed = int(figures["raftmq.messages"]), int(figures["msgGetTotalTodayNow"])
         before = self._counted.get(key)
         self._counted[key] = now, stored, consumed
-        if before is None or stored < before[1] or now <= before[0]:  # it was started anew
+        if before is None or stored < before[1] or now <= before[0]:  # it was restarted
             self._rates[key] = Rates()
             return
         seconds = now - before[0]
         self._rates[key] = Rates((stored - before[1]) / seconds, (consumed - before[2]) / seconds)
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
+        """As JSON."""
         return {
             "groups": [
                 {
@@ -137,7 +137,7 @@ class _View:
         }
 
     def page(self) -> Group:
-        """For people."""
+        """As text."""
         tables = [self._replicas(group) for group in self._groups]
         notes = [f"cannot ask: {self._fault}"] if self._fault else []
         if not self._groups:
@@ -173,7 +173,7 @@ class _View:
 
 
 async def lags_of(namesrv: str) -> list[Lag]:
-    """How far consumer groups are behind, those with the most first. Raises ClientError."""
+    """The lag of consumer groups, largest first. Raises ClientError."""
     lags: dict[tuple[str, str], int] = {}
     async with Admin(namesrv) as admin:
         for name in await admin.consumer_groups():

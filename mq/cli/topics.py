@@ -1,4 +1,4 @@
-"""`raftmq topic`: create, list and delete topics, and show where they live and what they hold."""
+"""`raftmq topic`: creates, changes, lists, describes and deletes topics."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def update(
 
     with client_errors():
         old, new = run_trio(main)
-    brokers = sorted(old.keys() & new.keys())  # one may have lost its leader meanwhile
+    brokers = sorted(old.keys() & new.keys())  # one may have lost its leader in the meantime
     if as_json:
         print_json([{"broker": each, "before": _fields(old[each]), "after": _fields(new[each])} for each in brokers])
         return
@@ -123,7 +123,7 @@ def update(
 
 
 async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
-    """The settings of a topic in each broker group that has it; none if there is no such topic."""
+    """The settings of a topic in each broker group that has it; empty if it does not exist."""
     try:
         return await admin.topic_config(topic)
     except TopicNotFound:
@@ -178,7 +178,7 @@ def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 
     with client_errors():
         names, info = run_trio(main)
-    # Each cluster and each broker group has a topic of its name, for tools that test whether sending works.
+    # Each cluster and each broker group has a topic of its name, with which tools test sending.
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
     rows = [(name, name in own or is_system_topic(name)) for name in names]
     if as_json:
@@ -239,7 +239,7 @@ def delete(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> N
     async def main() -> None:
         async with Admin(namesrv) as admin:
             is_known = topic in await admin.topics()
-            # Also one that is not known: a broker group that cannot be reached now may have told of it.
+            # Also if it is unknown: an unreachable broker group may have it.
             await admin.delete_topic(topic)
         if not is_known:
             raise CommandFailed(f"topic {topic} does not exist", EXIT_FAILED)

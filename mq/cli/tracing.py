@@ -1,4 +1,4 @@
-"""`raftmq trace`: the story of one message, as producers and consumers that trace wrote it down."""
+"""`raftmq trace`: shows the trace of one message, from producers and consumers with tracing enabled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trace(
 
 
 def _lines(story: MessageTrace) -> Iterator[str]:
-    """Whatever somebody wrote is printed so that it cannot play with the terminal."""
+    """All texts are escaped for the terminal."""
     events = [(sent.timestamp_ms, _sent(sent)) for sent in story.sent]
     for ended in story.transactions:
         check = ", after a check-back of the broker" if ended.from_check else ""

@@ -1,4 +1,4 @@
-"""`raftmq group upgrade-check`: what each member runs, and whether the next one can be replaced now."""
+"""`raftmq group upgrade-check`: the version of each member, and whether the next one can be replaced now."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _chosen(groups: list[GroupStatus], name: str | None) -> GroupStatus:
 
 
 def table_of(report: UpgradeReport) -> Table:
-    """The members as a table for people."""
+    """The members as a table."""
     leader = f"led by {report.leader}" if report.leader else "NO LEADER"
     table = Table(
         title=table_title(
@@ -80,7 +80,7 @@ def table_of(report: UpgradeReport) -> Table:
 
 
 def conclusions(report: UpgradeReport) -> list[str]:
-    """What follows from the table, in sentences."""
+    """Conclusions from the table, as sentences."""
     lines = []
     level, available = report.format_level, report.level_available
     if report.features_on:

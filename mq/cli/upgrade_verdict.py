@@ -1,7 +1,7 @@
-"""Whether a member of a broker group can be stopped and started with other software now: pure, from what replicas say.
+"""Decides whether a member of a broker group can be stopped and upgraded now. Pure, from the replicas' figures.
 
 A member may be stopped if a majority of voters is healthy without it: they answer, follow the end of the log, have
-applied it, and may vote. Then the group takes messages meanwhile, and one of them can lead at once.
+applied it, and may vote. Then the group keeps accepting messages, and one of them can lead at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from mq.broker.state.format_level import FEATURES
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus
 
 NEAR_ENTRIES: Final = 256
-"""Somebody who lacks no more has it within a moment."""
+"""A replica with a smaller lag catches up within a moment."""
 EARLIER: Final = "earlier"
-"""In place of a version: software from before replicas told it, which speaks replication version 3, level 1."""
+"""In place of a version: software from before replicas reported it, with replication version 3, level 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """A member: what it runs, how it is, and why it must not be stopped now, in words; empty if it may be.
+    """A member: its software, its state, and why it must not be stopped now; empty if it may be.
 
-    ``format_level`` is where it is, ``level_newest`` up to where its software understands the log, ``level_max`` up to
-    where it says so: less if its settings hold the group back. Numbers are None of a member that does not answer.
+    ``format_level`` is its current level, ``level_newest`` the highest that its software supports, ``level_max`` the
+    highest that it reports: lower if its settings limit it. Numbers are None for a member that does not answer.
     """
 
     node_id: str
@@ -45,13 +45,13 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeReport:
-    """A group: its members, whether one of them can be stopped now, and which one is to be replaced next.
+    """A group: its members, whether one of them can be stopped now, and which one to replace next.
 
-    It is not ``safe`` while ``next`` is stopped already: that one comes back first. ``reason`` says why not, in words.
+    It is not ``safe`` while ``next`` is stopped already: that one has to return first. ``reason`` says why not.
 
-    ``format_level`` is that of the group, ``level_available`` what it can rise to with the software that runs now, as
-    far as all members say; ``held_back_by`` are the members because of whom it does not rise further.
-    ``features_on`` are those that the level allows, ``features_available`` those that come with the available one.
+    ``format_level`` is that of the group, ``level_available`` the level it can rise to with the current software of all
+    members; ``held_back_by`` are the members that prevent a higher one. ``features_on`` are those of the current level,
+    ``features_available`` those added by the available one.
     """
 
     cluster: str
@@ -68,12 +68,12 @@ class UpgradeReport:
     members: tuple[MemberReport, ...]
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
+        """As JSON."""
         return asdict(self)
 
 
 def upgrade_report(group: GroupStatus) -> UpgradeReport:
-    """What a group's replicas say, put together."""
+    """The report from all replicas of a group."""
     leader = next((each for each in group.replicas if each.node_id == group.leader), None)
     roles: dict[str, str] = json.loads(leader.figures.get("raftmq.members", "{}")) if leader else {}
     known = {each.node_id: each for each in group.replicas}
@@ -115,14 +115,14 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
 
 
 def _features(above: int | None, up_to: int | None) -> tuple[str, ...]:
-    """What the levels above one and up to another allow, as far as this version knows them."""
+    """Features of the levels above one and up to another, as known to this version."""
     if above is None or up_to is None:
         return ()
     return tuple(name for level, names in sorted(FEATURES.items()) if above < level <= up_to for name in names)
 
 
 def _ailments(replica: ReplicaStatus, leader: ReplicaStatus | None) -> Iterator[str]:
-    """Why a replica cannot stand in for another one now."""
+    """Reasons why a replica cannot replace another one now."""
     if replica.role == UNREACHABLE:
         yield "does not answer"
         return
@@ -145,9 +145,9 @@ def _unapplied(replica: ReplicaStatus, leader: ReplicaStatus | None) -> int | No
 
 
 def _why_keep(node: str, voters: list[str], ailments: dict[str, tuple[str, ...]]) -> str:
-    """Why ``node`` must not be stopped now, in words; empty if it may be."""
+    """Why ``node`` must not be stopped now; empty if it may be."""
     if node not in voters or (ailments[node] == ("does not answer",)):
-        return ""  # it takes no part in majorities, or is stopped already
+        return ""  # it does not count in majorities, or is stopped already
     needed = len(voters) // 2 + 1
     healthy = [other for other in voters if other != node and not ailments[other]]
     if len(healthy) >= needed:
@@ -186,9 +186,9 @@ def _member_report(
 
 
 def _next(members: list[MemberReport]) -> str | None:
-    """The member to replace next: one that is stopped, then one with other software than most, the leader last.
+    """The member to replace next: a stopped one, then one whose software differs from the majority, the leader last.
 
-    Which software is the new one nobody says here, so of members that run the same the order is that of their ids.
+    The newest version is not known here, so members with the same software are ordered by id.
     """
     able = [member for member in members if not member.keep_reason]
     newest = max((member.level_newest or 0 for member in members), default=0)

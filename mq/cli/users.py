@@ -156,7 +156,7 @@ def delete(name: Name, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> Non
 
 
 def _password(name: str, path: Path | None) -> str:
-    """Never an argument: the list of processes shows those to everybody."""
+    """Never an argument: process lists show arguments to everybody."""
     if path is not None:
         try:
             text = sys.stdin.readline() if str(path) == "-" else path.read_text()

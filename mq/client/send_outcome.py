@@ -1,7 +1,7 @@
-"""What an answer to a send means: pure.
+"""The meaning of answers to sends. Pure.
 
-Two questions decide what a producer does next: may the message have been stored, and is another attempt sensible?
-Source: SendMessageProcessor for the codes, DefaultMQProducerImpl for those worth another queue.
+It answers two questions for the producer: may the message be stored, and is another attempt useful? Source:
+SendMessageProcessor for the codes, DefaultMQProducerImpl for those that it retries at another queue.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ __all__ = ["Retry", "Verdict", "judge_answer"]
 
 
 class Retry(Enum):
-    """Whether the same message may be tried again."""
+    """Whether the same message may be retried."""
 
     NEVER = "never"
-    """The next broker would say the same: the message or the sender is at fault."""
+    """No broker would accept it: the message or the sender is at fault."""
     ELSEWHERE = "elsewhere"
-    """Another broker group may know better, this one will not: each group once, a bounded number of times in all."""
+    """Another broker group may accept it, this one will not: each group once, a limited number of times in total."""
     COUNTED = "counted"
-    """Anybody may know better next time, but this is no matter of waiting: a bounded number of times."""
+    """Any broker may accept it next time, without waiting: a limited number of times."""
     UNTIL_TIMEOUT = "until timeout"
-    """Nobody can serve the queue at this moment, an election for example: as long as the caller has time."""
+    """No broker can serve the queue at the moment, for example during an election: until the caller's timeout."""
 
 
 class Verdict(NamedTuple):
-    """`stored` is what is known after this answer alone."""
+    """`stored` is what is known from this answer alone."""
 
     stored: Literal["yes", "no", "unknown"]
     retry: Retry
@@ -50,21 +50,21 @@ _VERDICTS: dict[int, Verdict] = {
     ResponseCode.FLOW_CONTROL: NOT_NOW,
     ResponseCode.NOT_LEADER_FOR_QUEUE: NOT_NOW,
     ResponseCode.GO_AWAY: NOT_NOW,
-    ResponseCode.TOPIC_NOT_EXIST: UNKNOWN_HERE,  # it may be about to be created
+    ResponseCode.TOPIC_NOT_EXIST: UNKNOWN_HERE,  # it may be created soon
     ResponseCode.NO_PERMISSION: REFUSED_HERE,
     ResponseCode.NO_BUYER_ID: REFUSED_HERE,
     ResponseCode.NOT_IN_CURRENT_UNIT: REFUSED_HERE,
-    # "An exception in the processor" says nothing about how far the processor had come.
+    # "An exception in the processor" does not tell how far the processor had come.
     ResponseCode.SYSTEM_ERROR: VAGUE,
 }
 
-# SYSTEM_BUSY means two things. With these remarks the request never reached the store; without them it may be
-# DLedger's answer to an append that timed out waiting for its quorum, and such an entry can still commit.
+# SYSTEM_BUSY has two meanings. With these remarks the request never reached the store; without them it may be DLedger's
+# answer to an append that timed out waiting for its quorum, and such an entry can still commit.
 _BUSY_BEFORE_STORE = ("[REJECTREQUEST]", "[OVERLOAD]", "[TIMEOUT_CLEAN_QUEUE]")
 
 
 def judge_answer(code: int, remark: str | None) -> Verdict:
-    """What a broker's answer `code` with `remark` to a send means. Unlisted codes are refusals for good."""
+    """The meaning of a broker's answer `code` with `remark` to a send. Unlisted codes are permanent refusals."""
     if code == ResponseCode.SYSTEM_BUSY:
         return NOT_NOW if (remark or "").startswith(_BUSY_BEFORE_STORE) else VAGUE
     return _VERDICTS.get(code, REFUSED)

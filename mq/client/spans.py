@@ -1,10 +1,10 @@
-"""OpenTelemetry spans of what a client does with messages, by the semantic conventions for messaging.
+"""OpenTelemetry spans for sending and handling messages, by the semantic conventions for messaging.
 
-A message carries the context of the span that sent it in its properties (W3C Trace Context: ``traceparent``), or what
-the propagator that the application has set up writes. A span of a consumer links to it; if the consumer handles one
-message, and nothing else is being traced around it, its span also continues the trace of the producer.
+A message carries the context of its sending span in its properties (W3C Trace Context: ``traceparent``, or the format
+of the application's propagator). A consumer's span links to it; if it handles a single message and there is no other
+span around it, it also continues the producer's trace.
 
-OpenTelemetry is imported by the first client that is told to use it, and by no other.
+OpenTelemetry is imported only when a client is configured to use it.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ __all__ = ["SendSpan", "Spans", "TracerProvider", "Work", "now_ns", "open_spans"
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.30.0"
 OUTCOME: Final = "raftmq.stored"
-"""Of a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
+"""For a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
 
 Attributes = dict[str, Any]
 
 
 class TracerProvider(Protocol):
-    """That of OpenTelemetry, as far as clients use it; named here so that their signatures need no import of it."""
+    """The part of OpenTelemetry's provider that clients use; defined here so that signatures do not import it."""
 
     def get_tracer(self, module: str, version: str | None = None, schema_url: str | None = None, /) -> Any: ...
 
 
 def open_spans(otel: bool | TracerProvider, *, group: str, client_id: str, model: str | None = None) -> Spans | None:
-    """The spans of one client; None if it is to have none. Raises ImportError without OpenTelemetry.
+    """The spans of one client; None if disabled. Raises ImportError without OpenTelemetry.
 
     Args:
-        model: how the messages of a consumer are shared out, ``clustering`` or ``broadcasting``; None for a producer.
+        model: the message model of a consumer, ``clustering`` or ``broadcasting``; None for a producer.
     """
     return None if otel is False else Spans(otel, group=group, client_id=client_id, model=model)
 
 
 class Spans:
-    """Begins the spans of one client."""
+    """Creates the spans of one client."""
 
     def __init__(self, otel: bool | TracerProvider, *, group: str, client_id: str, model: str | None) -> None:
         try:
@@ -67,7 +67,7 @@ class Spans:
     # Producers.
 
     def sending(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
-        """Begin the span of one request that sends these messages, all of one topic."""
+        """Start the span of one request that sends these messages, all of one topic."""
         topic = messages[0].topic if messages else ""
         attributes = self._operation("send", "send", topic)
         if is_batch:
@@ -89,13 +89,13 @@ class Spans:
     # Consumers.
 
     def processing(self, messages: Sequence[ReceivedMessage], *, is_batch: bool = False) -> Work:
-        """Begin the span of handling these messages, all of one topic."""
+        """Start the span of handling these messages, all of one topic."""
         attributes = self._operation("process", "process", messages[0].topic) | _received(messages, is_batch)
         span = self._start("process", messages, self._trace.SpanKind.CONSUMER, attributes)
         return Work(span, self._trace.use_span(span, record_exception=False, set_status_on_exception=False))
 
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """`handler`, with a span around each call, which is the current span in it."""
+        """`handler`, wrapped in a span per call, which is the current span in it."""
 
         async def traced(given: ReceivedMessage | list[ReceivedMessage]) -> None:
             is_batch = isinstance(given, list)
@@ -105,7 +105,9 @@ class Spans:
         return traced
 
     def received(self, operation: str, messages: Sequence[ReceivedMessage], began_ns: int, *, is_batch: bool) -> None:
-        """Note that the application asked for messages at that time, in ns since 1970, and has just got these."""
+        """Record that the application requested messages at ``began_ns``, in ns since 1970, and has just received
+        these.
+        """
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
         attributes = self._operation(operation, "receive", topic) | _received(messages, is_batch)
@@ -113,7 +115,7 @@ class Spans:
 
     @contextmanager
     def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage] = ()) -> Iterator[None]:
-        """The span of telling a broker what becomes of these messages; an exception in the block is its error."""
+        """The span of settling these messages at a broker; an exception in the block becomes its error."""
         attributes = self._operation(operation, "settle", topic)
         if len(messages) == 1:
             attributes |= _received(messages, is_batch=False)
@@ -131,7 +133,7 @@ class Spans:
         finally:
             span.end()
 
-    # What they have in common.
+    # Common.
 
     def _operation(self, name: str, kind: str, topic: str | None) -> Attributes:
         attributes = self._common | {"messaging.operation.name": name, "messaging.operation.type": kind}
@@ -160,7 +162,7 @@ class Spans:
         )
 
     def _links(self, carriers: Sequence[Mapping[str, str]]) -> list[Link]:
-        """Links to the spans that sent these messages, as far as their properties say."""
+        """Links to the sending spans named in these messages' properties."""
         contexts = []
         for carrier in carriers:
             span = self._trace.get_current_span(self._propagate.extract(carrier)).get_span_context()
@@ -173,7 +175,7 @@ class SendSpan:
     """The span of one request that sends messages.
 
     Attributes:
-        carrier: the properties by which a consumer finds this span.
+        carrier: the properties through which a consumer finds this span.
     """
 
     __slots__ = ("_span", "carrier")
@@ -189,13 +191,13 @@ class SendSpan:
         return msgspec.structs.replace(message, properties={**message.properties, **self.carrier})
 
     def not_sent(self, error: BaseException) -> None:
-        """The message never left this process."""
+        """The message was not sent."""
         _fail(self._span, error)
         self._span.set_attribute(OUTCOME, "no")
         self._span.end()
 
     def abandoned(self) -> None:
-        """Nobody waits for the outcome any more."""
+        """The send was abandoned."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.set_attribute("error.type", "cancelled")
         self._end_as_error("cancelled while it was on its way")
@@ -206,7 +208,7 @@ class SendSpan:
         leader_of: Callable[[MessageQueue], str | None],
         on_done: Callable[[SendResult | ClientError], None],
     ) -> Callable[[SendResult | ClientError], None]:
-        """`on_done`, which ends the span, too. The application has the outcome first."""
+        """`on_done`, wrapped to also end the span. The application gets the outcome first."""
 
         def done(outcome: SendResult | ClientError) -> None:
             on_done(outcome)
@@ -225,12 +227,12 @@ class SendSpan:
                 span.set_attribute("server.port", int(port))
             span.end()
 
-        if "," not in unique_key:  # else it is that of a batch
+        if "," not in unique_key:  # otherwise it is that of a batch
             self._span.set_attribute("messaging.message.id", unique_key)
         return done
 
     def sent(self) -> None:
-        """It is sent, and nobody will say what became of it."""
+        """It was sent one-way, so the outcome stays unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.end()
 
@@ -247,7 +249,7 @@ class SendSpan:
 
 
 class Work:
-    """The span of handling messages. In its block it is the current span, and the block's end is its end.
+    """The span of handling messages. In its block it is the current span, and it ends with the block.
 
     Without a block it ends when the messages are `settled`.
     """
@@ -270,14 +272,14 @@ class Work:
         self._span.end()
 
     def settled(self, outcome: str) -> None:
-        """They were acknowledged, or given back."""
+        """They were acknowledged, or returned."""
         self._span.set_attribute("raftmq.delivery.outcome", outcome)
         if not self._in_block:
             self._span.end()
 
 
 def now_ns() -> int:
-    """Nanoseconds since 1970, as spans have their times."""
+    """Nanoseconds since 1970, the unit of span times."""
     return time.time_ns()
 
 
@@ -288,7 +290,7 @@ def _fail(span: Span, error: BaseException) -> None:
     span.set_attribute("error.type", f"{kind.__module__}.{kind.__qualname__}")
     if isinstance(error, ClientError):
         span.set_attribute(OUTCOME, error.stored)
-    if isinstance(error, Exception):  # not when it was cancelled
+    if isinstance(error, Exception):  # not for cancellation
         span.record_exception(error)
     span.set_status(StatusCode.ERROR, str(error) or kind.__qualname__)
 

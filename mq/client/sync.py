@@ -1,8 +1,7 @@
-"""The SDK for programs without an event loop: the same clients, run by an event loop in a thread of their own.
+"""The SDK for programs without an event loop: the same clients, on an event loop in a separate thread.
 
-A method here takes, returns and raises what the method of the same name of the asynchronous client does, and blocks
-until it is done. One object may be used by many threads at once. Threads that wait for messages when its block is left
-get ClientClosed.
+A method here takes, returns and raises the same as the asynchronous client's method of that name, and blocks until it
+is done. Many threads may use one object at once. Threads that wait for messages when its block ends get ClientClosed.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
 
 
 def _apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `make` returns in a thread where no event loop runs, so that it belongs to none.
+    """Run `make` in a thread without an event loop, so that the result belongs to none.
 
-    We may be called in one: in a notebook, in `python -m asyncio`. Events and limits would be of that loop's kind.
+    The caller may be in an event loop: in a notebook, or in `python -m asyncio`. Events and limiters would bind to it.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(functools.partial(make, *args, **kwargs)).result()
 
 
 class _Facade(Generic[C_co]):
-    """An asynchronous client and the thread whose event loop it lives in, from entering to leaving the block.
+    """An asynchronous client and the thread with its event loop, while the block is open.
 
-    `help` shows the arguments of the class that it is a facade `of`.
+    `help` shows the arguments of the wrapped class, `of`.
     """
 
     __signature__: ClassVar[inspect.Signature]
@@ -92,20 +91,20 @@ class _Facade(Generic[C_co]):
         self._stack.__exit__(kind, error, traceback)
 
     def _call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a coroutine function returns in the event loop."""
+        """Call a coroutine function in the event loop."""
         if self._portal is None:
             raise ClientClosed(f"enter it first: with {type(self).__name__}(...)")
         return self._portal.call(functools.partial(function, *args, **kwargs))
 
     def _call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a function returns in the event loop, if there is one."""
+        """Call a plain function in the event loop, or directly if there is none."""
         if self._portal is None:
             return function(*args, **kwargs)
         return self._portal.call(functools.partial(function, *args, **kwargs))
 
 
 def _waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concatenate[_Facade[C], P], R]:
-    """The method for threads of one that is a coroutine function."""
+    """The blocking method for a coroutine function."""
 
     @functools.wraps(method)
     def call(facade: _Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -115,7 +114,7 @@ def _waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concat
 
 
 def _at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[_Facade[C], P], R]:
-    """The method for threads of one that does not wait."""
+    """The method for a function that does not wait."""
 
     @functools.wraps(method)
     def call(facade: _Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -148,14 +147,14 @@ class SyncProducer(_Facade[Producer], of=Producer):
     def submit(
         self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> Future[SendResult]:
-        """Set a message on its way, and return a future; blocks only while `in_flight_max` are on their way."""
+        """Start sending a message, and return a future; blocks only while `in_flight_max` are in flight."""
         pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
         assert self._portal is not None, "submitted without an event loop"
         return self._portal.start_task_soon(pending.wait)
 
     @property
     def in_flight(self) -> int:
-        """Messages on their way."""
+        """Messages in flight."""
         return self._client.in_flight
 
     @property
@@ -204,8 +203,8 @@ class SyncPushConsumer(_Facade[PushConsumer], of=PushConsumer):
             consumer.subscribe("Orders")
             for message in consumer: ...
 
-    A message is acknowledged when the next one is asked for. With handlers instead, which are plain functions, each run
-    in one of `concurrency` threads:
+    Receiving the next message acknowledges the previous one. With handlers instead, which are plain functions, each
+    runs in one of `concurrency` threads:
 
         @consumer.on("Orders")
         def bill(message: ReceivedMessage) -> None: ...
@@ -255,7 +254,7 @@ class SyncPushConsumer(_Facade[PushConsumer], of=PushConsumer):
         return register
 
     def run(self, handler: Callable[[ReceivedMessage], None] | None = None) -> None:
-        """As `PushConsumer.run`, for a plain function; `stop`, called by any thread, waits for handlers at work."""
+        """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
         self._call(self._client.run, None if handler is None else self._in_thread(handler))
 
     def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
@@ -265,7 +264,7 @@ class SyncPushConsumer(_Facade[PushConsumer], of=PushConsumer):
         return handle
 
     def receive(self, *, timeout: float | None = None) -> ReceivedMessage | None:
-        """The next message, acknowledging the one before; None after `timeout` seconds without one."""
+        """The next message, acknowledging the previous one; None after `timeout` seconds without one."""
 
         async def next_message() -> ReceivedMessage | None:
             if self._stream is None:
@@ -296,12 +295,12 @@ class SyncDelivery:
 
     @property
     def message(self) -> ReceivedMessage:
-        """What was delivered."""
+        """The delivered message."""
         return self._delivery.message
 
     @property
     def finished(self) -> bool:
-        """Whether it was acknowledged or is to come again."""
+        """Whether it was acknowledged or returned."""
         return self._delivery.finished
 
     def ack(self) -> None:
@@ -316,7 +315,7 @@ class SyncDelivery:
         return repr(self._delivery)
 
     def __enter__(self) -> ReceivedMessage:
-        return self._delivery.__enter__()  # its span is the current one of this thread
+        return self._delivery.__enter__()  # its span becomes the current one of this thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

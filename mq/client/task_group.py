@@ -1,4 +1,4 @@
-"""A task group whose body raises what it raises."""
+"""A task group that raises the exception of its body unwrapped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["open_task_group"]
 
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """As `anyio.create_task_group`, but an exception of the body alone comes out as itself.
+    """As `anyio.create_task_group`, but an exception of the body alone is raised as it is.
 
-    That the SDK runs tasks is no business of its users: `except SendRejected` around `async with Producer(...)` must
-    work. Tasks are cancelled when the body ends. Failures of several tasks still come as an ExceptionGroup.
+    Users need not know that the SDK runs tasks: `except SendRejected` around `async with Producer(...)` must work.
+    Tasks are cancelled when the body ends. Failures of several tasks are still raised as an ExceptionGroup.
     """
     body_error: BaseException | None = None
     try:

@@ -1,4 +1,4 @@
-"""Users of broker groups and what they may do: request codes 3001 to 3010, sent to the leaders of all groups."""
+"""Users of broker groups and their policies: request codes 3001 to 3010, sent to the leaders of all groups."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from mq.protocol.user_requests import DeleteAclExt, ListAclsExt, ListUsersExt, S
 
 
 class UserAdmin(Admin):
-    """An `Admin` that changes and shows users as well.
+    """An `Admin` that also manages users.
 
-    Each broker group has users of its own. What changes them is done in one group after the other, of one cluster or
-    of all; if one of them refuses it, those before have done it already.
+    Each broker group has its own users. Changes are applied to one group after the other, of one cluster or of all; if
+    one refuses, earlier ones have applied them already.
     """
 
     async def create_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
-        """Create a user with the password in ``user``. Raises BrokerError if there is one of that name."""
+        """Create a user with the password in ``user``. Raises BrokerError if the name exists."""
         await self._tell(RequestCode.AUTH_CREATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def update_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
-        """Change what is not None. Raises BrokerError if there is no such user."""
+        """Change the fields that are not None. Raises BrokerError if the user does not exist."""
         await self._tell(RequestCode.AUTH_UPDATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def delete_user(self, name: str, *, cluster: str | None = None) -> None:
-        """Delete a user and its policies, where there is one."""
+        """Delete a user and its policies, if it exists."""
         await self._tell(RequestCode.AUTH_DELETE_USER, UserExt(name=name), b"", cluster)
 
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
@@ -52,8 +52,8 @@ class UserAdmin(Admin):
     async def put_policies(
         self, name: str, entries: Sequence[PolicyEntryInfo], *, default: bool = False, cluster: str | None = None
     ) -> None:
-        """Add policies to those of a user; one for the same resource is replaced. ``default`` ones count where no other
-        one fits.
+        """Add policies to a user; one for the same resource is replaced. ``default`` ones apply if no other one
+        matches.
         """
         subject = f"{SUBJECT_PREFIX}{name}"
         policy = PolicyInfo(policy_type="Default" if default else "Custom", entries=entries)
@@ -61,12 +61,14 @@ class UserAdmin(Admin):
         await self._tell(RequestCode.AUTH_UPDATE_ACL, SubjectExt(subject=subject), acl.encode(), cluster)
 
     async def delete_policies(self, name: str, resource: str = "", *, cluster: str | None = None) -> None:
-        """Delete a user's policies for a resource, or all of them, where there are any."""
+        """Delete a user's policies for a resource, or all of them, if there are any."""
         ext = DeleteAclExt(subject=f"{SUBJECT_PREFIX}{name}", resource=resource)
         await self._tell(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
 
     async def policies(self, name_part: str = "", resource_part: str = "") -> dict[str, list[AclInfo]]:
-        """By broker group, the policies with ``resource_part`` in their resources, of users with ``name_part``."""
+        """By broker group, the policies of users with ``name_part`` in their names, with ``resource_part`` in the
+        resource.
+        """
         ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
         found: dict[str, list[AclInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():

@@ -1,1 +1,1 @@
-"""Which messages a consumer wants: tag expressions and SQL92 expressions over message properties."""
+"""Message filters of consumers: tag expressions and SQL92 expressions over message properties."""

@@ -1,10 +1,10 @@
-"""SQL92 expressions over message properties: from the tree to functions, and their evaluation.
+"""SQL92 expressions over message properties: compiles the syntax tree to functions, and evaluates it.
 
-Properties are texts, so what types meet is known beforehand: each operator is compiled for those that it has. Logic is
-three-valued, None stands for null. A comparison that makes no sense for a message, such as that of ``abc`` with 5, is
-an error which ends the whole evaluation, unless the operand before it has already decided an AND or OR; the message is
-not wanted then. In all this we do as stock brokers do, whose values are those of Java: a text that is compared with an
-int must be one, and "1.0" or "3000000000" is none.
+Properties are texts, so operand types are known in advance: each operator is compiled for its operands. Logic is
+three-valued, None stands for null. A comparison that makes no sense for a message, such as ``abc`` with 5, is an error
+that ends the whole evaluation, unless an earlier operand has already decided an AND or OR; the message does not match
+then. All of this follows stock brokers, whose values are Java's: a text compared with an int must be an int, and "1.0"
+or "3000000000" is not.
 """
 
 from __future__ import annotations
@@ -65,33 +65,33 @@ class SqlFilter:
         self._evaluate = _logic(parse(expression), 1)
 
     def matches(self, properties: Properties) -> bool:
-        """Whether a message with these properties is wanted."""
+        """Whether a message with these properties matches."""
         try:
             return self._evaluate(properties) is True
         except _NoNumber:
             return False
 
     def matches_text(self, text: str) -> bool:
-        """Whether a message whose properties are encoded as ``text`` is wanted."""
+        """Whether a message whose properties are encoded as ``text`` matches."""
         return self.matches(props.decode(text))
 
 
 class _NoNumber(Exception):
-    """A text is compared with a number and is none."""
+    """A text that is compared with a number is not a number."""
 
 
 # -- logic -------------------------------------------------------------------------------------------------------------
 
 
 def _logic(node: Expression, depth: int) -> Logic:
-    """A node where TRUE, FALSE or NULL is needed."""
+    """A node in boolean context: TRUE, FALSE or NULL."""
     if depth > DEPTH_MAX:
         raise SqlError(node.at, f"nested more than {DEPTH_MAX} levels deep")
     match node:
         case Truth(value=value):
             return lambda properties: value
         case Property(name=name):
-            # All properties are texts, and a text is not TRUE, not even "true".
+            # All properties are texts, and no text is TRUE, not even "true".
             return lambda properties: False if name in properties else None
         case Not(operand=operand):
             return _not(_logic(operand, depth + 1))
@@ -170,7 +170,7 @@ def _like(node: Like, depth: int) -> Logic:
 
     def evaluate(properties: Properties) -> bool | None:
         value = tested(properties)
-        # Null, and a text that is looked for but empty, give FALSE with NOT as well.
+        # For null and for an empty search text the result is FALSE, also with NOT.
         return isinstance(value, str) and bool(wanted) and test(value, wanted) is not negated
 
     return evaluate
@@ -224,7 +224,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
         _check_ordered(operand)
     compare = _COMPARE[symbol]
     if isinstance(left, Property) and isinstance(right, Number):
-        # By far the most usual one.
+        # By far the most frequent case.
         name, number, read = left.name, right.value, _READ[right.kind]
 
         def evaluate_property(properties: Properties) -> bool | None:
@@ -246,7 +246,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
 
 
 def _ordering(compare: Callable[[Any, Any], bool], left: Expression, right: Expression) -> Callable[[Any, Any], bool]:
-    """How two values are compared, neither of which is null."""
+    """Compares two values, neither of which is null."""
     if isinstance(left, Number) and isinstance(right, Number):
         return _widened(compare, left, right)
     if isinstance(left, Number):
@@ -283,7 +283,7 @@ def _check_ordered(operand: Expression) -> None:
 
 
 def _value(node: Expression, depth: int) -> Evaluate:
-    """A node where any value is allowed."""
+    """A node in value context."""
     match node:
         case Property(name=name):
             return lambda properties: properties.get(name)
@@ -328,7 +328,7 @@ def _widened(compare: Callable[[Any, Any], bool], left: Number, right: Number) -
 
 
 def _rank(number: float) -> tuple[bool, float, float]:
-    """Orders doubles as Java does: -0.0 comes before 0.0, and not-a-number is larger than everything else."""
+    """Orders doubles as Java does: -0.0 before 0.0, and NaN above everything else."""
     return (True, 0.0, 0.0) if number != number else (False, number, copysign(1.0, number))
 
 
@@ -377,7 +377,7 @@ def _read_double(text: str) -> float:
 
 
 def _read_finite(text: str) -> float:
-    """For comparison with a literal, which is finite and not 0: then not-a-number is as good as infinite."""
+    """For comparison with a literal, which is finite and not 0: then NaN is equivalent to infinity."""
     number = _read_double(text)
     return number if number == number else inf
 

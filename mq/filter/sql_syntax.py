@@ -1,6 +1,6 @@
 """SQL92 expressions over message properties: from text to a tree.
 
-From the weakest to the strongest binding::
+From the weakest binding to the strongest::
 
     OR    AND    = <> IS [NOT] NULL
     > >= < <= [NOT] BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH
@@ -18,18 +18,18 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 LENGTH_MAX: Final = 16_384
-"""Characters of one expression: while one is read, 30 ms at most, a broker does nothing else."""
+"""Characters of one expression: parsing blocks a broker for at most 30 ms."""
 DEPTH_MAX: Final = 100
-"""Levels of nesting, of parentheses and of operators upon each other."""
+"""Nesting depth of parentheses and operators."""
 NODES_MAX: Final = 1_000
-"""Operators and operands of one expression; the texts of an IN list are not counted, its length bounds them."""
+"""Operators and operands of one expression, without the texts of IN lists, which its length limits."""
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
 
 
 class SqlError(Exception):
-    """An expression that cannot be compiled. ``position`` counts characters from 1."""
+    """An expression that does not compile. ``position`` counts characters from 1."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"character {position}: {reason}")
@@ -41,13 +41,13 @@ class SqlError(Exception):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Base of all; ``at`` is where the node's first or its operator's text begins, counted from 1."""
+    """Base of all nodes; ``at`` is the position of the node's first character or operator, counted from 1."""
 
     at: int
 
 
 class Number(Node, frozen=True):
-    """A number. ``kind`` is "int", "long" or "double": texts that it is compared with are read as such."""
+    """A number. ``kind`` is "int", "long" or "double": texts compared with it are parsed as that type."""
 
     value: int | float
     kind: str
@@ -68,13 +68,13 @@ class Truth(Node, frozen=True):
 
 
 class Property(Node, frozen=True):
-    """The value of a message property: a text, or null if the message has none of this name."""
+    """The value of a message property: a text, or null if the message does not have it."""
 
     name: str
 
 
 class Nothing(Node, frozen=True):
-    """Minus what is not a number, which is null."""
+    """The negation of something that is not a number: null."""
 
 
 class Not(Node, frozen=True):
@@ -117,7 +117,7 @@ class Order(Node, frozen=True):
 
 
 class Between(Node, frozen=True):
-    """[NOT] BETWEEN, with both ends."""
+    """[NOT] BETWEEN, both bounds inclusive."""
 
     operand: Expression
     low: Expression
@@ -146,7 +146,7 @@ Expression: TypeAlias = (
     Number | Text | Truth | Property | Nothing | Not | Either | Both | Equal | IsNull | Order | Between | In | Like
 )
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- tokens ------------------------------------------------------------------------------------------------------------
 
 _KEYWORDS: Final = frozenset(
     "NOT AND OR BETWEEN IN TRUE FALSE NULL IS CONTAINS STARTSWITH ENDSWITH".split()  # noqa: SIM905 - one line
@@ -176,7 +176,7 @@ _TOKEN: Final = re.compile(
 
 class _Token(NamedTuple):
     kind: str
-    """What a literal is, "name", "end", or for keywords and signs the word itself."""
+    """The type of a literal, "name", "end", or the keyword or symbol itself."""
     text: str
     at: int
 
@@ -202,18 +202,18 @@ def _tokens(text: str) -> list[_Token]:
     return tokens
 
 
-# -- sentences ---------------------------------------------------------------------------------------------------------
+# -- grammar -----------------------------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> Expression:
-    """The tree of an expression; what its operators may be applied to is not checked here. Raises SqlError."""
+    """The tree of an expression; types of operands are not checked here. Raises SqlError."""
     if len(text) > LENGTH_MAX:
         raise SqlError(LENGTH_MAX + 1, f"the expression has {len(text)} characters; maximum: {LENGTH_MAX}")
     return _Parser(_tokens(text)).parse()
 
 
 class _Parser:
-    """Precedence climbing: three frames of Python's stack for each parenthesis."""
+    """Precedence climbing: three Python stack frames per parenthesis."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens

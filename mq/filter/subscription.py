@@ -1,4 +1,4 @@
-"""What a consumer group wants of a topic: tags (``*``, or tags separated by ``||``) or an SQL92 expression."""
+"""The subscription of a consumer group to a topic: tags (``*``, or tags separated by ``||``) or an SQL92 expression."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ SQL92: Final = "SQL92"
 
 _REMEMBERED_LENGTH_MAX: Final = 4096
 _TAG_BYTES: Final = 200
-"""A tag and its code, each in a set."""
+"""Memory of a tag and its code, each in a set."""
 _SQL_BYTES: Final = 80
-"""A character of an SQL92 expression, in the worst case."""
+"""Memory per character of an SQL92 expression, in the worst case."""
 
 
 class SubscriptionError(ProtocolError):
-    """An expression that cannot be read, or that selects nothing and can only be a mistake."""
+    """An expression that is invalid, or that selects nothing and so must be a mistake."""
 
 
 _NONE: Final[frozenset[Any]] = frozenset()
 
 
 class Subscription(msgspec.Struct, frozen=True, gc=False):
-    """What a consumer group wants of a topic. ``tags`` and ``codes`` are empty when it wants all tags.
+    """A subscription to a topic. ``tags`` and ``codes`` are empty if it selects all tags.
 
-    With ``sql`` the tags say nothing, and a message is wanted if its properties satisfy that.
+    With ``sql`` tags are ignored, and a message matches if its properties satisfy it.
     """
 
     topic: str
@@ -46,32 +46,32 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def all_tags(self) -> bool:
-        """Whether messages are wanted whatever their tags are."""
+        """Whether messages match regardless of tags."""
         return not self.tags
 
     @property
     def expression_type(self) -> str:
-        """How the expression is to be read, as clients say it."""
+        """The expression type on the wire."""
         return TAG if self.sql is None else SQL92
 
     @property
     def parsed_bytes(self) -> int:
-        """About how much memory was made of the expression."""
+        """Approximate memory of the parsed expression."""
         return _TAG_BYTES * len(self.tags) if self.sql is None else _SQL_BYTES * len(self.expression)
 
     def matches_code(self, code: int) -> bool:
-        """Whether a message with this tag code may be wanted: two tags can have the same code."""
+        """Whether a message with this tag code may match: two tags can have the same code."""
         return not self.codes or code in self.codes
 
     def matches_tag(self, tag: str | None) -> bool:
-        """Whether a message with this TAGS value, or without one, may be wanted."""
+        """Whether a message with this TAGS value, or without one, may match."""
         return not self.tags or tag in self.tags
 
 
 def parse_tags(topic: str, expression: str) -> Subscription:
-    """Read a tag expression; an empty one means everything. Raises SubscriptionError.
+    """Parse a tag expression; an empty one selects everything. Raises SubscriptionError.
 
-    Messages of a retry topic are all wanted: whoever filters has chosen them already, maybe by other tags.
+    All messages of a retry topic match: they were filtered before, possibly by other tags.
     """
     text = expression.strip()
     if text in ("", ALL_TAGS):
@@ -85,7 +85,7 @@ def parse_tags(topic: str, expression: str) -> Subscription:
 
 
 def parse_sql(topic: str, expression: str) -> Subscription:
-    """Read an SQL92 expression; an empty one cannot be meant. Raises SubscriptionError, which tells the position."""
+    """Parse an SQL92 expression; an empty one is an error. Raises SubscriptionError with the position."""
     remembering: Callable[[str], SqlFilter]
     remembering = _short if len(expression) <= _REMEMBERED_LENGTH_MAX else _long
     try:
@@ -95,14 +95,14 @@ def parse_sql(topic: str, expression: str) -> Subscription:
     return Subscription(topic, expression, _NONE, _NONE, None if topic.startswith(RETRY_PREFIX) else sql)
 
 
-# Expressions come again with every heartbeat, and from some clients with every pull. What is remembered is bounded by
-# the length and the number of them, to some 50 MB if somebody tries.
+# Every heartbeat, and from some clients every pull, repeats its expressions. Limits on length and number bound these
+# caches to some 50 MB in the worst case.
 _short: Final = lru_cache(maxsize=128)(SqlFilter)
 _long: Final = lru_cache(maxsize=8)(SqlFilter)
 
 
 def parse_subscription(topic: str, expression: str, expression_type: str | None) -> Subscription:
-    """Read an expression of either type; None and the empty text mean tags. Raises SubscriptionError."""
+    """Parse an expression of either type; None and the empty text mean tags. Raises SubscriptionError."""
     if expression_type == SQL92:
         return parse_sql(topic, expression)
     if expression_type in (None, "", TAG):

@@ -1,1 +1,1 @@
-"""Metrics and health of a server process, over HTTP on a port of its own."""
+"""Metrics and health checks of a server process, over HTTP on a separate port."""

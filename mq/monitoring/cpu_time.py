@@ -1,4 +1,4 @@
-"""How much CPU time a process and its children have used, as the kernel says."""
+"""CPU time of a process and its children, from the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its children, and theirs, in steps of 10 ms. 0 once it is gone."""
+    """User and system time of a process and all its descendants, in steps of 10 ms. 0 once it is gone."""
     try:
         children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _words(task / "children")]
     except (FileNotFoundError, ProcessLookupError):
@@ -18,7 +18,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_seconds_without_running_children(pid: int) -> float:
-    """The same of the process and of those children that it has waited for."""
+    """The same for the process and the children that it has waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -30,4 +30,4 @@ def _words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except (FileNotFoundError, ProcessLookupError):
-        return []  # a thread that has ended meanwhile
+        return []  # the thread has ended in the meantime

@@ -1,4 +1,4 @@
-"""How often each warning and error was logged: what alerts are about, without a counter beside every line."""
+"""Counts log events by level and name, for alerts on warnings and errors without a counter per event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from mq.monitoring.families import Family, Kind
 
 NAMES_MAX: Final = 500
-"""Events have fixed names; beyond so many something else is counted, and that goes to ``other``."""
+"""Event names are fixed; above this number of names, further ones count as ``other``."""
 
 
 class EventCounts:
@@ -19,7 +19,7 @@ class EventCounts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-        """Count one event, and hand it on as it is."""
+        """Count one event, and pass it on unchanged."""
         if method in ("warning", "error", "critical"):
             key = (method, str(event.get("event", "")))
             if key not in self._counts and len(self._counts) >= NAMES_MAX:
@@ -39,4 +39,4 @@ class EventCounts:
 
 
 LOGGED: Final = EventCounts()
-"""Those of this process."""
+"""The counts of this process."""

@@ -1,4 +1,4 @@
-"""Metrics as plain values, and their text for Prometheus."""
+"""Metrics as plain values, and their rendering for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind(enum.Enum):
 
 
 Sample = tuple[tuple[str, ...], float]
-"""Values of the labels, and the value."""
+"""Label values, and the value."""
 
 
 class Family(NamedTuple):
@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A metric in buckets. ``counts`` has one number for each of ``bounds`` and one for everything above the last."""
+    """A metric with buckets. ``counts`` has one number for each of ``bounds`` and one for values above the last."""
 
     name: str
     help: str
@@ -46,20 +46,20 @@ class Histogram(NamedTuple):
 Families = Sequence[Family | Histogram]
 
 Collect = Callable[[], Generator[None, None, Families]]
-"""Gathers metrics on the event loop; yields now and then, when others may have their turn."""
+"""Collects metrics on the event loop; yields where other work may run."""
 
 
 def render(families: Families, accept: str) -> tuple[str, bytes]:
-    """The content type and the text that an ``Accept`` header asks for: Prometheus' own format, or OpenMetrics.
+    """The content type and text for an ``Accept`` header: Prometheus' own format, or OpenMetrics.
 
-    Takes about 10 us for each sample; for any thread.
+    Takes about 10 us per sample; may run in any thread.
     """
     encode, content_type = choose_encoder(accept)
     return content_type, encode(_Once([_metric(family) for family in families]))
 
 
 class _Once:
-    """What the library wants of a registry."""
+    """The part of a registry that the library needs."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics

@@ -1,7 +1,7 @@
 """A small HTTP server for monitoring: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-It shares its event loop with a server that must answer its clients within milliseconds: metrics are gathered in slices,
-turned into text by a worker thread, and kept for a second, so that frequent scrapes cost no more than one a second.
+It shares the event loop with a server that must answer clients within milliseconds: metrics are collected in slices,
+rendered in a worker thread, and cached for a second, so that frequent scrapes cost no more than one per second.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mq.monitoring.families import Collect, Families, render
 Log = structlog.stdlib.BoundLogger
 
 CONNECTIONS_MAX: Final = 32
-"""Beyond it new connections are closed at once."""
+"""Further connections are closed at once."""
 REQUEST_SECONDS_MAX: Final = 10.0
-"""For a request to arrive and for its answer to be read."""
+"""Maximum time to receive a request and to send its answer."""
 REQUEST_BYTES_MAX: Final = 16 * 1024
 SLICE_SECONDS: Final = 0.002
-"""So long metrics are gathered before others get their turn."""
+"""Maximum time of a slice before other work runs."""
 KEPT_SECONDS: Final = 1.0
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 Ready = Callable[[], Awaitable[str | None]]
-"""Why the server should get no traffic now; None if it should."""
+"""The reason why the server is not ready; None if it is."""
 
 
 class Response(NamedTuple):
@@ -42,11 +42,11 @@ class Response(NamedTuple):
 
 
 class Monitoring:
-    """Answers for one server process.
+    """The HTTP endpoints of one server process.
 
     Args:
-        collect: gathers its metrics.
-        ready: asks whether it can serve.
+        collect: collects its metrics.
+        ready: checks whether it can serve.
     """
 
     def __init__(self, collect: Collect, ready: Ready) -> None:
@@ -59,7 +59,7 @@ class Monitoring:
         self._connections = 0
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
-        """Answer until cancelled; closes the listeners."""
+        """Serve until cancelled; closes the listeners."""
         await trio.serve_listeners(self._serve_connection, listeners)
 
     async def respond(self, path: str, accept: str) -> Response:
@@ -103,7 +103,7 @@ class Monitoring:
         self._connections += 1
         try:
             if self._connections <= CONNECTIONS_MAX:
-                # A peer that hangs up, or speaks something else, is nobody's fault here.
+                # A peer that closes the connection, or sends something other than HTTP, is not an error here.
                 with contextlib.suppress(trio.BrokenResourceError, h11.ProtocolError):
                     await self._converse(stream)
         finally:
@@ -134,7 +134,9 @@ class Monitoring:
 
 
 async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.Request | None:
-    """The next request, whose body does not matter; None when the peer has hung up. Raises h11.RemoteProtocolError."""
+    """The next request, whose body is ignored; None if the peer has closed the connection. Raises
+    h11.RemoteProtocolError.
+    """
     request: h11.Request | None = None
     while True:
         event = connection.next_event()
@@ -160,5 +162,5 @@ def _encoded(connection: h11.Connection, request: h11.Request, response: Respons
 
 
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
-    """Listen at an address; port 0 is any free one. Raises OSError."""
+    """Listen at an address; port 0 picks any free one. Raises OSError."""
     return await trio.open_tcp_listeners(port, host=host)

@@ -1,6 +1,6 @@
-"""``python -m mq.monitoring.probe URL``: exit code 0 if a server answers with 200, for health checks in containers.
+"""``python -m mq.monitoring.probe URL``: exit code 0 if a server answers with 200; for health checks in containers.
 
-Images have neither curl nor wget.
+Container images have neither curl nor wget.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SECONDS_MAX = 5.0
 
 
 def main() -> int:
-    """Ask, and print the answer. Exit code 1 if it is another one, or none."""
+    """Send the request, and print the answer. Exit code 1 for any other answer, or none."""
     url = sys.argv[1] if len(sys.argv) == 2 else ""
     if not url.startswith("http://"):
         print("usage: python -m mq.monitoring.probe http://HOST:PORT/readyz", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Metrics that every server process has: its version, its memory and CPU time, and what it logged."""
+"""Metrics of every server process: version, memory, CPU time, and counts of log events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.families import Family, Kind
 
 VERSION: Final = version("raftmq")
-"""Of the software."""
+"""The software version."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 

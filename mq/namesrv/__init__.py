@@ -1,1 +1,1 @@
-"""The name server: brokers register, clients ask where a topic is. Name servers know nothing of each other."""
+"""The name server: brokers register, clients ask for routes. Name servers do not communicate with each other."""

@@ -1,4 +1,4 @@
-"""What a name server does with each request: frames in, frames out, no socket in sight."""
+"""The request handlers of a name server: frames in, frames out, without sockets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
 
 
 class _Answer:
-    """What goes into a response."""
+    """The content of a response."""
 
     __slots__ = ("body", "code", "ext", "remark")
 
@@ -86,7 +86,7 @@ class _Answer:
 
 
 class Handlers:
-    """All requests of a name server. ``clock`` gives monotonic seconds."""
+    """All request handlers. ``clock`` returns monotonic seconds."""
 
     def __init__(
         self, table: RouteTable, kv: KvConfig, config: RunningConfig, *, clock: Callable[[], float], log: Log
@@ -136,7 +136,7 @@ class Handlers:
                 error.opaque, ResponseCode.SYSTEM_ERROR, remark=error.remark, serialization=serialization
             )
         if isinstance(request, Response):
-            # A name server asks nothing. RocketMQ's logs such an answer and goes on as well.
+            # A name server sends no requests. RocketMQ's also logs such an answer and continues.
             self._log.debug("unexpected_response", peer=connection, code=request.code, opaque=request.opaque)
             return b""
         answer = self._answer(request, body, connection)
@@ -157,12 +157,12 @@ class Handlers:
         )
 
     def connection_closed(self, connection: Hashable) -> None:
-        """Forget the brokers behind a connection."""
+        """Remove the brokers of a connection."""
         for broker in self._table.connection_closed(connection):
             self._log.warning("broker_connection_closed", **_fields(broker))
 
     def expire(self) -> None:
-        """Forget silent brokers."""
+        """Remove silent brokers."""
         for broker in self._table.expire(self._clock()):
             self._log.warning("broker_expired", **_fields(broker))
 
@@ -219,7 +219,7 @@ class Handlers:
         self._table.heartbeat(self._clock(), ext.address, _seconds(ext.heartbeat_timeout_millis))
         return _Answer()
 
-    # -- questions -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _Answer:
         route = self._table.route(request.ext.topic)

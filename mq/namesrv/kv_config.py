@@ -1,6 +1,6 @@
-"""The key-value configuration of a name server: namespaces of texts that operators set and brokers and clients ask for.
+"""The key-value configuration of a name server: namespaces of texts, set by operators and read by brokers and clients.
 
-All of it is kept in memory, and written to a file as a whole; see `mq.namesrv.kv_file`.
+It is kept in memory, and written to a file as a whole; see `mq.namesrv.kv_file`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class KvConfig:
     """See the module.
 
     Args:
-        entries_max: keys in all namespaces together.
-        bytes_max: bytes of all namespaces, keys and values together.
+        entries_max: total keys of all namespaces.
+        bytes_max: total size of all namespaces, keys and values.
 
     Attributes:
-        version: how often anything was changed.
+        version: number of changes.
     """
 
     def __init__(self, *, entries_max: int = 10_000, bytes_max: int = 8 * 1024 * 1024) -> None:
@@ -72,7 +72,7 @@ class KvConfig:
         return self._namespaces.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: str) -> None:
-        """Forget a value, if there is one."""
+        """Delete a value, if it exists."""
         entries = self._namespaces.get(namespace, {})
         value = entries.pop(key, None)
         if value is None:
@@ -88,11 +88,11 @@ class KvConfig:
         return self._namespaces.get(namespace)
 
     def encode(self) -> bytes:
-        """All of it as JSON, laid out as stock name servers keep it."""
+        """All values as JSON, in the layout of stock name servers."""
         return _Saved(self._namespaces).encode()
 
     def restore(self, saved: bytes) -> None:
-        """Replace all by what `encode` gave, here or on a stock name server. Raises BodyError."""
+        """Replace everything by a result of `encode`, from here or from a stock name server. Raises BodyError."""
         namespaces = {name: entries for name, entries in _Saved.decode(saved).namespaces.items() if entries}
         self._namespaces = namespaces
         self._entries = sum(map(len, namespaces.values()))

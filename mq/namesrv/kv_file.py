@@ -1,6 +1,6 @@
-"""Keeps the key-value configuration of a name server in ``kvConfig.json``, with the state before it beside as ``.bak``.
+"""Stores the key-value configuration of a name server in ``kvConfig.json``, with the previous state as ``.bak``.
 
-A change is on disk before whoever made it is answered. However many come meanwhile, they are written together.
+A change is on disk before its sender gets an answer. Concurrent changes are written together.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FILE_NAME = "kvConfig.json"
 
 
 class KvFileDamaged(Exception):
-    """Neither the file nor the one before it can be read; both are left as they are."""
+    """Neither the file nor the previous one can be read; both are left unchanged."""
 
 
 class KvFile:
-    """The file of one configuration. Without a directory nothing is kept."""
+    """The file of one configuration. Without a directory nothing is stored."""
 
     def __init__(self, config: KvConfig, directory: Path | None) -> None:
         self._config = config
@@ -30,7 +30,7 @@ class KvFile:
         self._lock = trio.Lock()
 
     def load(self) -> str | None:
-        """Read what was kept. Returns what is wrong with the newest file if the one before had to do.
+        """Load the file. Returns the error in the newest file if the previous one was used.
 
         Raises KvFileDamaged, OSError.
         """

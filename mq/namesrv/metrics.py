@@ -1,4 +1,4 @@
-"""What a name server counts, as metrics for Prometheus."""
+"""Metrics of a name server for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.namesrv.route_table import RouteTable
 def collect(
     table: RouteTable, counters: Callable[[], Mapping[str, tuple[Kind, str, int]]], valid_until: dt.datetime | None
 ) -> Generator[None, None, Families]:
-    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are of its connections,
+    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are those of its connections,
     ``valid_until`` is that of its certificate.
     """
     sizes = table.sizes()

@@ -1,8 +1,8 @@
-"""Which brokers live, and which topics they have: the state of a name server, without clock or connections.
+"""Live brokers and their topics: the state of a name server, without clock or connections.
 
-A broker group is known by its name; in it, every broker has an id, and the one with id 0 leads. A topic's queues are
-what the leader of a group registered, and they stay while any broker of the group lives. A broker process is known by
-its address: it is listed in exactly one place, and whoever is listed lives.
+A broker group is identified by its name; each broker in it has an id, and id 0 is the leader. The queues of a topic are
+those that the group's leader registered; they stay while any broker of the group is alive. A broker process is
+identified by its address: it is listed in exactly one place, and listed means alive.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ LEADER_ID: Final = 0
 UNIT_FLAG: Final = 1
 UNIT_SUBSCRIBED_FLAG: Final = 2
 NAME_LENGTH_MAX: Final = 512
-"""Of topics, clusters, groups and addresses."""
+"""Maximum length of names of topics, clusters and groups, and of addresses."""
 FILTER_SERVERS_MAX: Final = 16
-"""Of one broker."""
+"""Maximum per broker."""
 
 
 class TableFull(Exception):
-    """The table has as many entries of one kind as it may; nothing was changed."""
+    """The table has the maximum number of entries of one kind; nothing was changed."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"the table already has {limit} {what}")
 
 
 class NameTooLong(Exception):
-    """A name or address that is longer than any real one; nothing was changed."""
+    """A name or address is too long; nothing was changed."""
 
     def __init__(self, what: str, length: int) -> None:
         super().__init__(f"{what} has {length} characters; maximum: {NAME_LENGTH_MAX}")
 
 
 class NameUnusual(Exception):
-    """A name or address with control characters or separators of paths; nothing was changed."""
+    """A name or address contains control characters or path separators; nothing was changed."""
 
     def __init__(self, what: str, name: str) -> None:
         super().__init__(f"{what} has invalid characters: {name[:80]!a}")
@@ -46,19 +46,19 @@ class NameUnusual(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """How much the table may hold."""
+    """Limits of the table."""
 
     broker_groups_max: int = 10_000
     brokers_per_group_max: int = 64
     brokers_max: int = 20_000
     topics_max: int = 100_000
     routes_max: int = 1_000_000
-    """Topics of all groups, each counted by itself."""
+    """Total topics of all groups, each counted per group."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerId:
-    """A broker as it names itself: ``address`` is ``host:port``."""
+    """A broker's own identification: ``address`` is ``host:port``."""
 
     cluster: str
     group: str
@@ -68,7 +68,9 @@ class BrokerId:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a broker is told: its group's leader, unless it leads itself. ``accepted`` is False for a deposed leader."""
+    """The answer to a broker: its group's leader, unless it leads itself. ``accepted`` is False for a deposed
+    leader.
+    """
 
     accepted: bool = True
     leader_address: str | None = None
@@ -94,7 +96,7 @@ class _Group:
 
 
 class TableSizes(NamedTuple):
-    """How much a table has; ``routes`` counts topics of all groups, each by itself."""
+    """Sizes of the table; ``routes`` counts topics per group."""
 
     groups: int
     brokers: int
@@ -103,7 +105,7 @@ class TableSizes(NamedTuple):
 
 
 class RouteTable:
-    """See the module. ``now`` is monotonic seconds; a connection is whatever the caller tells connections apart by."""
+    """See the module. ``now`` is monotonic seconds; a connection is any value that identifies it."""
 
     def __init__(self, *, expiry_seconds: float = 120.0, limits: TableLimits | None = None) -> None:
         self._expiry_seconds = expiry_seconds
@@ -113,7 +115,7 @@ class RouteTable:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._routes = 0
 
-    # -- brokers come and go -------------------------------------------------------------------------------------------
+    # -- brokers -------------------------------------------------------------------------------------------------------
 
     def register_broker(
         self,
@@ -126,11 +128,11 @@ class RouteTable:
         expiry_seconds: float | None = None,
         whole: bool = False,
     ) -> Registered:
-        """A broker says that it lives, which id it has, and which topics.
+        """A broker registers with its id and its topics.
 
-        The topics count only when it leads its group, and only if their version is not the one already known. With
-        ``whole`` they are all that its group has, and others are forgotten; without, others stay. If it had another id
-        before, it moves. Raises TableFull, NameTooLong, NameUnusual.
+        The topics count only if it leads its group, and only if their version is new. With ``whole`` they are all
+        topics of the group, and others are removed; without, others stay. If it had another id before, it moves. Raises
+        TableFull, NameTooLong, NameUnusual.
         """
         _check_names(broker, body, ha_address)
         self._check_room(broker, body)
@@ -157,8 +159,8 @@ class RouteTable:
             filter_servers=list(body.filter_servers),
         )
         if broker.broker_id == LEADER_ID:
-            # Compared with what the group's topics were taken from, not with what this broker said before: it may have
-            # reported this very version when it was a follower and its topics did not count.
+            # Compared with the source of the group's topics, not with this broker's previous registration: it may have
+            # reported this very version as a follower, when its topics did not count.
             if group.topics_version != body.data_version:
                 group.topics_version = body.data_version
                 if whole:
@@ -171,7 +173,7 @@ class RouteTable:
         return Registered(leader_address=leader.broker.address, leader_ha_address=leader.ha_address)
 
     def unregister_broker(self, broker: BrokerId) -> bool:
-        """A broker takes its leave. Returns whether it was known."""
+        """A broker unregisters. Returns whether it was known."""
         live = self._live.get(broker.address)
         if live is None:
             return False
@@ -179,17 +181,17 @@ class RouteTable:
         return True
 
     def connection_closed(self, connection: Hashable) -> list[BrokerId]:
-        """Forget the brokers that last registered over this connection. Returns them."""
+        """Remove the brokers that last registered over this connection. Returns them."""
         return self._remove_all([live for live in self._live.values() if live.connection == connection])
 
     def expire(self, now: float) -> list[BrokerId]:
-        """Forget the brokers that were silent for too long. Returns them."""
+        """Remove the brokers that were silent for too long. Returns them."""
         return self._remove_all([live for live in self._live.values() if now - live.last_seen > live.expiry_seconds])
 
     def query_data_version(self, now: float, broker: BrokerId, version: DataVersion) -> tuple[bool, DataVersion | None]:
-        """Whether a broker's topics are others than it last registered, and the version it registered if any.
+        """Whether a broker's topics differ from its last registration, and the version of that, if any.
 
-        If they are not, the broker counts as seen: it will not register anew.
+        If they do not, the broker counts as seen: it will not register again.
         """
         live = self._live.get(broker.address)
         if live is None:
@@ -200,21 +202,21 @@ class RouteTable:
         return changed, live.data_version
 
     def heartbeat(self, now: float, address: str, expiry_seconds: float | None = None) -> None:
-        """A broker lives and has nothing new to say; one that never registered stays unknown."""
+        """A broker is alive, without changes; one that never registered stays unknown."""
         live = self._live.get(address)
         if live is not None:
             live.last_seen = now
             if expiry_seconds is not None:
                 live.expiry_seconds = expiry_seconds
 
-    # -- questions -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def sizes(self) -> TableSizes:
         """How much there is."""
         return TableSizes(len(self._groups), len(self._live), len(self._topics), self._routes)
 
     def route(self, topic: str) -> Route | None:
-        """Where a topic is; None if no live broker group has it."""
+        """The route of a topic; None if no live broker group has it."""
         queues = self._topics.get(topic, {})
         if not queues:
             return None
@@ -249,12 +251,12 @@ class RouteTable:
         return sorted(topic for topic, queues in self._topics.items() if not groups.isdisjoint(queues))
 
     def member_group(self, cluster: str, name: str) -> BrokerData:
-        """The brokers of one group; none if it is not known in this cluster."""
+        """The brokers of one group; empty if it is not known in this cluster."""
         group = self._groups.get(name)
         return _broker_data(name, _Group(cluster) if group is None or group.cluster != cluster else group)
 
     def reserved_topics(self) -> tuple[list[str], str]:
-        """The names of clusters and groups, which are those of topics, too; and the address of any broker."""
+        """The names of clusters and groups, which are names of topics, too; and the address of any broker."""
         clusters = {group.cluster for group in self._groups.values()}
         return [*sorted(clusters), *sorted(self._groups)], next(iter(self._live), "")
 
@@ -269,7 +271,7 @@ class RouteTable:
     # -- administration ------------------------------------------------------------------------------------------------
 
     def register_topic(self, topic: str, queues: Sequence[QueueData]) -> None:
-        """Note a topic's queues in groups that are known; others are left out.
+        """Set a topic's queues in known groups; other groups are ignored.
 
         Raises TableFull, NameTooLong, NameUnusual.
         """
@@ -285,7 +287,7 @@ class RouteTable:
         self._routes += new
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget where a topic is, everywhere or in one cluster. Its brokers may register it again."""
+        """Delete the route of a topic, in all clusters or in one. Its brokers may register it again."""
         queues = self._topics.get(topic, {})
         for name in list(queues):
             if cluster is None or self._groups[name].cluster == cluster:
@@ -295,14 +297,16 @@ class RouteTable:
             self._topics.pop(topic, None)
 
     def wipe_write_perm(self, group: str) -> int:
-        """Let nobody write to a group's topics until they change or `add_write_perm`. Returns how many topics."""
+        """Revoke the write permission of a group's topics until they change or `add_write_perm`. Returns the number of
+        topics.
+        """
         return self._set_perm(group, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, group: str) -> int:
-        """Make a group's topics readable and writable. Returns how many topics."""
+        """Make a group's topics readable and writable. Returns the number of topics."""
         return self._set_perm(group, lambda _: PERM_READ_WRITE)
 
-    # -- the inside ----------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _check_room(self, broker: BrokerId, body: RegisterBrokerBody) -> None:
         limits = self._limits
@@ -324,7 +328,9 @@ class RouteTable:
             raise TableFull("topics of broker groups, or would have more than that of", self._limits.routes_max)
 
     def _newer_holder(self, group: _Group, broker: BrokerId, version: DataVersion) -> _Live | None:
-        """The live broker that holds this id with a newer state, such as a later term: then this one is late."""
+        """The live broker that holds this id with a newer state, such as a later term: then this registration is
+        outdated.
+        """
         address = group.addresses.get(broker.broker_id)
         if address is None or address == broker.address:
             return None
@@ -332,7 +338,7 @@ class RouteTable:
         return holder if holder.data_version.state_version > version.state_version else None
 
     def _take_topics(self, group: str, body: RegisterBrokerBody) -> None:
-        # Topics that are not listed stay: a broker may register one changed topic alone.
+        # Missing topics stay: a broker may register a single changed topic.
         for name, config in body.topics.items():
             queues = self._topics.setdefault(name, {})
             self._routes += group not in queues
@@ -404,7 +410,7 @@ def _check_name(what: str, name: str) -> None:
 
 
 def _check_characters(what: str, name: str) -> None:
-    """Names get into terminals, logs and dashboards of those who ask for them; no name that is real has these."""
+    """Names are shown in terminals, logs and dashboards; legitimate names contain none of these characters."""
     if not name.isprintable() or "/" in name or "\\" in name:
         raise NameUnusual(what, name)
 

@@ -1,4 +1,4 @@
-"""The settings of a running name server as operators' tools see and change them, by RocketMQ's names."""
+"""Shows and changes settings of a running name server for operators' tools, by RocketMQ's names."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _FORBIDDEN = frozenset({"configBlackList", "configStorePath", "kvConfigPath"})
 
 
 class ConfigForbidden(Exception):
-    """A setting is there and cannot change while the process runs; nothing was changed."""
+    """The setting exists but cannot change at run time; nothing was changed."""
 
 
 class ConfigRefused(Exception):
-    """There is no such setting, or not with this value; nothing was changed."""
+    """The setting does not exist, or not with this value; nothing was changed."""
 
 
 class RunningConfig:
-    """``order_topics`` can change, everything else is as the process was started."""
+    """``order_topics`` can change; all other settings are fixed at the start."""
 
     def __init__(self, settings: NamesrvSettings) -> None:
         self._settings = settings
         self.order_topics = settings.order_topics
 
     def properties(self) -> dict[str, str]:
-        """All settings: those that stock name servers have by their names, and all by ours."""
+        """All settings, by our names, and by RocketMQ's where it has one."""
         settings = self._settings
         directory = settings.data_dir
         return {
@@ -42,7 +42,7 @@ class RunningConfig:
         }
 
     def update(self, wanted: Mapping[str, str]) -> None:
-        """Change settings, all of them or none. Raises ConfigForbidden, ConfigRefused."""
+        """Change all of these settings or none. Raises ConfigForbidden, ConfigRefused."""
         current = self.properties()
         for name, value in wanted.items():
             if name in _FORBIDDEN:

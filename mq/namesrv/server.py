@@ -1,4 +1,4 @@
-"""The trio shell of a name server: listens, cuts frames, lets `Handlers` answer them, watches the time."""
+"""The trio shell of a name server: listens, splits frames, calls `Handlers`, and enforces timeouts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ RECEIVE_BYTES = 64 * 1024
 REPLY_BYTES = 1024 * 1024
 _LENGTH_BYTES = 4
 _SLICE_SECONDS = 0.005
-"""So long the requests of one peer are answered before others get their turn."""
+"""Maximum time to serve one peer's requests before others get their turn."""
 _LOOK_SECONDS = 1.0
 _OWN_DESCRIPTORS = 64
-"""For the key-value configuration, whose file must not depend on how many peers there are."""
+"""For the key-value configuration, whose file must not depend on the number of peers."""
 _LOG_EVERY_SECONDS = 60.0
 
 Log = structlog.stdlib.BoundLogger
@@ -40,12 +40,12 @@ Log = structlog.stdlib.BoundLogger
 async def serve(
     settings: NamesrvSettings, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run a name server until cancelled. ``task_status`` is told the address it listens on.
+    """Run a name server until cancelled. ``task_status`` gets the address it listens on.
 
     Raises:
-        OSError: it cannot listen there, or the key-value configuration cannot be read.
-        KvFileDamaged: nor can it when it is read.
-        CertificateUnusable: the settings want TLS, and there is no certificate.
+        OSError: it cannot listen there, or cannot read the key-value configuration.
+        KvFileDamaged: the key-value configuration is damaged.
+        CertificateUnusable: the settings require TLS, but there is no certificate.
     """
     log: Log = structlog.get_logger("namesrv")
     table = RouteTable(
@@ -87,7 +87,7 @@ async def serve(
 
 
 async def _monitoring_listeners(settings: NamesrvSettings, log: Log) -> list[trio.SocketListener]:
-    """Listen where metrics are served. Raises OSError if that is not possible where the settings say."""
+    """Listen for scrapes of metrics. Raises OSError if the configured address is not available."""
     await trio.lowlevel.checkpoint()
     address = settings.metrics_address
     if address is None:
@@ -105,7 +105,7 @@ async def _monitoring_listeners(settings: NamesrvSettings, log: Log) -> list[tri
 
 
 async def _is_ready() -> None:
-    """A name server that runs can serve."""
+    """A running name server is always ready."""
     await trio.lowlevel.checkpoint()
 
 
@@ -116,7 +116,7 @@ async def _expire_forever(handlers: Handlers, scan_seconds: float) -> None:
 
 
 def _connections_max(wanted: int) -> int:
-    """Open as many files as the system allows; returns how many of them may be connections."""
+    """Raise the limit of open files to the maximum; returns how many of them may be connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -124,9 +124,9 @@ def _connections_max(wanted: int) -> int:
 
 
 class _Peer:
-    """A connection, what of its next request has arrived, and whether there is room for the rest.
+    """A connection, the received part of its next request, and whether there is room for the rest.
 
-    ``answering_bytes``: the requests that are being answered; they stay in memory until their answers are read.
+    ``answering_bytes``: size of the requests being answered; they stay in memory until their answers are read.
     """
 
     def __init__(self, name: str) -> None:
@@ -176,12 +176,12 @@ class _Server:
             on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
         )
         self._strangers: dict[_Peer, None] = {}
-        """Connections without a complete request yet, the oldest first."""
+        """Connections without a complete request yet, oldest first."""
         self._sending: dict[_Peer, int] = {}
         self._sending_bytes = 0
         self._dropped_bytes = 0
         self._gave_back = trio.Event()
-        """Set, and replaced, whenever one of those who were dropped is done."""
+        """Set, and replaced, whenever a dropped peer is done."""
 
     def counters(self) -> dict[str, tuple[Kind, str, int]]:
         """Metrics of the connections, by name."""
@@ -193,7 +193,7 @@ class _Server:
         }
 
     async def look_forever(self) -> None:
-        """Drop peers whose requests do not come to an end."""
+        """Drop peers whose requests stay incomplete."""
         while True:
             await trio.sleep(_LOOK_SECONDS)
             self._intake.look(trio.current_time())
@@ -201,13 +201,13 @@ class _Server:
                 self._certificate.refresh()
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
-        """Serve one connection until it ends. Whatever happens on it ends this connection only."""
+        """Serve one connection until it ends. An error ends only this connection."""
         try:
             address, port = stream.socket.getpeername()[:2]
         except OSError:
-            await trio.aclose_forcefully(stream)  # gone before we could look
+            await trio.aclose_forcefully(stream)  # closed already
             return
-        # The number tells a connection from an earlier one of the same peer and port.
+        # The number distinguishes a connection from an earlier one of the same peer and port.
         connection = f"{address}:{port}#{next(self._numbers)}"
         if self._connections >= self._connections_max:
             self._refuse(connection)
@@ -228,10 +228,10 @@ class _Server:
         except trio.BrokenResourceError as error:
             self._log.debug("connection_broken", peer=connection, error=str(error))
         except OSError as error:
-            # What was changed may be gone after a restart, so nobody is told that it is stored.
+            # A change may be lost after a restart, so it must not be confirmed.
             self._log.error("kv_config_not_saved", peer=connection, error=str(error))
         except Exception:
-            # Nothing a peer sends may end the process, not even by a fault of ours.
+            # No input of a peer may end the process, not even through a bug of ours.
             self._log.exception("connection_failed", peer=connection)
         finally:
             self._connections -= 1
@@ -241,7 +241,7 @@ class _Server:
             await trio.aclose_forcefully(stream)
 
     async def _secured(self, stream: trio.SocketStream, peer: _Peer) -> Stream:
-        """The stream with as much TLS as the settings want. Raises TlsFailed."""
+        """The stream, wrapped for TLS as the settings require. Raises TlsFailed."""
         await trio.lowlevel.checkpoint()
         if self._certificate is None:
             return stream
@@ -251,7 +251,7 @@ class _Server:
         raise TlsFailed("no handshake came")
 
     def _close_oldest_stranger(self) -> None:
-        """Close the connection that has gone the longest without a complete request since it was opened."""
+        """Close the oldest connection without a complete request."""
         oldest = next(iter(self._strangers))
         del self._strangers[oldest]
         self._log.info("connection_silent", peer=oldest.name, unfinished_bytes=oldest.unfinished_bytes)
@@ -279,7 +279,7 @@ class _Server:
             if not chunk:
                 return
             received += chunk
-            # A large request comes in many chunks; it is copied out once, when it is complete.
+            # A large request comes in many chunks; it is copied once, when it is complete.
             if _may_be_complete(received, settings.frame_bytes_max):
                 frames, consumed = split_frames(memoryview(bytes(received)), frame_bytes_max=settings.frame_bytes_max)
                 del received[:consumed]
@@ -288,20 +288,20 @@ class _Server:
                 self._intake.finished(peer)
                 self._strangers.pop(peer, None)
                 await self._answer(stream, peer, frames)
-                # Only a complete request moves the deadline: nobody holds a connection with a byte now and then.
+                # Only a complete request extends the deadline: single bytes do not keep a connection open.
                 deadline = trio.current_time() + settings.idle_seconds_max
             if len(received) >= _LENGTH_BYTES and not peer.unfinished:
                 self._begin(peer, _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "big"))
 
     def _begin(self, peer: _Peer, nbytes: int) -> None:
-        """A request begins to arrive; without room for it the rest stays where it is."""
+        """A request begins to arrive; without room for it, the rest is not read."""
         if nbytes > SMALL_BYTES:
             peer.unfinished = True
             if not self._intake.begin(peer, nbytes):
                 peer.room = trio.Event()
 
     async def _answer(self, stream: Stream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]) -> None:
-        """Send the replies to all frames of a chunk in one piece, or in several if they are large or take long."""
+        """Send the replies to all frames of a chunk at once, or in several pieces if they are large or slow."""
         await self._dropped_are_gone()
         kv_version = self._kv.version
         replies = bytearray()
@@ -319,7 +319,7 @@ class _Server:
             since = trio.current_time()
 
     async def _dropped_are_gone(self) -> None:
-        """Return when those who were dropped have given so much memory back that more answers may be made."""
+        """Wait until dropped peers have freed enough memory for more answers."""
         await trio.lowlevel.checkpoint()
         while self._dropped_bytes > self._settings.unread_bytes_max:
             await self._gave_back.wait()
@@ -345,7 +345,7 @@ class _Server:
             await trio.lowlevel.checkpoint()
 
     def _drop_some(self, latest: _Peer) -> None:
-        """While too much waits to be read, drop who has not read for the longest time."""
+        """While too many bytes are unread, drop the peer that has not read for the longest time."""
         while self._sending_bytes > self._settings.unread_bytes_max:
             oldest = next(iter(self._sending))
             if oldest is latest:
@@ -360,6 +360,6 @@ class _Server:
 def _may_be_complete(received: bytearray, frame_bytes_max: int) -> bool:
     if len(received) < 4:
         return False
-    # Finds fault with the lengths now, not when the rest has come.
+    # Checks the lengths now, before the rest has arrived.
     split_frames(memoryview(bytes(received[:8])), frame_bytes_max=frame_bytes_max)
     return len(received) >= 4 + int.from_bytes(received[:4], "big")

@@ -1,4 +1,4 @@
-"""Settings of one name server process; how they are read: `mq.settings`."""
+"""Settings of one name server process; `mq.settings` reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 
 
 class NamesrvSettings(ProcessSettings):
-    """What a name server needs to know. Durations are seconds."""
+    """All settings of a name server. Durations are seconds."""
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_NAMESRV_")
 
@@ -94,7 +94,7 @@ class NamesrvSettings(ProcessSettings):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Where metrics are served; None for nowhere."""
+        """Address for scrapes of metrics; None to disable them."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))

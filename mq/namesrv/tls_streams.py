@@ -1,4 +1,4 @@
-"""Connections to a name server whose peers use TLS or not: their first byte tells."""
+"""Connections of peers with or without TLS, distinguished by the first byte."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _HANDSHAKE: Final = b"\x16"
 
 
 class TlsFailed(Exception):
-    """There is no TLS connection to be had with this peer; why is in the message."""
+    """The TLS handshake with this peer failed; the message says why."""
 
 
 async def secured(stream: trio.SocketStream, context: ssl.SSLContext, *, must: bool) -> Stream:
-    """The stream itself for a peer that does not use TLS, unless it ``must``; a TLS stream for one that does.
+    """The stream itself for a peer without TLS, unless it ``must`` use it; a TLS stream for one with TLS.
 
     Raises TlsFailed.
     """

@@ -12,7 +12,7 @@ from mq.protocol.wire_names import I32, I64, wire
 
 
 class HeartBeat(Request, tag=int(Code.HEART_BEAT)):
-    """34: a client lives; its groups and subscriptions are in the body."""
+    """34: a heartbeat of a client; its groups and subscriptions are in the body."""
 
 
 class UnregisterClientExt(Ext, rename=wire(client_id="clientID")):
@@ -24,7 +24,7 @@ class UnregisterClientExt(Ext, rename=wire(client_id="clientID")):
 
 
 class UnregisterClient(Request, tag=int(Code.UNREGISTER_CLIENT)):
-    """35: a client leaves."""
+    """35: a client unregisters."""
 
     ext: UnregisterClientExt = msgspec.field(name="extFields")
 
@@ -42,21 +42,21 @@ class GetConsumerListByGroup(Request, tag=int(Code.GET_CONSUMER_LIST_BY_GROUP)):
 
 
 class NotifyConsumerIdsChanged(Request, tag=int(Code.NOTIFY_CONSUMER_IDS_CHANGED)):
-    """40, broker to client, one-way: the members of a group are others now."""
+    """40, broker to client, one-way: the members of a group have changed."""
 
     ext: ConsumerGroupExt = msgspec.field(name="extFields")
 
 
 class LockBatchMq(Request, tag=int(Code.LOCK_BATCH_MQ)):
-    """41: take queues for ordered consumption; they are in the body."""
+    """41: lock queues for ordered consumption; they are in the body."""
 
 
 class UnlockBatchMq(Request, tag=int(Code.UNLOCK_BATCH_MQ)):
-    """42: give queues back; they are in the body."""
+    """42: unlock queues; they are in the body."""
 
 
 class CheckClientConfig(Request, tag=int(Code.CHECK_CLIENT_CONFIG)):
-    """46: would this subscription be accepted; it is in the body."""
+    """46: check whether a subscription is valid; it is in the body."""
 
 
 # -- brokers -----------------------------------------------------------------------------------------------------------
@@ -99,18 +99,18 @@ class GetAllTopicConfig(Request, tag=int(Code.GET_ALL_TOPIC_CONFIG)):
 
 
 class GetBrokerRuntimeInfo(Request, tag=int(Code.GET_BROKER_RUNTIME_INFO)):
-    """28: figures of a broker."""
+    """28: status figures of a broker."""
 
 
 class ConsumeTimeSpanExt(Ext):
-    """A topic and a consumer group of it."""
+    """A topic and a consumer group."""
 
     topic: str
     group: str
 
 
 class QueryConsumeTimeSpan(Request, tag=int(Code.QUERY_CONSUME_TIME_SPAN)):
-    """303: when the messages of each queue were stored, and how far a group is."""
+    """303: the range of store times in each queue, and the progress of a group."""
 
     ext: ConsumeTimeSpanExt = msgspec.field(name="extFields")
 
@@ -126,19 +126,20 @@ class QueryConsumeQueueExt(Ext):
 
 
 class QueryConsumeQueue(Request, tag=int(Code.QUERY_CONSUME_QUEUE)):
-    """321: what a consume queue holds."""
+    """321: the content of a consume queue."""
 
     ext: QueryConsumeQueueExt = msgspec.field(name="extFields")
 
 
 class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
-    """9001, our own: look at the group's members or change them; what is wanted is in the body."""
+    """9001, our own: show or change the group's members; the command is in the body."""
 
 
 class ForwardExt(Ext):
-    """Whose request it is. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address and port
-    as records store them, in hexadecimal; ``serialization`` how the client encodes headers; ``client_id`` who it is in
-    the consumer group that the request is about, as far as that is known and matters."""
+    """The origin of the request. ``identity`` is that of the replicated log; ``born_host`` the client's IPv4 address
+    and port in the format of records, in hexadecimal; ``serialization`` the client's header encoding; ``client_id`` its
+    id in the consumer group of the request, if known and relevant.
+    """
 
     identity: str
     born_host: str
@@ -147,13 +148,13 @@ class ForwardExt(Ext):
 
 
 class Forward(Request, tag=int(Code.FORWARD)):
-    """9002, our own: serve a client's request for the replica that got it; the body is the request's whole frame."""
+    """9002, our own: a replica forwards a client's request; the body is the complete frame of the request."""
 
     ext: ForwardExt = msgspec.field(name="extFields")
 
 
 class AnnounceReplicaExt(Ext):
-    """One replica and its ``host:port`` for clients; ``identity`` is that of the replicated log."""
+    """A replica and its client address ``host:port``; ``identity`` is that of the replicated log."""
 
     identity: str
     node_id: str
@@ -161,16 +162,16 @@ class AnnounceReplicaExt(Ext):
 
 
 class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
-    """9004, our own, to the leader of a group: here is where clients reach me."""
+    """9004, our own, to the leader of a group: the sender's client address."""
 
     ext: AnnounceReplicaExt = msgspec.field(name="extFields")
 
 
 class AuthenticateReplicaExt(Ext):
-    """``call`` and ``bound`` in the first request of a connection; the rest in the second one. Bytes are hexadecimal.
+    """``call`` and ``bound`` in the first request of a connection; the others in the second one. Bytes are hexadecimal.
 
-    ``bound``: the proofs cover the certificate that the listener has shown. ``identity`` is that of the replicated log,
-    ``node_id`` the replica that calls, ``address`` where it dialled.
+    ``bound``: the proofs cover the listener's certificate. ``identity`` is that of the replicated log, ``node_id`` the
+    calling replica, ``address`` the address that it dialled.
     """
 
     call: str = ""
@@ -182,7 +183,7 @@ class AuthenticateReplicaExt(Ext):
 
 
 class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
-    """9005, our own, between replicas: both prove that they have the secret, see `raftlog.net.authentication`."""
+    """9005, our own, between replicas: both prove that they know the secret, see `raftlog.net.authentication`."""
 
     ext: AuthenticateReplicaExt = msgspec.field(name="extFields")
 
@@ -191,7 +192,7 @@ class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
 
 
 class BrokerExt(Ext, rename=wire(address="brokerAddr", cluster="clusterName")):
-    """One broker process: its group ("broker name"), its id in the group (0 leads) and its ``host:port``."""
+    """One broker process: its group ("broker name"), its id in the group (0 is the leader) and its ``host:port``."""
 
     broker_name: str
     address: str
@@ -205,7 +206,7 @@ class RegisterBrokerExt(
 ):
     """``body_crc32`` is masked with 0x7FFFFFFF; 0 means that it was not computed.
 
-    ``whole`` is our own: the body has every topic of the group, so that a topic which is not in it was deleted.
+    ``whole`` is our own: the body contains all topics of the group, so missing ones were deleted.
     """
 
     ha_server_address: str
@@ -217,32 +218,32 @@ class RegisterBrokerExt(
 
 
 class RegisterBroker(Request, tag=int(Code.REGISTER_BROKER)):
-    """103: a broker lives; its topics are in the body."""
+    """103: a broker registers; its topics are in the body."""
 
     ext: RegisterBrokerExt = msgspec.field(name="extFields")
 
 
 class UnregisterBroker(Request, tag=int(Code.UNREGISTER_BROKER)):
-    """104: a broker stops."""
+    """104: a broker unregisters."""
 
     ext: BrokerExt = msgspec.field(name="extFields")
 
 
 class QueryDataVersion(Request, tag=int(Code.QUERY_DATA_VERSION)):
-    """322: has the name server the topics of this version; it is in the body."""
+    """322: whether the name server has this version of the topics; the version is in the body."""
 
     ext: BrokerExt = msgspec.field(name="extFields")
 
 
 class RouteExt(Ext):
-    """One topic. With ``accept_standard_json_only`` numeric keys must be quoted, as we do for everybody."""
+    """One topic. With ``accept_standard_json_only`` numeric keys must be quoted, as our answers always do."""
 
     topic: str
     accept_standard_json_only: bool = False
 
 
 class GetRouteinfoByTopic(Request, tag=int(Code.GET_ROUTEINFO_BY_TOPIC)):
-    """105: where a topic is."""
+    """105: the route of a topic."""
 
     ext: RouteExt = msgspec.field(name="extFields")
 
@@ -256,14 +257,14 @@ class GetAllTopicListFromNameserver(Request, tag=int(Code.GET_ALL_TOPIC_LIST_FRO
 
 
 class DeleteTopicInNamesrvExt(Ext):
-    """One topic, everywhere or in one cluster."""
+    """One topic, in all clusters or in one."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class DeleteTopicInNamesrv(Request, tag=int(Code.DELETE_TOPIC_IN_NAMESRV)):
-    """216: forget where a topic is."""
+    """216: delete the route of a topic."""
 
     ext: DeleteTopicInNamesrvExt = msgspec.field(name="extFields")
 
@@ -275,13 +276,13 @@ class BrokerNameExt(Ext):
 
 
 class WipeWritePermOfBroker(Request, tag=int(Code.WIPE_WRITE_PERM_OF_BROKER)):
-    """205: let nobody write to a broker group."""
+    """205: revoke the write permission of a broker group."""
 
     ext: BrokerNameExt = msgspec.field(name="extFields")
 
 
 class AddWritePermOfBroker(Request, tag=int(Code.ADD_WRITE_PERM_OF_BROKER)):
-    """327: let clients write to a broker group again."""
+    """327: restore the write permission of a broker group."""
 
     ext: BrokerNameExt = msgspec.field(name="extFields")
 

@@ -1,6 +1,6 @@
-"""Which queues of a topic belong to which member of a group: pure, the same for whoever works it out.
+"""Allocation of a topic's queues to the members of a group. Pure, with the same result everywhere.
 
-Members work it out themselves, or ask a broker (request code 400). All of a group must use the same strategy.
+Members compute it themselves, or ask a broker (request code 400). All members of a group must use the same strategy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ QueueT = TypeVar("QueueT", bound=Queue)
 
 
 def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
-    """The contiguous share of `client_id`; sizes differ by at most one, the first members get the larger shares.
+    """The contiguous share of `client_id`; sizes differ by at most one, the first members get the larger ones.
 
-    `queues` and `client_ids` must be sorted the same way on every member, else shares overlap. A member that is
-    not in `client_ids` gets nothing. Source: AllocateMessageQueueAveragely.
+    `queues` and `client_ids` must be sorted in the same way on every member, or shares overlap. A member not in
+    `client_ids` gets nothing. Source: AllocateMessageQueueAveragely.
     """
     if client_id not in client_ids:
         return []
@@ -46,19 +46,19 @@ def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id
 
 
 def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
-    """Every n-th queue of n members, as cards are dealt."""
+    """Every n-th queue for n members (round-robin)."""
     if client_id not in client_ids:
         return []
     return list(queues[client_ids.index(client_id) :: len(client_ids)])
 
 
 def allocate_consistently(queues: Sequence[QueueT], client_ids: Sequence[str], client_id: str) -> list[QueueT]:
-    """By consistent hashing: when a member comes or goes, hardly any queue moves between the others."""
+    """By consistent hashing: when a member joins or leaves, hardly any queue moves between the others."""
     return _of_members(queues, client_ids, {client_id})
 
 
 def _of_members(queues: Sequence[QueueT], client_ids: Sequence[str], members: AbstractSet[str]) -> list[QueueT]:
-    """The queues that consistent hashing gives to some of those in ``client_ids``."""
+    """The queues that consistent hashing assigns to some of ``client_ids``."""
     if members.isdisjoint(client_ids):
         return []
     places, owners = _ring(tuple(client_ids))
@@ -71,8 +71,10 @@ def _of_members(queues: Sequence[QueueT], client_ids: Sequence[str], members: Ab
 
 @lru_cache(maxsize=4)
 def _ring(client_ids: tuple[str, ...]) -> tuple[list[int], list[str]]:
-    """The places of the members' nodes, ascending, and whose they are; kept, for all of a group ask about the same."""
-    # Where two nodes fall on the same place, the later one takes it, as a map does.
+    """The positions of the members' nodes, ascending, and their members; cached, since all members of a group need the
+    same.
+    """
+    # If two nodes have the same position, the later one wins, as in a map.
     ring = {ring_hash(f"{each}-{node}"): each for each in client_ids for node in range(VIRTUAL_NODES)}
     places = sorted(ring)
     return places, [ring[place] for place in places]
@@ -85,7 +87,7 @@ STRATEGIES: Final[Mapping[str, Callable[[Sequence[Any], Sequence[str], str], lis
         "CONSISTENT_HASH": allocate_consistently,
     }
 )
-"""By the names under which clients ask brokers for them."""
+"""By the names that clients use in requests."""
 
 
 def share_with_next(
@@ -95,9 +97,10 @@ def share_with_next(
     client_id: str,
     count: int,
 ) -> list[QueueT]:
-    """The queues from which a member pops that shares those of the ``count`` members behind it.
+    """The queues that a popping member reads which shares those of the ``count`` members behind it.
 
-    With more members than queues, each gets one queue, several the same one. Each queue is there once, in any order.
+    With more members than queues, each gets one queue, and several get the same one. Each queue occurs once, in any
+    order.
     """
     if client_id not in client_ids:
         return []
@@ -106,12 +109,12 @@ def share_with_next(
         return [queues[position % len(queues)]] if queues else []
     sharing = [client_ids[(position + step) % len(client_ids)] for step in range(min(count + 1, len(client_ids)))]
     if strategy is allocate_consistently:
-        return _of_members(queues, client_ids, set(sharing))  # hashing all of it for each of them takes seconds
+        return _of_members(queues, client_ids, set(sharing))  # hashing everything for each of them would take seconds
     return list(dict.fromkeys(queue for each in sharing for queue in strategy(queues, client_ids, each)))
 
 
 def ring_hash(text: str) -> int:
-    """Where a text falls on the ring of consistent hashing."""
+    """The position of a text on the ring of consistent hashing."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 

@@ -49,7 +49,7 @@ def decode_batch(data: memoryview | bytes) -> list[BatchedMessage]:
 def split_batch(data: memoryview | bytes, count_max: int | None = None) -> list[tuple[int, bytes, bytes]]:
     """Flag, body and encoded properties of each message of a batch.
 
-    Raises BodyError, also for more than ``count_max`` messages; these are not looked at.
+    Raises BodyError, also for more than ``count_max`` messages; the rest is not parsed.
     """
     raw = bytes(data)
     messages: list[tuple[int, bytes, bytes]] = []

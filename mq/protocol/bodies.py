@@ -1,4 +1,4 @@
-"""Bodies of requests and responses, as values with our names."""
+"""Bodies of requests and responses, as values with our field names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class QueueData(Body, rename=wire()):
 
 
 class BrokerData(Body, rename=wire()):
-    """A broker group: ``host:port`` of each broker by its id. Id 0 leads."""
+    """A broker group: ``host:port`` of each broker by its id. Id 0 is the leader."""
 
     broker_name: str
     broker_addrs: dict[I64, str]
@@ -54,7 +54,7 @@ class BrokerData(Body, rename=wire()):
 
 
 class Route(Body, rename=wire(filter_servers="filterServerTable")):
-    """Where a topic is (request code 105)."""
+    """The route of a topic (request code 105)."""
 
     queue_datas: Sequence[QueueData] = ()
     broker_datas: Sequence[BrokerData] = ()
@@ -63,7 +63,7 @@ class Route(Body, rename=wire(filter_servers="filterServerTable")):
 
 
 class ClusterInfo(Body, rename=wire(brokers="brokerAddrTable", clusters="clusterAddrTable")):
-    """All broker groups by name, and the names of each cluster's groups (request code 106)."""
+    """All broker groups by name, and the names of the groups in each cluster (request code 106)."""
 
     brokers: dict[str, BrokerData] = msgspec.field(default_factory=dict)
     clusters: dict[str, list[str]] = msgspec.field(default_factory=dict)
@@ -88,10 +88,10 @@ class KVTable(Body):
 class SubscriptionData(
     Body, gc=False, rename=wire(expression="subString", version="subVersion", tags="tagsSet", codes="codeSet")
 ):
-    """What a group wants of a topic. ``version`` grows with each change; ``codes`` are the tags' hashes.
+    """A group's subscription to a topic. ``version`` grows with each change; ``codes`` are the hashes of its tags.
 
-    A heartbeat may bring thousands. The garbage collector sees none of them, for they refer to text and numbers only:
-    it took 0.2 s to look through a few such heartbeats.
+    A heartbeat may contain thousands. They refer only to texts and numbers, so the garbage collector does not track
+    them: scanning a few such heartbeats took 0.2 s.
     """
 
     topic: str
@@ -121,7 +121,7 @@ class ProducerData(Body, rename=wire(group="groupName")):
 
 
 class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerDataSet", producers="producerDataSet")):
-    """A client and all its groups (request code 34)."""
+    """A client and its groups (request code 34)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -131,7 +131,7 @@ class HeartbeatData(Body, rename=wire(client_id="clientID", consumers="consumerD
 
 
 class CheckClientConfigBody(Body, rename=wire(subscription="subscriptionData")):
-    """A client asks whether a subscription would be accepted (request code 46)."""
+    """A client's query whether a subscription is valid (request code 46)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 

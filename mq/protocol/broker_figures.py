@@ -1,4 +1,4 @@
-"""What a broker says of itself (request code 28): figures by RocketMQ's names, and ours behind ``raftmq.``."""
+"""Status of a broker (request code 28): figures by RocketMQ's names, and ours prefixed with ``raftmq.``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ OWN_PREFIX: Final = "raftmq."
 
 
 class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue_size="EndTransactionQueueSize")):
-    """Figures that stock tools look for; sizes in bytes, times in epoch milliseconds, rates as three numbers in a text.
+    """Figures that stock tools expect; sizes in bytes, times in epoch milliseconds, rates as three numbers in a text.
 
-    A stock broker queues requests for its threads. Here one thread serves them at once, so that all queues are empty,
-    but for the sends that wait for the next round.
+    A stock broker has queues in front of its thread pools. Here one thread serves requests at once, so these queues are
+    reported as empty, except that of sends, which counts those waiting for the next round.
     """
 
     broker_version_desc: str = "V4_9_8"
@@ -25,7 +25,7 @@ class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue
     broker_active: bool = True
     boot_timestamp: int
     runtime: str
-    """How long the process has run, in words."""
+    """The process's uptime as text."""
 
     put_tps: str
     get_total_tps: str
@@ -69,7 +69,7 @@ class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue
 
 
 def delay_progress(levels: Mapping[int, tuple[int, int]]) -> dict[str, str]:
-    """By delay level how many messages are delivered and how many are stored."""
+    """By delay level the numbers of delivered and of stored messages."""
     return {f"scheduleMessageOffset_{level}": f"{delivered},{end}" for level, (delivered, end) in levels.items()}
 
 
@@ -82,7 +82,7 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
     role: str
     term: int
     leader_id: str
-    """Empty if none is known."""
+    """Empty if unknown."""
     last_index: int
     commit_index: int
     applied_index: int
@@ -95,7 +95,7 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
     abstaining: bool
     disk_used: str
     members: str
-    """JSON: each member's role."""
+    """JSON: the role of each member."""
     durability: str
     software_version: str
     replication_versions: str
@@ -107,11 +107,11 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
     """``on`` or ``off``."""
     cpu_ms: int
     peers: str
-    """Of a leader, JSON: a `PeerFigures` for each peer."""
+    """On a leader, JSON: a `PeerFigures` for each peer."""
 
 
 class PeerFigures(msgspec.Struct, rename=wire()):
-    """How far the leader knows a peer to be."""
+    """A peer's progress, as known to the leader."""
 
     match_index: int
     active: bool
@@ -119,7 +119,7 @@ class PeerFigures(msgspec.Struct, rename=wire()):
 
 
 def counter_figures(counters: Mapping[str, int]) -> dict[str, str]:
-    """What a broker counts, as figures. What follows a dot in a name is the name of a client and stays as it is."""
+    """A broker's counters as figures. The part of a name after a dot is a client's name and is not converted."""
     figures: dict[str, str] = {}
     for name, value in counters.items():
         ours, dot, client = name.partition(".")

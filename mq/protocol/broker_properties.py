@@ -1,4 +1,4 @@
-"""Settings of a broker as operators' tools see them (request codes 25 and 26), by the names of RocketMQ."""
+"""Broker settings for operators' tools (request codes 25 and 26), by RocketMQ's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RETENTION_HOURS: Final = "fileReservedTime"
 DELETE_HOUR: Final = "deleteWhen"
 
 FORBIDDEN: Final = frozenset({"brokerConfigPath", "configBlackList"})
-"""No broker lets anybody change these."""
+"""Settings that no broker allows to change."""
 
 
 class BrokerProperties(
@@ -26,9 +26,9 @@ class BrokerProperties(
         dledger_peers="dLegerPeers",
     ),
 ):
-    """Settings that stock brokers have too; times in milliseconds, sizes in bytes, ratios in percent.
+    """Settings that stock brokers have, too; times in milliseconds, sizes in bytes, ratios in percent.
 
-    Those with a default have one value at each of our brokers.
+    Those with a default have the same value on all our brokers.
     """
 
     auto_create_topic_enable: bool

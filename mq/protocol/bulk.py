@@ -1,6 +1,6 @@
-"""Bodies of our own requests 9006 and 9007, by which topics are read in bulk; `docs/wire-protocol.md` draws them.
+"""Bodies of our own requests 9006 and 9007 for bulk reads of topics; `docs/wire-protocol.md` draws them.
 
-Both ends share this module, and one end is a Spark executor: it needs nothing but the standard library.
+Brokers and Spark executors share this module: it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from mq.protocol.errors import ProtocolError
 
 RANGES_MAX: Final = 1024
-"""Queues in one bulk read."""
+"""Maximum number of queues in one bulk read."""
 BULK_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of records in one answer, unless a single one is larger."""
+"""Bytes of records in one answer, unless a single one is larger."""
 OFFSET_MAX: Final = 2**63 - 1
 
 _RANGE: Final = Struct(">iqq")
@@ -33,11 +33,11 @@ _WITHOUT_RECORDS: Final = 2
 
 
 class BulkError(ProtocolError):
-    """A body of these requests that contradicts itself."""
+    """A body of these requests that is inconsistent."""
 
 
 class ReadRange(NamedTuple):
-    """What is wanted of a queue: queue offsets from ``start`` up to but not including ``end``."""
+    """The requested range of a queue: queue offsets from ``start`` up to but not including ``end``."""
 
     queue_id: int
     start: int
@@ -45,34 +45,34 @@ class ReadRange(NamedTuple):
 
 
 class BulkStatus(IntEnum):
-    """What an answer to a bulk read is. Whatever it is, the response code is SUCCESS."""
+    """The kind of answer to a bulk read. The response code is SUCCESS in all cases."""
 
     RECORDS = 0
     NOT_FOLLOWER = 1
-    """The replica leads, and the request did not allow that."""
+    """The replica leads, and the request does not allow that."""
     BEHIND = 2
-    """Nothing of what is wanted is here yet."""
+    """Nothing of the requested ranges is here yet."""
     GONE = 3
-    """The first message that is wanted of some queue is not there any more."""
+    """The first requested message of some queue was deleted."""
     BUSY = 4
     DAMAGED = 5
-    """What is wanted is damaged at this replica, which repairs it; others have it."""
+    """The requested part is damaged at this replica, which repairs it; other replicas have it."""
     RECREATED = 6
-    """The topic was deleted and made anew: it has another identity than the request names."""
+    """The topic was deleted and created again: its identity differs from the one in the request."""
 
 
 class BulkAnswer(NamedTuple):
     """An answer to a bulk read.
 
     Attributes:
-        offsets: by queue id. RECORDS: where to go on, for each queue that was looked at. BEHIND: where the queue ends
-            here. GONE: where it begins; of the queues of which something is gone.
-        pause_ms: BUSY: ask again after that.
-        queue_ids, sizes: of each record, in the order of the log.
-        data: RECORDS: the records back to back; else text that says more. NOT_FOLLOWER: the addresses of the other
+        offsets: by queue id. RECORDS: where to continue, for each queue that was examined. BEHIND: the end of the queue
+            here. GONE: the beginning; for queues with deleted messages.
+        pause_ms: BUSY: when to retry.
+        queue_ids, sizes: of each record, in log order.
+        data: RECORDS: the records back to back; otherwise a text with details. NOT_FOLLOWER: the addresses of the other
             replicas, joined by commas.
-        without_bodies: the bodies are cut out of the records, of which nothing else is changed.
-        without_records: no records are sent; all messages up to where to go on are there.
+        without_bodies: the records lack their bodies and are otherwise unchanged.
+        without_records: no records are sent; all messages up to the returned offsets exist.
     """
 
     status: BulkStatus
@@ -86,12 +86,12 @@ class BulkAnswer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What an answer without records says more."""
+        """The details of an answer without records."""
         return str(self.data, "utf-8", "replace")
 
 
 class PlannedQueue(NamedTuple):
-    """What a queue holds: messages from ``first`` up to but not including ``end``, about ``nbytes`` in sum."""
+    """The content of a queue: messages from ``first`` up to but not including ``end``, about ``nbytes`` in total."""
 
     queue_id: int
     first: int
@@ -100,7 +100,7 @@ class PlannedQueue(NamedTuple):
 
 
 class PlannedPlace(NamedTuple):
-    """A physical offset of the log, and for each queue the queue offset of the first message behind it."""
+    """A physical offset of the log, and for each queue the queue offset of the first message after it."""
 
     position: int
     offsets: tuple[int, ...]
@@ -115,7 +115,7 @@ def encode_ranges(ranges: Iterable[ReadRange]) -> bytes:
 
 
 def decode_ranges(body: bytes | memoryview) -> list[ReadRange]:
-    """What `encode_ranges` wrote. Raises BulkError, also for ranges that no queue can have."""
+    """Decode the body. Raises BulkError, also for impossible ranges."""
     count, rest = divmod(len(body), _RANGE.size)
     if rest or not 1 <= count <= RANGES_MAX:
         raise BulkError(f"{len(body)} bytes of ranges; each has {_RANGE.size}, and there are 1 to {RANGES_MAX}")
@@ -136,7 +136,7 @@ def encode_answer_head(
     without_bodies: bool = False,
     flags: int = 0,
 ) -> bytes:
-    """What comes ahead of the records in an answer that has some, or leads over what is not wanted."""
+    """The part before the records in an answer that has some, or that skips unwanted ones."""
     flags |= _WITHOUT_BODIES if without_bodies else 0
     head = _HEAD.pack(BulkStatus.RECORDS, flags, len(offsets), len(sizes))
     places = b"".join(_QUEUE_OFFSET.pack(*each) for each in offsets.items())
@@ -144,7 +144,7 @@ def encode_answer_head(
 
 
 def encode_offsets(offsets: dict[int, int]) -> bytes:
-    """An answer that leaves the records out: where to go on behind messages that are all there."""
+    """An answer without records: where to continue after messages that all exist."""
     return encode_answer_head(offsets, (), (), flags=_WITHOUT_RECORDS)
 
 
@@ -158,7 +158,7 @@ def encode_no_records(
 
 
 def decode_answer(body: bytes | bytearray | memoryview) -> BulkAnswer:
-    """Read the body of an answer; its records are not looked at. Raises BulkError."""
+    """Decode the body of an answer, without parsing its records. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
         raise BulkError(f"answer of {len(view)} bytes")
@@ -189,7 +189,7 @@ _STATUSES: Final = frozenset(map(int, BulkStatus))
 
 
 def encode_plan(queues: Sequence[PlannedQueue], places: Sequence[PlannedPlace]) -> bytes:
-    """The body of the answer to a planning request. Each place has an offset for each of the queues."""
+    """The body of the answer to a planning request. Each place has an offset for every queue."""
     return b"".join(
         (
             _PLAN_HEAD.pack(len(queues), len(places)),
@@ -201,7 +201,7 @@ def encode_plan(queues: Sequence[PlannedQueue], places: Sequence[PlannedPlace]) 
 
 
 def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[PlannedPlace]]:
-    """What `encode_plan` wrote. Raises BulkError."""
+    """Decode the body. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _PLAN_HEAD.size:
         raise BulkError(f"plan of {len(view)} bytes")

@@ -1,4 +1,4 @@
-"""Typed requests: our own 9006 to 9009, by which topics are read in bulk. See `mq.protocol.requests`.
+"""Typed requests: our own 9006 to 9009, for bulk reads of topics. See `mq.protocol.requests`.
 
 Their bodies and those of their answers are in `mq.protocol.bulk` and `mq.protocol.topic_ends`; `docs/wire-protocol.md`
 describes them.
@@ -14,10 +14,10 @@ from mq.protocol.wire_names import I32, I64
 
 
 class PlanTopicExt(Ext):
-    """A topic of which some queues are asked about, from queue id ``first_queue`` on.
+    """A topic and the first queue id of the requested queues.
 
-    With ``detail`` the answer says how large queues are and which offsets they have at the beginnings of log files.
-    With ``current`` the replica first asks the leader what is committed.
+    With ``detail`` the answer contains sizes of queues and their offsets at the beginnings of log files. With
+    ``current`` the replica first asks the leader for the commit index.
     """
 
     topic: str
@@ -27,17 +27,17 @@ class PlanTopicExt(Ext):
 
 
 class PlanTopic(Request, tag=int(Code.PLAN_TOPIC)):
-    """9006, our own: what a replica has of a topic, for whoever plans to read it."""
+    """9006, our own: the extent of a topic on a replica, for planning a read."""
 
     ext: PlanTopicExt = msgspec.field(name="extFields")
 
 
 class BulkReadExt(Ext):
-    """What is wanted of a topic, besides the ranges in the body.
+    """The request of a bulk read, apart from the ranges in the body.
 
-    ``topic_identity`` empty means any; ``bytes_max`` is of records in the answer; without ``bodies`` they are cut out
-    of them. With ``offsets_only`` the answer only says up to where messages are there, unless some tags are wanted.
-    ``client_id`` is for figures. ``wait_ms`` is how long the answer may wait for messages.
+    ``topic_identity`` empty matches any; ``bytes_max`` limits the records in the answer; without ``bodies`` these are
+    removed from records. With ``offsets_only`` the answer only says up to which offsets messages exist, unless tags are
+    selected. ``client_id`` is for figures. ``wait_ms`` is how long the answer may wait for messages.
     """
 
     topic: str
@@ -52,15 +52,15 @@ class BulkReadExt(Ext):
 
 
 class BulkRead(Request, tag=int(Code.BULK_READ)):
-    """9007, our own: messages of some queues of a topic in the order of the log."""
+    """9007, our own: messages of some queues of a topic in log order."""
 
     ext: BulkReadExt = msgspec.field(name="extFields")
 
 
 class HoldLogExt(Ext):
-    """A lease: this replica is to keep its log from the physical offset ``position`` on for so many seconds.
+    """A lease: this replica keeps its log from the physical offset ``position`` on for this many seconds.
 
-    The same ``lease_id`` renews or moves it; 0 seconds give it back.
+    The same ``lease_id`` renews or moves it; 0 seconds release it.
     """
 
     lease_id: str
@@ -69,18 +69,18 @@ class HoldLogExt(Ext):
 
 
 class HoldLog(Request, tag=int(Code.HOLD_LOG)):
-    """9008, our own: keep the files of the log for a reader."""
+    """9008, our own: keep log files for a reader."""
 
     ext: HoldLogExt = msgspec.field(name="extFields")
 
 
 class AskTopicEndsExt(Ext):
-    """With ``current`` the replica first asks the leader what is committed. The body names the topics."""
+    """With ``current`` the replica first asks the leader for the commit index. The body names the topics."""
 
     current: bool = False
 
 
 class AskTopicEnds(Request, tag=int(Code.ASK_TOPIC_ENDS)):
-    """9009, our own: where the queues of many topics begin and end."""
+    """9009, our own: first and last offsets of the queues of many topics."""
 
     ext: AskTopicEndsExt = msgspec.field(name="extFields", default_factory=AskTopicEndsExt)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 MQ_VERSION: Final = 409
-"""The version ordinal we answer with: release 4.9.8. Clients refuse SQL92 below 232, so it is never 0."""
+"""The version ordinal in our answers: release 4.9.8. Clients refuse SQL92 below 232, so it is never 0."""
 
 LANGUAGES: Final[dict[str, int]] = {
     "JAVA": 0,
@@ -28,7 +28,7 @@ LANGUAGE_NAMES: Final[dict[int, str]] = {number: name for name, number in LANGUA
 
 
 class RequestCode(IntEnum):
-    """What a frame without flag bit 0 asks for."""
+    """Codes of frames without flag bit 0."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -144,21 +144,21 @@ class RequestCode(IntEnum):
     MANAGE_GROUP = 9001
     """Our own: members of a broker group. Stock clients and brokers use no code near it."""
     FORWARD = 9002
-    """Our own: a replica hands a client's request on to the one that leads."""
+    """Our own: a replica forwards a client's request to the leader."""
     RELAY_REPLY = 9003
-    """Our own: a replica hands a reply on to the one that the client is connected to which waits for it."""
+    """Our own: a replica relays a reply to the replica that the waiting client is connected to."""
     ANNOUNCE_REPLICA = 9004
-    """Our own: a replica that does not lead says where clients reach it."""
+    """Our own: a replica that does not lead reports its client address."""
     AUTHENTICATE_REPLICA = 9005
-    """Our own: a replica proves to another one that it has the secret of the group."""
+    """Our own: a replica proves to another one that it knows the group's secret."""
     PLAN_TOPIC = 9006
-    """Our own: what a replica has of a topic, for whoever plans to read it in bulk."""
+    """Our own: the extent of a topic on a replica, for planning a bulk read."""
     BULK_READ = 9007
-    """Our own: messages of several queues in the order of the log."""
+    """Our own: messages of several queues in log order."""
     HOLD_LOG = 9008
-    """Our own: keep the files of the log for a reader."""
+    """Our own: keep log files for a reader."""
     ASK_TOPIC_ENDS = 9009
-    """Our own: where the queues of many topics begin and end."""
+    """Our own: first and last offsets of the queues of many topics."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -170,7 +170,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. 209 to 211 have other meanings in 4.9 (access control) than in 5.x; these are 5.x's."""
+    """Results of requests. 209 to 211 have other meanings in 4.9 (access control) than in 5.x; these are 5.x's."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -220,5 +220,5 @@ class ResponseCode(IntEnum):
 
 
 PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
-"""Bits of what clients may do with a topic."""
+"""Permission bits of a topic."""
 PERM_READ_WRITE = PERM_READ | PERM_WRITE

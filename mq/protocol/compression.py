@@ -1,4 +1,4 @@
-"""Bodies that producers compressed. Brokers store and forward them as they are; consumers inflate them."""
+"""Bodies compressed by producers. Brokers store and forward them unchanged; consumers inflate them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ZSTD_WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 Codec = Literal["zlib", "lz4", "zstd"]
-"""How a body is compressed. All clients read zlib; Java reads the others since 4.9.4, Go does not."""
+"""The codec of a body. All clients support zlib; Java supports the others since 4.9.4, Go does not."""
 CODECS: Final = get_args(Codec)
 
 
@@ -29,7 +29,9 @@ class DecompressionError(ProtocolError):
 
 
 def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
-    """The bits of the system flag and the compressed body; 0 and ``body`` itself where that would not be smaller."""
+    """The bits of the system flag and the compressed body; 0 and ``body`` itself if compression does not make it
+    smaller.
+    """
     match codec:
         case "zlib":
             flag, compressed = ZLIB, zlib.compress(body, level=5)
@@ -43,16 +45,16 @@ def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
 
 
 def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
-    """The body as the application sent it; ``body`` itself if it is not compressed.
+    """The original body; ``body`` itself if it is not compressed.
 
-    No more than ``bytes_max`` bytes are ever made, whatever the body claims. Raises DecompressionError.
+    Never produces more than ``bytes_max`` bytes, whatever the body claims. Raises DecompressionError.
     """
     if not sys_flag & COMPRESSED:
         return body
     codec = sys_flag & CODEC_MASK
     try:
         match codec:
-            case 0 | 0x300:  # producers before the codec bits existed used zlib
+            case 0 | 0x300:  # producers from before the codec bits used zlib
                 inflated, complete = _inflate_zlib(body, bytes_max)
             case 0x100:
                 inflated, complete = _inflate_lz4(body, bytes_max)
@@ -93,7 +95,7 @@ def _inflate_zstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     declared = zstandard.frame_content_size(body)
     if declared >= 0 or not wanted:
         return inflated, declared == len(inflated)
-    # Without a declared size only the other interface knows whether the frame ended; its output is bounded by now.
+    # Without a declared size only the other interface can tell whether the frame ended; the output is limited by now.
     check = decompressor.decompressobj()
     check.decompress(body)
     return inflated, bool(check.eof)

@@ -1,8 +1,9 @@
-"""How long messages wait that ask for it: at a delay level (property DELAY), or until a time of their own (timers).
+"""Delays of messages: by a delay level (property DELAY), or until a requested time (timers).
 
-Messages of the default levels wait in the schedule topic, a queue for each level. All others wait in the timer topic,
-whose queues are a wheel: one for each minute of the day (UTC), by the time at which a message is due. Each is looked at
-once within a day after it was stored, its *turn*: then it is delivered, or stored anew to wait for the next day.
+Messages of the default levels wait in the schedule topic, with a queue for each level. All others wait in the timer
+topic, whose queues are a wheel: one for each minute of the day (UTC) at which a message is due. Each message is
+processed once within a day after it was stored, at its *turn*: then it is delivered, or copied to its slot again to
+wait for the next day.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ DELAY_LEVELS_MS: Final = (
     *(minutes * _MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
     *(hours * _HOUR for hours in (1, 2)),
 )
-"""Milliseconds of levels 1 to 18. The same everywhere and for ever: replicas derive from them when a message is due."""
+"""Milliseconds of levels 1 to 18. They must never change: replicas derive from them when a message is due."""
 
 LEVEL_MAX: Final = len(DELAY_LEVELS_MS)
-"""Levels of the schedule topic. A table of one's own may have more; see `parse_levels`."""
+"""Levels of the schedule topic. A custom table may have more; see `parse_levels`."""
 
 LEVELS_MAX: Final = 64
-"""Levels of any table."""
+"""Maximum levels of any table."""
 
 LEVEL_MS_MAX: Final = 40 * _DAY
 
 TIMER_SLOTS: Final = _DAY // _MINUTE
-"""Queues of the timer topic. The same everywhere and for ever."""
+"""Queues of the timer topic. Must never change."""
 
 TIMER_SLOT_MS: Final = _MINUTE
 TURN_MS_MAX: Final = _DAY
-"""No message waits longer in one place of the log: else the retention of the log would reach it."""
+"""No message waits longer in one place of the log, so that retention does not reach it."""
 
 _UNITS: Final = {"s": _SECOND, "m": _MINUTE, "h": _HOUR, "d": _DAY}
 _SPAN: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -47,12 +48,14 @@ _DUE: Final = props.TIMER_OUT_MS.encode() + b"\x01"
 
 
 def delay_level(text: str) -> int:
-    """The level that a DELAY property asks for, 0 for none. Raises ValueError if it is not a number."""
+    """The level in a DELAY property, 0 for none. Raises ValueError if it is not a number."""
     return max(int(text), 0)
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """A table of levels, as ``1s 5s 10m 2h 1d``: milliseconds of each. Raises ValueError, which says where and why."""
+    """Parse a table of levels such as ``1s 5s 10m 2h 1d`` to milliseconds. Raises ValueError with the place and the
+    reason.
+    """
     levels: list[int] = []
     for number, part in enumerate(text.split(), 1):
         match = _SPAN.fullmatch(part)
@@ -82,20 +85,20 @@ def _format_span(span_ms: int) -> str:
 def due_ms(store_timestamp_ms: int, queue_id: int) -> int:
     """When a message in this queue of the schedule topic is due; queue n holds level n + 1. Epoch milliseconds.
 
-    A queue that stands for no level delays nothing.
+    A queue without a level has no delay.
     """
     return store_timestamp_ms + (DELAY_LEVELS_MS[queue_id] if 0 <= queue_id < LEVEL_MAX else 0)
 
 
 def timer_slot(due_ms: int) -> int:
-    """In which queue of the timer topic a message waits that is due at ``due_ms``, however often it is stored anew."""
+    """The queue of the timer topic for messages due at ``due_ms``, also for their copies."""
     return due_ms // TIMER_SLOT_MS % TIMER_SLOTS
 
 
 def timer_turn_ms(store_timestamp_ms: int, due_ms: int) -> int:
-    """When to look at a message that was stored at ``store_timestamp_ms``: within a day, or earlier if it is due then.
+    """When to process a message that was stored at ``store_timestamp_ms``: within a day, or earlier if it is due then.
 
-    That is a whole number of days before it is due, so that its slot stays the same.
+    That is a whole number of days before it is due, so its slot stays the same.
     """
     days = max(due_ms - store_timestamp_ms - 1, 0) // TURN_MS_MAX
     return due_ms - days * TURN_MS_MAX
@@ -110,7 +113,7 @@ def _timer_turn_ms(store_timestamp_ms: int, queue_id: int, properties: bytes) ->
     while at > 0 and properties[at - 1] != 2:
         at = properties.find(_DUE, at + 1)
     text = properties[at + len(_DUE) : at + len(_DUE) + 18].partition(b"\x02")[0] if at >= 0 else b""
-    # One that does not say when it is due is no message of ours, and waits for nothing.
+    # A message without a due time is not ours, and does not wait.
     return timer_turn_ms(store_timestamp_ms, int(text)) if text.isdigit() else store_timestamp_ms
 
 
@@ -118,7 +121,7 @@ TURNS_MS: Final[Mapping[str, Callable[[int, int, bytes], int]]] = {
     names.SCHEDULE_TOPIC: _level_turn_ms,
     names.TIMER_TOPIC: _timer_turn_ms,
 }
-"""For each topic whose messages wait: from store time, queue id and encoded properties to the time of the turn.
+"""For each topic with waiting messages: computes the time of the turn from store time, queue id and encoded properties.
 
-It is the tag code of the message's queue entry. Replicas derive it from the record alone.
+It is the tag code in the message's queue entry. Replicas derive it from the record alone.
 """

@@ -1,14 +1,14 @@
-"""What can be wrong with bytes from the other side."""
+"""Errors in data from the other side."""
 
 from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """Base of everything this package raises about data from outside."""
+    """Base of all errors that this package raises for outside data."""
 
 
 class FrameError(ProtocolError):
-    """The stream cannot be cut into frames any more: close the connection, nothing can be answered."""
+    """The stream cannot be split into frames any more: close the connection, no answer is possible."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -16,9 +16,9 @@ class FrameError(ProtocolError):
 
 
 class HeaderError(ProtocolError):
-    """One request is malformed, the stream is not: answer it with SYSTEM_ERROR and this remark, and go on.
+    """One request is malformed, but the stream is not: answer with SYSTEM_ERROR and this remark, and continue.
 
-    ``code`` is None when the request does not even say what it asks for. ``opaque`` is 0 when it is missing.
+    ``code`` is None if the request code is missing. ``opaque`` is 0 if it is missing.
     """
 
     def __init__(self, code: int | None, opaque: int, remark: str) -> None:
@@ -29,8 +29,8 @@ class HeaderError(ProtocolError):
 
 
 class BodyError(ProtocolError):
-    """A body is not what its request or response code says it should be."""
+    """A body does not match its request or response code."""
 
 
 class ReplyError(ProtocolError):
-    """The header of a reply lacks a field, or has another than its request code says it should."""
+    """The header of a reply lacks a field, or has an invalid one."""

@@ -1,8 +1,8 @@
-"""Reads the JSON dialect that Java nodes write.
+"""Parser for the JSON dialect of Java nodes.
 
-It is JSON but for three things: numbers may be keys without quotes, objects may be keys, and ``{"$ref": "$.path"}``
-stands for another part of the same text. The result is plain Python: number keys become their text, an object key
-becomes its compact JSON with sorted members, a reference becomes what it refers to.
+It is JSON with three extensions: keys may be unquoted numbers, keys may be objects, and ``{"$ref": "$.path"}`` refers
+to another part of the same text. The result is plain Python: number keys become text, an object key becomes its compact
+JSON with sorted members, a reference becomes its target.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 from mq.protocol.errors import BodyError
 
 DEPTH_MAX: Final = 32
-"""Levels, counted after references were followed."""
+"""Nesting levels, after following references."""
 REFERENCES_MAX: Final = 10_000
 VALUES_MAX: Final = 50_000
-"""Values in one text, each counted as often as it is referred to: reading so many takes about 0.2 s."""
+"""Values in one text, counted once per reference: parsing this many takes about 0.2 s."""
 TRUSTED_VALUES_MAX: Final = 2_000_000
-"""The same for what comes from a server or a file of one's own."""
+"""The same for data from a server or a local file."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
-# It gives nothing back, so that a long text which is no string takes neither time nor memory.
+# Possessive, so that a long text that is not a string takes neither time nor memory.
 _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]|\[\"([^\"]*)\"\]")
@@ -37,7 +37,7 @@ def parse(data: bytes | memoryview, *, values_max: int = VALUES_MAX) -> Any:
 
     Raises:
         BodyError: it is neither JSON nor this dialect, is nested deeper than 32 levels, has more than ``values_max``
-            values, or a reference to nowhere.
+            values, or a dangling reference.
     """
     reader = _Reader(bytes(data).decode("utf-8", "replace"), values_max)
     value = reader.read_all()
@@ -170,15 +170,15 @@ def _too_many(values_max: int) -> BodyError:
 
 
 def _resolve(root: Any, values_max: int) -> Any:
-    """``root`` with each reference replaced by what it names; that is shared, never copied.
+    """``root`` with each reference replaced by its target, which is shared, not copied.
 
-    Whoever reads the result walks through shared parts again and again, so what counts is what they meet.
+    Readers of the result visit shared parts repeatedly, so the limits count repeated visits.
     """
     open_nodes: set[int] = set()
     done: dict[int, tuple[int, int]] = {}
 
     def visit(node: Any, depth: int) -> tuple[int, int]:
-        """How many values there are in a node, and how many levels."""
+        """The number of values in a node, and its depth."""
         if not isinstance(node, dict | list):
             return 1, 0
         if id(node) in done:
@@ -222,7 +222,7 @@ def _target(root: Any, path: str) -> Any:
         except (LookupError, TypeError) as error:
             raise BodyError(f"JSON with a reference to nowhere: {path[:80]}") from error
         at = step.end()
-    # Java writes a value in full where it comes first, so a reference never leads to another one.
+    # Java writes a value in full at its first occurrence, so a reference never leads to another one.
     if not path.startswith("$") or isinstance(node, _Reference):
         raise BodyError(f"JSON with a reference that cannot be followed: {path[:80]}")
     return node

@@ -1,11 +1,11 @@
-"""Frames of our own request 9002, by which a replica that does not lead hands a client's request to the one that does.
+"""Frames of our own request 9002, by which a replica that does not lead forwards a client's request to the leader.
 
-The body of the request is the client's request as a whole frame, that of its answer the whole frame which the client
-gets. How the request ended is in the code of the answer:
+The body of the request is the client's request as a complete frame, that of its answer the complete frame for the
+client. The code of the answer says how the request ended:
 
 - SUCCESS: the body is the answer for the client, empty if it wants none;
-- SERVICE_NOT_AVAILABLE and NO_PERMISSION: it was not served, and may be handed to somebody else;
-- anything else: nobody knows what became of it.
+- SERVICE_NOT_AVAILABLE and NO_PERMISSION: it was not served, and may be forwarded to another replica;
+- anything else: the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 FORWARDED_TO: Final = "forwardedTo"
-"""The header field of an answer that came through a replica which does not lead: where the leader is. Our own."""
+"""Header field of an answer that was forwarded: the leader's address. Our own."""
 
 _EXT: Final = b'"extFields":'
 
 
 class TooLarge(ValueError):
-    """A request that was legal by itself does not fit a frame with ours around it."""
+    """The request does not fit into a frame together with ours around it."""
 
 
 class ForwardEncoder:
-    """Makes the frames of request 9002; ``identity`` is that of the replicated log."""
+    """Encodes request 9002; ``identity`` is that of the replicated log."""
 
     __slots__ = ("_header",)
 
@@ -49,9 +49,9 @@ class ForwardEncoder:
     def encode(
         self, opaque: int, born_host: bytes, request: Any, body: bytes, serialization: int, client_id: str = ""
     ) -> tuple[bytes, int]:
-        """The frame, and where in it the client's request begins.
+        """The frame, and the position of the client's request in it.
 
-        Header fields that we have no name for are left out: no handler sees them, whoever serves the request.
+        Unknown header fields are omitted: no handler sees them on any replica.
 
         Raises:
             TooLarge: it exceeds the limits of a frame.
@@ -72,7 +72,7 @@ class ForwardEncoder:
 
 
 class WrapEncoder:
-    """Makes the answers that carry the answer for a client."""
+    """Encodes the answers that contain a client's answer."""
 
     __slots__ = ("_header",)
 
@@ -82,22 +82,22 @@ class WrapEncoder:
         self._header = header.replace(b'"opaque":0,', b'"opaque":%d,')
 
     def encode(self, opaque: int, inner: bytes) -> bytes:
-        """The whole frame; ``inner`` is a whole frame, too, or empty."""
+        """The complete frame; ``inner`` is a complete frame, too, or empty."""
         header = self._header % opaque
         return b"".join((encode_prefix(JSON, len(header), len(inner)), header, inner))
 
 
 def mark_forwarded(frame: bytes, leader: str) -> bytes:
-    """The answer for a client, with the field that says who gave it: our own SDK then asks for the route at once.
+    """The answer for a client, with the leader's address: our own SDK then refreshes the route at once.
 
-    Only JSON headers are marked. Other clients know no such field and leave it alone.
+    Only JSON headers get it. Other clients ignore the unknown field.
     """
     header_end = PREFIX_BYTES + int.from_bytes(frame[5:PREFIX_BYTES], "big")
     header = frame[PREFIX_BYTES:header_end]
     if frame[4] != JSON or not header.startswith(b"{"):
         return frame
     field = b'"%s":%s' % (FORWARDED_TO.encode(), _encode(leader))
-    # Quotes within strings are escaped, so this is no part of one.
+    # Quotes within strings are escaped, so this does not occur in one.
     before, found, behind = header.partition(_EXT + b"{")
     if found:
         header = before + found + field + (behind if behind.startswith(b"}") else b"," + behind)

@@ -1,4 +1,4 @@
-"""Frames: 4 bytes length of what follows, 1 byte header encoding, 3 bytes header length, header, body."""
+"""Frames: 4 bytes length of the rest, 1 byte header encoding, 3 bytes header length, header, body."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from mq.protocol.errors import FrameError
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 256 * 1024
-"""Properties may have 32,767 bytes, and JSON writes their separators in six: less would refuse legal messages."""
+"""Properties may have 32,767 bytes, and JSON escapes their separators with six characters: a lower limit would refuse
+valid messages.
+"""
 
 JSON: Final = 0
 BINARY: Final = 1
@@ -18,21 +20,21 @@ PREFIX_BYTES: Final = 8
 _PREFIX: Final = struct.Struct(">II")
 _LENGTH: Final = struct.Struct(">I")
 _TLS_STARTS: Final = (0x1603, 0x1503)
-"""The first two bytes of a TLS connection, which begins with a handshake or an alert record of version 3."""
+"""The first two bytes of a TLS connection: a handshake or an alert record of version 3."""
 
 
 def split_frames(
     data: memoryview, *, frame_bytes_max: int = FRAME_BYTES_MAX
 ) -> tuple[list[tuple[int, memoryview, memoryview]], int]:
-    """Cut everything complete from a received chunk.
+    """Split all complete frames from a received chunk.
 
     Returns:
-        ``(serialization, header, body)`` of every complete frame, as views of ``data``, and the bytes they took up.
-        What is left is the beginning of a frame: keep it and pass it again with more behind it.
+        ``(serialization, header, body)`` of every complete frame, as views of ``data``, and their total size in bytes.
+        The rest is the beginning of a frame: pass it again with the data that follows.
 
     Raises:
-        FrameError: no frame can begin like this; found as soon as its lengths are there. Complete frames before it are
-            not returned, for the connection is about to be closed.
+        FrameError: a frame cannot begin like this; detected as soon as its lengths are there. Complete frames before it
+            are not returned, since the connection is about to be closed.
     """
     frames: list[tuple[int, memoryview, memoryview]] = []
     at = 0
@@ -63,12 +65,12 @@ def split_frames(
 
 
 def encode_frame(serialization: int, header: bytes, body: bytes = b"") -> bytes:
-    """One frame as it goes over the wire."""
+    """One frame as sent over the wire."""
     return b"".join((encode_prefix(serialization, len(header), len(body)), header, body))
 
 
 def encode_prefix(serialization: int, header_bytes: int, body_bytes: int) -> bytes:
-    """The 8 bytes before a header; header and body may then be sent as buffers of their own."""
+    """The 8 bytes before a header; header and body may then be sent as separate buffers."""
     assert header_bytes <= 0xFFFFFF, f"header of {header_bytes} bytes"
     return _PREFIX.pack(4 + header_bytes + body_bytes, serialization << 24 | header_bytes)
 

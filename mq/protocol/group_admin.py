@@ -1,7 +1,7 @@
-"""Bodies of our own request 9001, by which operators look at a group's members and change them.
+"""Bodies of our own request 9001, by which operators show and change a group's members.
 
-Stock clients and brokers know nothing of it. The request's body is a `GroupCommand`; whatever becomes of it, the answer
-has code SUCCESS and a `GroupAnswer` as its body, which says in words what was done or why not.
+Unknown to stock clients and brokers. The request's body is a `GroupCommand`; the answer always has code SUCCESS and a
+`GroupAnswer` as its body, which describes the result or the reason of a refusal.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from mq.protocol.json_body import CLIENT_VALUES_MAX, Body
 GroupAction = Literal["status", "add", "promote", "remove", "replace", "transfer"]
 
 MemberRole = Literal["voter", "learner", "incoming", "outgoing"]
-"""During a change of voters those that come are incoming and those that go are outgoing; the others are voters."""
+"""During a change of voters, added ones are incoming and removed ones outgoing; the others are voters."""
 
 
 class GroupCommand(Body):
-    """What an operator wants. ``add`` needs ``node`` and ``address`` (HOST:PORT of its replication port), ``replace``
-    the learner ``node`` and the voter ``replaced``; ``transfer`` without ``node`` leaves the choice to the leader.
+    """An operator's command. ``add`` needs ``node`` and ``address`` (HOST:PORT of its replication port), ``replace``
+    the learner ``node`` and the voter ``replaced``; ``transfer`` without ``node`` lets the leader choose.
     """
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
@@ -31,9 +31,9 @@ class GroupCommand(Body):
 
 
 class MemberView(Body):
-    """A member as the answering replica sees it. Numbers are -1 when it does not know: only a leader does.
+    """A member as seen by the answering replica. Unknown numbers are -1: only a leader knows them.
 
-    ``reason`` says why the answering replica could not connect to it last, empty while it is connected.
+    ``reason`` says why the answering replica's last connection attempt failed, empty while it is connected.
     """
 
     node_id: str
@@ -49,7 +49,7 @@ class MemberView(Body):
 
 
 class GroupView(Body):
-    """The group as the answering replica sees it. ``disk_used`` is a part of 1; ``leader`` is empty if unknown."""
+    """The group as seen by the answering replica. ``disk_used`` is a fraction of 1; ``leader`` is empty if unknown."""
 
     node_id: str
     cluster: str
@@ -65,13 +65,13 @@ class GroupView(Body):
     members: Sequence[MemberView] = ()
 
     def member(self, node_id: str) -> MemberView | None:
-        """The member of that id, None if there is none."""
+        """The member with this id, None if there is none."""
         return next((member for member in self.members if member.node_id == node_id), None)
 
 
 class GroupAnswer(Body):
-    """What became of a command. ``code`` is empty when it was done, else the name of the reason; ``text`` says either
-    in words. After OUTCOME_UNKNOWN it may still be done.
+    """The result of a command. ``code`` is empty on success, else the name of the reason; ``text`` describes either.
+    After OUTCOME_UNKNOWN it may still take effect.
     """
 
     done: bool

@@ -1,4 +1,4 @@
-"""Bodies about consumer groups: who is in them, what they lock, where they are."""
+"""Bodies about consumer groups: members, locks, progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.protocol.wire_names import wire
 
 
 class QueueLocks(Body, rename=wire(group="consumerGroup", queues="mqSet")):
-    """Queues that a client of a group wants, or gives back (request codes 41 and 42)."""
+    """Queues that a client of a group locks, or unlocks (request codes 41 and 42)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -26,7 +26,7 @@ class QueueLocks(Body, rename=wire(group="consumerGroup", queues="mqSet")):
 
 
 class LockedQueues(Body, rename=wire(queues="lockOKMQSet")):
-    """Those of the wanted queues that are the client's now (request code 41)."""
+    """The requested queues that the client now holds (request code 41)."""
 
     queues: Sequence[QueueRef] = ()
 
@@ -41,7 +41,7 @@ class ClientConnectionData(Body, rename=wire()):
 
 
 class ConsumerConnection(Body, rename=wire(connections="connectionSet", subscriptions="subscriptionTable")):
-    """The members of a consumer group and what they subscribe (request code 203)."""
+    """The members of a consumer group and their subscriptions (request code 203)."""
 
     connections: Sequence[ClientConnectionData]
     subscriptions: dict[str, SubscriptionData]
@@ -85,7 +85,7 @@ class CorrectionOffsets(Body, rename=wire(offsets="correctionOffsets")):
 
 
 class GroupSubscriptionData(Body, rename=wire(subscription="subscriptionData")):
-    """What a group subscribes of a topic (request code 345)."""
+    """A group's subscription to a topic (request code 345)."""
 
     group: str
     topic: str
@@ -101,10 +101,10 @@ class GroupForbidden(Body):
 
 
 class ProcessQueueInfo(Body, rename=wire(cached_mib="cachedMsgSizeInMiB", dropped="droped")):
-    """How far a consumer is in one of its queues (request code 307); times are epoch milliseconds, 0 if not known.
+    """A consumer's progress in one of its queues (request code 307); times are epoch milliseconds, 0 if unknown.
 
-    The cached messages are those that it has and has not finished, between two offsets that are both included, 0 if
-    there are none. ``cached_mib`` is the size of their bodies in MiB.
+    Cached messages are the unfinished ones, between two inclusive offsets, 0 without any. ``cached_mib`` is the size of
+    their bodies in MiB.
     """
 
     commit_offset: int
@@ -124,7 +124,7 @@ class ProcessQueueInfo(Body, rename=wire(cached_mib="cachedMsgSizeInMiB", droppe
 
 
 def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData]:
-    """The subscriptions in what a consumer says of itself (request code 307). Raises BodyError."""
+    """The subscriptions in a consumer's running info (request code 307). Raises BodyError."""
     info = fastjson.parse(body, values_max=values_max)
     told = info.get("subscriptionSet") if isinstance(info, dict) else None
     try:
@@ -134,7 +134,7 @@ def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData
 
 
 class ConsumeResult(Body, rename=wire(spent_ms="spentTimeMills")):
-    """What came of handing one message to a consumer (request code 309)."""
+    """The result of passing one message to a consumer (request code 309)."""
 
     consume_result: str
     order: bool = False

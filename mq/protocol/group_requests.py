@@ -1,4 +1,6 @@
-"""Typed requests about consumer groups, of tools to brokers and of brokers to clients. See `mq.protocol.requests`."""
+"""Typed requests about consumer groups, from tools to brokers and from brokers to clients. See
+`mq.protocol.requests`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from mq.protocol.codes import RequestCode as Code
 from mq.protocol.requests import Ext, Request
 from mq.protocol.wire_names import I32, I64, wire
 
-# -- who is there ------------------------------------------------------------------------------------------------------
+# -- members -----------------------------------------------------------------------------------------------------------
 
 
 class MembersOfGroupExt(Ext):
@@ -40,7 +42,7 @@ class GetAllProducerInfo(Request, tag=int(Code.GET_ALL_PRODUCER_INFO)):
 
 
 class GroupTopicExt(Ext):
-    """A topic, of which groups are asked."""
+    """A topic whose groups are requested."""
 
     topic: str
 
@@ -58,7 +60,7 @@ class GroupExt(Ext):
 
 
 class QueryTopicsByConsumer(Request, tag=int(Code.QUERY_TOPICS_BY_CONSUMER)):
-    """343: which topics a group has offsets of."""
+    """343: the topics in which a group has offsets."""
 
     ext: GroupExt = msgspec.field(name="extFields")
 
@@ -70,28 +72,30 @@ class GroupAndTopicExt(GroupExt):
 
 
 class QuerySubscriptionByConsumer(Request, tag=int(Code.QUERY_SUBSCRIPTION_BY_CONSUMER)):
-    """345: what a group subscribes of a topic."""
+    """345: a group's subscription to a topic."""
 
     ext: GroupAndTopicExt = msgspec.field(name="extFields")
 
 
 class GroupForbiddenExt(GroupAndTopicExt):
-    """``readable`` None asks only."""
+    """``readable`` None only queries."""
 
     readable: bool | None = None
 
 
 class UpdateAndGetGroupForbidden(Request, tag=int(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)):
-    """353: may a group read a topic."""
+    """353: whether a group may read a topic."""
 
     ext: GroupForbiddenExt = msgspec.field(name="extFields")
 
 
-# -- where they are ----------------------------------------------------------------------------------------------------
+# -- progress ----------------------------------------------------------------------------------------------------------
 
 
 class ConsumeStatsExt(Ext):
-    """One consumer group; without a topic all that it has offsets of. ``topic_list`` is separated by semicolons."""
+    """One consumer group; without a topic, all topics in which it has offsets. ``topic_list`` is separated by
+    semicolons.
+    """
 
     consumer_group: str
     topic: str | None = None
@@ -99,13 +103,13 @@ class ConsumeStatsExt(Ext):
 
 
 class GetConsumeStats(Request, tag=int(Code.GET_CONSUME_STATS)):
-    """208: where a group is in its queues, and where these end."""
+    """208: a group's offsets, and the ends of the queues."""
 
     ext: ConsumeStatsExt = msgspec.field(name="extFields")
 
 
 class BrokerConsumeStatsExt(Ext):
-    """Of topics that are, or are not, ordered."""
+    """Only topics that are, or are not, ordered."""
 
     is_order: bool = False
 
@@ -117,7 +121,7 @@ class GetBrokerConsumeStats(Request, tag=int(Code.GET_BROKER_CONSUME_STATS)):
 
 
 class CorrectionOffsetExt(Ext):
-    """``filter_groups`` are left out; names are separated by commas."""
+    """Groups in ``filter_groups`` are ignored; names are separated by commas."""
 
     compare_group: str
     topic: str
@@ -131,7 +135,7 @@ class QueryCorrectionOffset(Request, tag=int(Code.QUERY_CORRECTION_OFFSET)):
 
 
 class CloneGroupOffsetExt(Ext, rename=wire(source="srcGroup", target="destGroup")):
-    """Without a topic all are meant of which the source has offsets."""
+    """Without a topic, all topics in which the source has offsets."""
 
     source: str
     target: str
@@ -140,13 +144,13 @@ class CloneGroupOffsetExt(Ext, rename=wire(source="srcGroup", target="destGroup"
 
 
 class CloneGroupOffset(Request, tag=int(Code.CLONE_GROUP_OFFSET)):
-    """314: let one group go on where another one is."""
+    """314: set the offsets of one group to those of another."""
 
     ext: CloneGroupOffsetExt = msgspec.field(name="extFields")
 
 
 class OffsetsWereResetExt(Ext, rename=wire(timestamp_ms="timestamp", force="isForce")):
-    """``timestamp_ms`` -1 means the end. Without ``force`` only backwards."""
+    """``timestamp_ms`` -1 means the end. Without ``force`` offsets only move backwards."""
 
     topic: str
     group: str
@@ -168,47 +172,47 @@ class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFF
 
 
 class ResetConsumerClientOffset(Request, tag=int(Code.RESET_CONSUMER_CLIENT_OFFSET)):
-    """220, broker to client, one-way: go on from the offsets in the body."""
+    """220, broker to client, one-way: continue from the offsets in the body."""
 
     ext: OffsetsWereResetExt = msgspec.field(name="extFields")
 
 
-# -- what clients are asked --------------------------------------------------------------------------------------------
+# -- relayed to clients ------------------------------------------------------------------------------------------------
 
 
 class ConsumerStatusExt(GroupAndTopicExt, rename=wire(client_id="clientAddr")):
-    """``client_id`` only of this client."""
+    """``client_id`` limits it to this client."""
 
     client_id: str | None = None
 
 
 class InvokeBrokerToGetConsumerStatus(Request, tag=int(Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)):
-    """223: the offsets that the members of a group have in memory."""
+    """223: the in-memory offsets of a group's members."""
 
     ext: ConsumerStatusExt = msgspec.field(name="extFields")
 
 
 class GetConsumerStatusFromClient(Request, tag=int(Code.GET_CONSUMER_STATUS_FROM_CLIENT)):
-    """221, broker to client: the offsets that it has in memory."""
+    """221, broker to client: its in-memory offsets."""
 
     ext: ConsumerStatusExt = msgspec.field(name="extFields")
 
 
 class RunningInfoExt(MembersOfGroupExt, rename=wire(stack="jstackEnable")):
-    """One member; with ``stack`` also what its threads do."""
+    """One member; with ``stack`` also the stacks of its threads."""
 
     client_id: str
     stack: bool = False
 
 
 class GetConsumerRunningInfo(Request, tag=int(Code.GET_CONSUMER_RUNNING_INFO)):
-    """307, relayed to the client: how it is."""
+    """307, relayed to the client: its state."""
 
     ext: RunningInfoExt = msgspec.field(name="extFields")
 
 
 class ConsumeDirectlyExt(MembersOfGroupExt, rename=wire(message_id="msgId")):
-    """``message_id`` is an offset message id. Broker and tools tell each other more, which nobody needs."""
+    """``message_id`` is an offset message id. Further fields between brokers and tools are not needed."""
 
     client_id: str | None = None
     message_id: str | None = None

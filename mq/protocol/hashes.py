@@ -29,8 +29,8 @@ def java_string_hash(text: str) -> int:
 
 
 def tag_code(tags: str) -> int:
-    """The number by which brokers filter: the hash of a message's whole TAGS value, 0 without tags."""
-    # Few tags come again and again; a long text is no tag, and remembering those would cost memory.
+    """The number that brokers filter by: the hash of a message's TAGS value, 0 without tags."""
+    # There are few distinct tags; a long text is not a tag, and caching it would cost memory.
     return _cached_hash(tags) if len(tags) <= _CACHED_CHARACTERS_MAX else java_string_hash(tags)
 
 
@@ -42,7 +42,7 @@ class MessageIdRefused(ProtocolError):
 
 
 class OffsetMessageId(NamedTuple):
-    """Where one stored record is: the broker's IP address and port, and the record's physical offset."""
+    """The place of one stored record: the broker's IP address and port, and the record's physical offset."""
 
     ip: str
     port: int
@@ -55,7 +55,7 @@ def offset_message_id(host: bytes, port: int, physical_offset: PhysicalOffset) -
 
 
 def parse_offset_message_id(text: str) -> OffsetMessageId:
-    """Take an offset message id apart. Raises MessageIdRefused."""
+    """Parse an offset message id. Raises MessageIdRefused."""
     if len(text) not in (32, 56):
         raise MessageIdRefused(f"an offset message id has 32 or 56 characters, this has {len(text)}: {text[:60]!r}")
     try:
@@ -69,10 +69,10 @@ def parse_offset_message_id(text: str) -> OffsetMessageId:
 
 
 class UniqKeyGenerator:
-    """Makes the unique keys of messages: 32 hex characters for an IPv4 address, 56 for IPv6.
+    """Generates unique keys for messages: 32 hex characters for an IPv4 address, 56 for IPv6.
 
-    A key is unique as long as no two generators share address, process id and salt, and one makes fewer than 65,536
-    keys in a millisecond.
+    A key is unique as long as no two generators share address, process id and salt, and one generates fewer than 65,536
+    keys per millisecond.
 
     Args:
         ip: the address of this host.
@@ -92,7 +92,7 @@ class UniqKeyGenerator:
         self._counter = 0
 
     def next(self) -> str:
-        """A key that was not there before."""
+        """A new key."""
         now_ms = self._wall_clock_ms()
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._start_month(now_ms)

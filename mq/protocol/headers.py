@@ -1,6 +1,6 @@
-"""Headers of the remoting protocol: what requests and responses are, and both directions of their encoding.
+"""Headers of the remoting protocol: types of requests and responses, and their encoding and decoding.
 
-The names are gathered here from the modules that define them.
+This module re-exports the names from the modules that define them.
 """
 
 from mq.protocol.admin_requests import (

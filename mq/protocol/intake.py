@@ -1,9 +1,9 @@
-"""How much memory requests take that have not arrived whole yet, over all clients.
+"""Limits the memory of incomplete requests over all clients.
 
-A frame says with its first bytes how long it is, and whoever sends one can stop in its middle. So a frame of more than
-a few KiB is *admitted* before more of it is read: its whole length counts as taken until it is there. While there is no
-room, further ones wait, which means that their connections are not read; the shortest goes first. A frame that makes no
-progress while others wait gives its room up, and its connection is closed.
+A frame states its length first, and a sender may stop in its middle. So a frame of more than a few KiB is *admitted*
+before more of it is read: its full length counts until it is complete. Without room, further frames wait and their
+connections are not read; the shortest goes first. A frame that makes no progress while others wait loses its room, and
+its connection is closed.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Callable, Hashable
 from typing import Final, Generic, Protocol, TypeVar
 
 SMALL_BYTES: Final = 8 * 1024
-"""Frames up to this length are not counted: there are at most as many unfinished ones as connections."""
+"""Frames up to this length are not counted: there is at most one incomplete one per connection."""
 WAITING_BYTES: Final = 64 * 1024
-"""What a frame that waits takes at most: one receive."""
+"""Maximum memory of a waiting frame: one receive."""
 SLOW_BYTES: Final = 64 * 1024
-"""An admitted frame that grows by less between two looks is slow ..."""
+"""An admitted frame that grows by less than this between two checks is slow ..."""
 SLOW_LOOKS_MAX: Final = 2
-"""... and is given up the second time, if others wait. One look may come late on a busy machine, two do not."""
+"""... and is dropped the second time, if others wait. One check may be late on a busy machine, two are not."""
 
 
 class Receiving(Hashable, Protocol):
-    """A connection as far as unfinished requests are concerned."""
+    """The interface of a connection that is needed here."""
 
     @property
     def unfinished_bytes(self) -> int:
-        """What of its frame has arrived."""
+        """The received bytes of its incomplete frame."""
         ...
 
     def close(self, reason: str, /) -> None: ...
 
     def admitted(self) -> None:
-        """Read on: the frame that had to wait has room now."""
+        """Continue reading: the waiting frame is admitted."""
         ...
 
 
@@ -52,15 +52,15 @@ class _Frame(Generic[ConnectionT]):
 
 
 class Intake(Generic[ConnectionT]):
-    """The unfinished frames of all connections, at most one for each.
+    """The incomplete frames of all connections, at most one per connection.
 
     Args:
-        bytes_max: of admitted frames; those that wait take as much again at most. A single frame is always admitted.
-        seconds_max: a frame may wait, or get no byte, for so long.
-        on_closed: told why a connection is about to be closed.
+        bytes_max: limit for admitted frames; waiting ones take at most as much again. A single frame always fits.
+        seconds_max: maximum time for a frame to wait, or to receive nothing.
+        on_closed: called with the reason before a connection is closed.
 
     Attributes:
-        nbytes: lengths of the admitted frames.
+        nbytes: total length of the admitted frames.
     """
 
     def __init__(self, *, bytes_max: int, seconds_max: float, on_closed: Callable[[ConnectionT, str], None]) -> None:
@@ -76,13 +76,14 @@ class Intake(Generic[ConnectionT]):
 
     @property
     def waiting(self) -> int:
-        """How many frames wait for room."""
+        """Number of waiting frames."""
         return len(self._waiting)
 
     def begin(self, connection: ConnectionT, nbytes: int) -> bool:
-        """A frame of ``nbytes`` begins. Returns whether it is admitted; if not, read nothing until it is told so.
+        """A frame of ``nbytes`` begins. Returns whether it is admitted; if not, read nothing until `admitted` is
+        called.
 
-        When too many wait already, the connection is closed.
+        If too many wait already, the connection is closed.
         """
         assert connection not in self._admitted, f"a frame of {nbytes} bytes begins within another one"
         assert connection not in self._waiting, f"a frame of {nbytes} bytes begins while another one waits"
@@ -99,7 +100,7 @@ class Intake(Generic[ConnectionT]):
         return False
 
     def finished(self, connection: ConnectionT) -> None:
-        """The frame of a connection has arrived whole, or never will; nothing happens if it has none."""
+        """The frame of a connection is complete, or never will be; no effect if it has none."""
         frame = self._admitted.pop(connection, None)
         if frame is None:
             if self._waiting.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._waiting) + 64:
@@ -111,7 +112,7 @@ class Intake(Generic[ConnectionT]):
             self._admit_more()
 
     def look(self, now: float) -> None:
-        """Close what makes no progress; to be called about once a second with monotonic seconds."""
+        """Close connections without progress; called about once a second with monotonic seconds."""
         for frame in list(self._waiting.values()):
             if frame.idle_since is None:
                 frame.idle_since = now

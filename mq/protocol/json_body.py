@@ -1,7 +1,7 @@
-"""How all JSON bodies are written and read.
+"""Encoding and decoding of all JSON bodies.
 
-What we write is compact, with sorted keys, every field present and numbers as quoted keys: some clients cut the text by
-hand or know no defaults. What we read may leave out fields, and may be in the dialect of `mq.protocol.fastjson`.
+We write compact JSON with sorted keys, every field present and numbers as quoted keys: some clients parse the text by
+hand or know no defaults. Input may omit fields, and may be in the dialect of `mq.protocol.fastjson`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mq.protocol.errors import BodyError
 T = TypeVar("T")
 
 CLIENT_VALUES_MAX: Final = 2_000
-"""`Body.dialect_values_max` of what clients send to brokers. All known clients write plain JSON there."""
+"""`Body.dialect_values_max` for bodies from clients to brokers. All known clients send plain JSON there."""
 
 _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted").encode
 
@@ -25,8 +25,8 @@ _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted")
 class Body(msgspec.Struct):
     """Base of all bodies.
 
-    ``dialect_values_max``: values that a text of this kind may have if it is not plain JSON; reading a thousand takes
-    about 4 ms, in which nothing else is done.
+    ``dialect_values_max``: maximum values in a text that is not plain JSON; parsing a thousand takes about 4 ms, which
+    blocks everything else.
     """
 
     dialect_values_max: ClassVar[int] = fastjson.VALUES_MAX
@@ -36,16 +36,16 @@ class Body(msgspec.Struct):
         try:
             return _encode(self)
         except TypeError:
-            return _encode(msgspec.to_builtins(self, str_keys=True))  # a table has numbers as keys
+            return _encode(msgspec.to_builtins(self, str_keys=True))  # tables may have numbers as keys
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        """Read the JSON text. Raises BodyError."""
+        """Decode the JSON text. Raises BodyError."""
         return decode_as(cls, data, values_max=cls.dialect_values_max)
 
 
 def decode_as(kind: type[T], data: bytes | memoryview, *, values_max: int = fastjson.VALUES_MAX) -> T:
-    """``data`` as a value of type ``kind``: plain JSON at once, Java's dialect on a second try. Raises BodyError."""
+    """``data`` as a value of type ``kind``: plain JSON first, then Java's dialect. Raises BodyError."""
     try:
         return msgspec.json.decode(data, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Bodies of what operators ask about queues: what they hold, and how old it is."""
+"""Bodies of operators' queries about queues: content and age."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TimeSpan(
         delay_ms="delayTime",
     ),
 ):
-    """When the first and last message of a queue were stored, and the last one a group consumed; -1 for none.
+    """Store times of the first and last message of a queue, and of the last one that a group consumed; -1 for none.
 
-    ``delay_ms`` is for how long the next one has been waiting for the group; 0 when there is none.
+    ``delay_ms`` is how long the group's next message has been waiting; 0 without one.
     """
 
     queue: QueueName
@@ -53,7 +53,7 @@ class QueueEntry(
         physical_offset="physicOffset", nbytes="physicSize", tag_code="tagsCode", is_wanted="eval", message="msg"
     ),
 ):
-    """One entry of a consume queue. ``is_wanted``: whether the group's subscription takes it."""
+    """One entry of a consume queue. ``is_wanted``: whether it matches the group's subscription."""
 
     physical_offset: PhysicalOffset
     nbytes: int

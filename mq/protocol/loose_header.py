@@ -1,6 +1,6 @@
-"""Headers read without types: the binary encoding, and JSON that only Java's lenient parser would take.
+"""Untyped header parsing: the binary encoding, and JSON that only Java's lenient parser accepts.
 
-The result is the same for both: numbers as ints, everything in the ext fields as text.
+The result is the same for both: numbers as ints, all ext fields as text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _I16: Final = struct.Struct(">h")
 
 
 class LooseHeader(NamedTuple):
-    """Any header. ``language`` is None when the number or name is unknown."""
+    """Any header. ``language`` is None if the number or name is unknown."""
 
     code: int
     opaque: int
@@ -57,7 +57,7 @@ _decode_basics = msgspec.json.Decoder(_JsonBasics).decode
 
 
 def java_integer(text: str, bits: int) -> int:
-    """``text`` as Java's parseInt or parseLong reads it: sign and leading zeros allowed. Raises ValueError."""
+    """Parse ``text`` like Java's parseInt or parseLong: sign and leading zeros allowed. Raises ValueError."""
     if _INTEGER.fullmatch(text) is None:
         raise ValueError(f"{text[:40]!r} is not an integer")
     number = int(text)
@@ -67,13 +67,13 @@ def java_integer(text: str, bits: int) -> int:
 
 
 def read_json(header: memoryview) -> LooseHeader:
-    """Read a JSON header in which numbers may be strings, ext values any scalar, and nulls anywhere.
+    """Parse a JSON header in which numbers may be strings, ext values any scalar, and nulls anywhere.
 
     Raises:
-        FrameError: this is no JSON object.
+        FrameError: it is not a JSON object.
         HeaderError: it is one, but not a header.
     """
-    # As Java does, bytes that are no UTF-8 become replacement characters.
+    # As in Java, invalid UTF-8 becomes replacement characters.
     data = bytes(header).decode("utf-8", "replace")
     try:
         loose = _decode_json(data)
@@ -103,11 +103,11 @@ def read_json(header: memoryview) -> LooseHeader:
 
 
 def read_binary(header: memoryview) -> LooseHeader:
-    """Read a header in the encoding that clients call ROCKETMQ.
+    """Parse a header in the encoding that clients call ROCKETMQ.
 
     Raises:
         FrameError: it is shorter than its fixed part.
-        HeaderError: a length in it points outside.
+        HeaderError: a length in it exceeds the header.
     """
     if len(header) < _BINARY_FIXED.size + _I32.size:
         raise FrameError(f"binary header of {len(header)} bytes, at least {_BINARY_FIXED.size + _I32.size} are needed")

@@ -1,4 +1,4 @@
-"""Which names topics and groups may have, and which ones belong to the system."""
+"""Valid names of topics and groups, and the names of system topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mq.protocol.errors import ProtocolError
 
 TOPIC_BYTES_MAX: Final = 127
 GROUP_BYTES_MAX: Final = 120
-"""So that the retry topic of every group, ``%RETRY%`` and its name, is a topic that all clients can read."""
+"""Then the retry topic of every group, ``%RETRY%`` plus its name, is a valid topic for all clients."""
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
@@ -22,14 +22,14 @@ TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 UNENDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Where half messages go that nobody ended, however often their producers were asked."""
+"""Topic of half messages that were given up after the last check-back."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The group whose progress in the topics of half messages is that of transactions, for tools."""
+"""The group whose progress in the topics of half messages shows that of transactions, for tools."""
 METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
-"""Records of this topic change a group's replicated metadata. No client may write one."""
+"""Records of this topic change a group's replicated metadata. Clients may not write to it."""
 
 SEND_FORBIDDEN_TOPICS: Final = frozenset(
     {
@@ -66,7 +66,7 @@ _ALLOWED: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class NameRefused(ProtocolError):
-    """No topic or group can be called so. ``reason`` says why."""
+    """The name is not valid for a topic or group. ``reason`` says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -74,48 +74,48 @@ class NameRefused(ProtocolError):
 
 
 def check_topic(topic: str) -> None:
-    """Raises NameRefused unless ``topic`` has 1 to 127 characters of the allowed ones.
+    """Raises NameRefused unless ``topic`` has 1 to 127 of the allowed characters.
 
-    What passes is a single plain file name: it has no dot, no slash and no control character.
+    A valid name is a single plain file name: without dots, slashes and control characters.
     """
     _check("topic", topic, TOPIC_BYTES_MAX)
 
 
 def check_group(group: str) -> None:
-    """Raises NameRefused unless ``group`` has 1 to 120 characters of the allowed ones."""
+    """Raises NameRefused unless ``group`` has 1 to 120 of the allowed characters."""
     _check("group", group, GROUP_BYTES_MAX)
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether the system itself uses this topic, so that nobody may create or delete it."""
+    """Whether this is a system topic, which clients may not create or delete."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """Where messages go that ``group`` could not handle and will get again."""
+    """The topic of failed messages of ``group`` that will be redelivered."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """Where messages end that ``group`` could not handle however often it got them."""
+    """The topic of messages that failed in ``group`` at every attempt."""
     return DEAD_LETTER_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """Where the replies to messages of a cluster are sent, and stored."""
+    """The topic in which replies within a cluster are sent and stored."""
     return cluster + REPLY_TOPIC_SUFFIX
 
 
 def pop_retry_topic(group: str, topic: str) -> str:
-    """Where messages of ``topic`` go that ``group`` popped and did not acknowledge in time.
+    """The topic of messages of ``topic`` that ``group`` popped and did not acknowledge in time.
 
-    What came from there goes there again.
+    Messages from this topic return to it.
     """
     return fitted_topic(topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}")
 
 
 def fitted_topic(name: str) -> str:
-    """A name that is made of others and may be too long for a topic; then a shorter one that stands for it."""
+    """A topic name composed of others; replaced by a shorter one if it is too long."""
     if len(name) <= TOPIC_BYTES_MAX:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]

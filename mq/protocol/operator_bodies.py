@@ -1,4 +1,4 @@
-"""Bodies of what operators' tools ask, as values with our names."""
+"""Bodies for operators' tools, as values with our field names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TopicConfigList(Body, rename=wire(topics="topicConfigList")):
 
 
 class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
-    """A queue: its first offset, the one behind its last, and when its last message was stored (0: none)."""
+    """A queue: its first offset, the one after its last, and the store time of its last message (0: none)."""
 
     min_offset: int = 0
     max_offset: int = 0
@@ -42,12 +42,12 @@ def topic_stats(queues: Mapping[QueueRef, QueueEnds]) -> bytes:
 
 
 def topic_stats_of(rows: bytes) -> bytes:
-    """The same, of entries that are text already."""
+    """The same, from rows that are encoded already."""
     return b'{"offsetTable":{%s},"topicPutTps":0.0}' % rows
 
 
 def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
-    """Read such an answer. Raises BodyError."""
+    """Decode such an answer. Raises BodyError."""
     return _read_table(body, QueueEnds)
 
 
@@ -55,7 +55,7 @@ def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
 
 
 class GroupRetryPolicy(Body):
-    """When messages come again. Only the usual steps are known here."""
+    """The retry delays of a group. Only the default steps are supported."""
 
     type: str = "CUSTOMIZED"
 
@@ -102,7 +102,7 @@ class DelayOffsets(Body, rename=wire()):
 class GroupProgress(Body, rename=wire(end="brokerOffset", offset="consumerOffset", last_ms="lastTimestamp")):
     """A queue and a group: the offset of the next message to be stored, and of the next one to be consumed.
 
-    ``last_ms`` is when the last message that was consumed had been stored, 0 if there is none.
+    ``last_ms`` is the store time of the last consumed message, 0 without one.
     """
 
     end: int = 0
@@ -111,12 +111,12 @@ class GroupProgress(Body, rename=wire(end="brokerOffset", offset="consumerOffset
 
 
 def read_progress(body: bytes | memoryview) -> dict[QueueRef, GroupProgress]:
-    """Read the answer to request code 208. Raises BodyError."""
+    """Decode the answer to request code 208. Raises BodyError."""
     return _read_table(body, GroupProgress)
 
 
 class MessageRequestMode(Body, rename=wire()):
-    """How a group gets the messages of a topic: PULL or POP (request code 401)."""
+    """Whether a group pulls or pops the messages of a topic (request code 401)."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -125,13 +125,13 @@ class MessageRequestMode(Body, rename=wire()):
 
 
 class MessageRequestModes(Body, rename=wire(modes="messageRequestModeMap")):
-    """How groups get their messages, by topic and group (request code 402)."""
+    """The request modes by topic and group (request code 402)."""
 
     modes: dict[str, dict[str, MessageRequestMode]] = msgspec.field(default_factory=dict)
 
 
 class AssignmentQuery(Body, rename=wire()):
-    """Which queues does this member of a group read? (request code 400)"""
+    """A member's query for its queues (request code 400)."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -141,14 +141,14 @@ class AssignmentQuery(Body, rename=wire()):
 
 
 class QueueAssignment(Body, rename=wire()):
-    """One queue, and whether to PULL or to POP. With queue id -1 any queue of the broker group."""
+    """One queue, and whether to PULL or to POP it. Queue id -1 stands for any queue of the broker group."""
 
     message_queue: QueueRef
     mode: str = "PULL"
 
 
 class QueueAssignments(Body, rename=wire(assignments="messageQueueAssignments")):
-    """The answer to 400; None: nobody can tell, and what was said before holds."""
+    """The answer to 400; None: unknown, and the previous assignment stays."""
 
     assignments: list[QueueAssignment] | None = None
 
@@ -157,7 +157,7 @@ class QueueAssignments(Body, rename=wire(assignments="messageQueueAssignments"))
 
 
 class StatsOver(Body):
-    """A figure over a span of time: how much, how much a second, and how much each time."""
+    """A figure over a period: total, per second, and per call."""
 
     sum: int = 0
     tps: float = 0.0
@@ -203,7 +203,7 @@ def encode_properties(values: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes | memoryview) -> dict[str, str]:
-    """Read such a text; blank lines and those that begin with # or ! say nothing. Raises BodyError."""
+    """Parse such a text; blank lines and those that begin with # or ! are ignored. Raises BodyError."""
     try:
         lines = bytes(data).decode().splitlines()
     except UnicodeDecodeError as error:

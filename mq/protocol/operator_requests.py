@@ -1,4 +1,4 @@
-"""Typed requests, third part: what operators' tools ask of brokers and name servers. See `mq.protocol.requests`."""
+"""Typed requests, third part: operators' tools to brokers and name servers. See `mq.protocol.requests`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class UpdateAndCreateTopicList(Request, tag=int(Code.UPDATE_AND_CREATE_TOPIC_LIS
 
 
 class TopicOfBrokerExt(TopicExt):
-    """One topic; ``lo`` speaks of static topics, which we have not."""
+    """One topic; ``lo`` belongs to static topics, which we do not have."""
 
     lo: bool | None = None
 
 
 TOPIC_IDENTITY: Final = "topicIdentity"
-"""A field of our own in the header of the answer to 351: what tells a topic from others that had its name."""
+"""Our own header field in the answer to 351: the identity of the topic."""
 
 
 class GetTopicConfig(Request, tag=int(Code.GET_TOPIC_CONFIG)):
@@ -41,30 +41,30 @@ class GetTopicStatsInfo(Request, tag=int(Code.GET_TOPIC_STATS_INFO)):
 
 
 class GetSystemTopicListFromBroker(Request, tag=int(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)):
-    """305: topics that the broker made for itself."""
+    """305: the broker's internal topics."""
 
 
 class CleanExpiredConsumequeue(Request, tag=int(Code.CLEAN_EXPIRED_CONSUMEQUEUE)):
-    """306: forget what the queues know of messages that are gone."""
+    """306: remove queue entries of deleted messages."""
 
 
 class CleanUnusedTopic(Request, tag=int(Code.CLEAN_UNUSED_TOPIC)):
-    """316: forget queues of topics that do not exist."""
+    """316: remove queues of topics that do not exist."""
 
 
 class DeleteExpiredCommitlog(Request, tag=int(Code.DELETE_EXPIRED_COMMITLOG)):
-    """329: delete files of the log whose time is over."""
+    """329: delete expired log files."""
 
 
 class ResumeCheckHalfMessageExt(Ext, rename=wire(message_id="msgId")):
-    """``message_id`` says where it is; the topic only newer tools send."""
+    """``message_id`` is the message's place; only newer tools send the topic."""
 
     message_id: str
     topic: str | None = None
 
 
 class ResumeCheckHalfMessage(Request, tag=int(Code.RESUME_CHECK_HALF_MESSAGE)):
-    """323: ask producers once more about a half message that was given up."""
+    """323: restart check-backs for a half message that was given up."""
 
     ext: ResumeCheckHalfMessageExt = msgspec.field(name="extFields")
 
@@ -97,7 +97,7 @@ class GetSubscriptionGroupConfig(Request, tag=int(Code.GET_SUBSCRIPTIONGROUP_CON
 
 
 class DeleteSubscriptionGroupExt(Ext):
-    """One consumer group; either flag asks to delete its offsets, too: 4.9 and 5.x have a name each."""
+    """One consumer group; either flag also deletes its offsets: 4.9 and 5.x use different names."""
 
     group_name: str
     remove_offset: bool = False
@@ -115,19 +115,19 @@ class GetAllConsumerOffset(Request, tag=int(Code.GET_ALL_CONSUMER_OFFSET)):
 
 
 class GetAllDelayOffset(Request, tag=int(Code.GET_ALL_DELAY_OFFSET)):
-    """45: how far delayed messages of each level are delivered."""
+    """45: the delivery progress of each delay level."""
 
 
 class QueryAssignment(Request, tag=int(Code.QUERY_ASSIGNMENT)):
-    """400: which queues a member of a group reads; who asks is in the body."""
+    """400: the queues of a group member; the member is in the body."""
 
 
 class SetMessageRequestMode(Request, tag=int(Code.SET_MESSAGE_REQUEST_MODE)):
-    """401: how a group gets its messages; it is in the body."""
+    """401: set whether a group pulls or pops; it is in the body."""
 
 
 class GetAllMessageRequestMode(Request, tag=int(Code.GET_ALL_MESSAGE_REQUEST_MODE)):
-    """402: how each group gets its messages, as far as anybody has said."""
+    """402: all request modes that were set."""
 
 
 # -- brokers: settings and figures -------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class GetBrokerConfig(Request, tag=int(Code.GET_BROKER_CONFIG)):
 
 
 class StatsExt(Ext):
-    """Which figure, and of what: a topic, ``topic@group`` or a cluster."""
+    """The name of the figure, and its subject: a topic, ``topic@group`` or a cluster."""
 
     stats_name: str
     stats_key: str
@@ -176,7 +176,7 @@ class GetTopicsByCluster(Request, tag=int(Code.GET_TOPICS_BY_CLUSTER)):
 
 
 class GetSystemTopicListFromNs(Request, tag=int(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)):
-    """304: topics called like clusters and broker groups."""
+    """304: topics named like clusters and broker groups."""
 
 
 class GetUnitTopicList(Request, tag=int(Code.GET_UNIT_TOPIC_LIST)):
@@ -184,11 +184,11 @@ class GetUnitTopicList(Request, tag=int(Code.GET_UNIT_TOPIC_LIST)):
 
 
 class GetHasUnitSubTopicList(Request, tag=int(Code.GET_HAS_UNIT_SUB_TOPIC_LIST)):
-    """312: topics that a unit subscribes."""
+    """312: topics subscribed by a unit."""
 
 
 class GetHasUnitSubUnunitTopicList(Request, tag=int(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)):
-    """313: topics that a unit subscribes and that are not of a unit."""
+    """313: topics subscribed by a unit that do not belong to a unit."""
 
 
 class UpdateNamesrvConfig(Request, tag=int(Code.UPDATE_NAMESRV_CONFIG)):
@@ -213,7 +213,7 @@ class GetBrokerMemberGroup(Request, tag=int(Code.GET_BROKER_MEMBER_GROUP)):
 
 
 class HeartbeatExt(BrokerExt, rename=wire(address="brokerAddr", cluster="clusterName")):
-    """A broker, and how long it counts as alive from now on."""
+    """A broker, and for how long it counts as alive."""
 
     broker_id: I64 = -1
     heartbeat_timeout_millis: I64 | None = None
@@ -221,6 +221,6 @@ class HeartbeatExt(BrokerExt, rename=wire(address="brokerAddr", cluster="cluster
 
 
 class BrokerHeartbeat(Request, tag=int(Code.BROKER_HEARTBEAT)):
-    """904: a broker lives, and has nothing new to say."""
+    """904: a broker is alive, without changes."""
 
     ext: HeartbeatExt = msgspec.field(name="extFields")

@@ -1,6 +1,6 @@
-"""RocketMQ's ``plain_acl.yml``, the file with a broker's accounts: pure, but for YAML.
+"""RocketMQ's ``plain_acl.yml``, the file with a broker's accounts. Pure, apart from the YAML parser.
 
-Whatever the file says that means nothing here is refused: a misspelled permission must not become another one.
+Unknown content is refused, so that a misspelled permission cannot silently become another one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _ACCOUNT_FIELDS: Final = frozenset(
 
 
 class AclFileInvalid(Exception):
-    """The file with the accounts does not say what it should; where and what is in the message."""
+    """The accounts file is invalid; the message says where and why."""
 
 
 Permissions = frozenset[str]
-"""Some of PERMISSIONS."""
+"""A subset of PERMISSIONS."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainAccount:
-    """One account. ``white_remote_address`` is the pattern as it stands in the file."""
+    """One account. ``white_remote_address`` is the pattern from the file."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -55,14 +55,16 @@ class PlainAccount:
 
 @dataclass(frozen=True, slots=True)
 class PlainAcl:
-    """The file: accounts with different access keys, and patterns of the addresses from which everything is allowed."""
+    """The file: accounts with distinct access keys, and patterns of addresses that may do anything without an
+    account.
+    """
 
     accounts: list[PlainAccount]
     white_remote_addresses: list[str]
 
 
 def decode_plain_acl(text: str) -> PlainAcl:
-    """Read the text of a ``plain_acl.yml``. Raises AclFileInvalid."""
+    """Parse the text of a ``plain_acl.yml``. Raises AclFileInvalid."""
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -1,6 +1,6 @@
 """Typed requests of consumers that pop messages. See `mq.protocol.requests`.
 
-Their codes are too large for the binary header, so they come in JSON.
+Their codes do not fit the binary header, so they come in JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class PopExt(
         expression="exp",
     ),
 ):
-    """How many messages, and of which queue; -1 stands for any.
+    """The maximum number of messages, and the queue; -1 stands for any.
 
-    They stay invisible to others for ``invisible_ms``. The request may be held from ``born_ms``, an epoch time, for
-    ``poll_ms``; a ``born_ms`` of 0 stands for the time at which the broker receives it. ``init_mode`` says where a new
+    The messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from
+    ``born_ms``, an epoch time; 0 stands for the time at which the broker receives it. ``init_mode`` is where a new
     group begins: 0 at the first message, 1 at the last.
     """
 
@@ -45,7 +45,7 @@ class PopExt(
 
 
 class PopMessage(Request, tag=int(Code.POP_MESSAGE)):
-    """200050: messages that nobody else gets for a while."""
+    """200050: messages that are invisible to other members for a while."""
 
     ext: PopExt = msgspec.field(name="extFields")
 
@@ -67,7 +67,7 @@ class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
 
 
 class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
-    """How many messages of which queue; -1 stands for any."""
+    """The number of messages, and the queue; -1 stands for any."""
 
     consumer_group: str
     topic: str
@@ -76,13 +76,13 @@ class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
 
 
 class PeekMessage(Request, tag=int(Code.PEEK_MESSAGE)):
-    """200052: what a pop would get, without taking it."""
+    """200052: what a pop would return, without popping."""
 
     ext: PeekExt = msgspec.field(name="extFields")
 
 
 class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
-    """A message by its receipt, and for how long from now on it is to stay invisible."""
+    """A message by its receipt, and its new invisible time from now on."""
 
     consumer_group: str
     topic: str
@@ -93,13 +93,13 @@ class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
 
 
 class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLETIME)):
-    """200053: a message is needed for longer, or to come again sooner."""
+    """200053: extend or shorten a message's invisible time."""
 
     ext: ChangeInvisibleExt = msgspec.field(name="extFields")
 
 
 class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
-    """Of which queue; -1 stands for any. Times are as in `PopExt`."""
+    """The queue; -1 stands for any. Times as in `PopExt`."""
 
     consumer_group: str
     topic: str
@@ -111,7 +111,7 @@ class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
 
 
 class Notification(Request, tag=int(Code.NOTIFICATION)):
-    """200054: say when there is something to pop."""
+    """200054: wait until there is something to pop."""
 
     ext: NotificationExt = msgspec.field(name="extFields")
 
@@ -125,7 +125,7 @@ class PollingInfoExt(Ext):
 
 
 class PollingInfo(Request, tag=int(Code.POLLING_INFO)):
-    """200055: how many pops are held."""
+    """200055: the number of held pops."""
 
     ext: PollingInfoExt = msgspec.field(name="extFields")
 

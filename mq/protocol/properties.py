@@ -47,16 +47,16 @@ ARRIVE_TIME: Final = "ARRIVE_TIME"
 PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 PRODUCER_ID: Final = "RAFTMQ_PRODUCER"
 SEQUENCE: Final = "RAFTMQ_SEQUENCE"
-"""Not of RocketMQ, and for applications to set; see `mq.protocol.sequencing`."""
+"""Not RocketMQ's, and set by applications; see `mq.protocol.sequencing`."""
 POP_CK: Final = "POP_CK"
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 ORIGIN_GROUP: Final = "ORIGIN_GROUP"
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
-"""A message with one of these wants to be delivered later."""
+"""Properties that request a later delivery."""
 
 REGION: Final = "DefaultRegion"
-"""The only one there is."""
+"""The only region."""
 
 RESERVED: Final = frozenset(
     {
@@ -121,11 +121,11 @@ RESERVED: Final = frozenset(
         "DLQ_ORIGIN_MESSAGE_ID",
     }
 )
-"""Names with a meaning in the system; applications choose others."""
+"""Property names reserved for the system."""
 
 
 class PropertyRefused(ProtocolError):
-    """An application's property cannot be sent. ``name`` says which one."""
+    """An invalid application property. ``name`` is its name."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"property {name!r} {reason}")
@@ -134,12 +134,12 @@ class PropertyRefused(ProtocolError):
 
 
 def encode(properties: Mapping[str, str]) -> str:
-    """The text of ``properties``, in their order. Names and values must be free of the two separators."""
+    """The encoded ``properties``, in their order. Names and values must not contain the two separators."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def decode(text: str) -> dict[str, str]:
-    """The properties in ``text``. Pieces without name or value are dropped; of equal names the last one counts."""
+    """The properties in ``text``. Pieces without name or value are dropped; of equal names the last one wins."""
     properties: dict[str, str] = {}
     for piece in text.split(VALUE_END):
         name, _, value = piece.partition(NAME_END)
@@ -149,7 +149,7 @@ def decode(text: str) -> dict[str, str]:
 
 
 def real_queue_id(text: str | None) -> int:
-    """The queue id that `REAL_QUEUE_ID` says; 0 for what is none, as only a faulty replica stores it."""
+    """The queue id in `REAL_QUEUE_ID`; 0 for an invalid one, which only a faulty replica stores."""
     if text is None or not (text.isascii() and text.isdecimal()) or len(text) > _INT32_DIGITS:
         return 0
     number = int(text)
@@ -159,7 +159,7 @@ def real_queue_id(text: str | None) -> int:
 def find(text: str, name: str) -> str | None:
     """The value of one property, without decoding the others; None if it is missing or empty.
 
-    Of equal names the first one counts here.
+    Of equal names the first one wins here.
     """
     wanted = name + NAME_END
     at = text.find(wanted)
@@ -179,12 +179,12 @@ def without(text: str, name: str) -> str:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property has a meaning in the system."""
+    """Whether a property name is reserved."""
     return name in RESERVED or name.startswith("__RMQ.TRANSIENT.")
 
 
 def check_user_properties(properties: Mapping[str, str]) -> None:
-    """Raises PropertyRefused for a name of the system, an empty name or value, or a separator in either."""
+    """Raises PropertyRefused for a reserved name, an empty name or value, or a separator in either."""
     for name, value in properties.items():
         if is_reserved(name):
             raise PropertyRefused(name, "is one of the system's own")
@@ -198,5 +198,5 @@ def check_user_properties(properties: Mapping[str, str]) -> None:
 
 
 def of_cluster(cluster: str) -> dict[str, str]:
-    """What a broker adds to each message. Consumers of 5.x trace only messages that tell their region."""
+    """The properties that a broker adds to each message. 5.x consumers trace only messages with a region."""
     return {CLUSTER: cluster, MESSAGE_REGION: REGION, TRACE_ON: "true"}

@@ -1,7 +1,7 @@
 """Queues as values, and tables with queues as keys.
 
-Java writes such a table with objects as keys, ``{{"brokerName":"b","queueId":0,"topic":"T"}:5}``, which is no JSON. Go
-clients read nothing else, and only when it is compact.
+Java writes such a table with objects as keys, ``{{"brokerName":"b","queueId":0,"topic":"T"}:5}``, which is not JSON. Go
+clients accept only this form, and only if it is compact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class QueueRef(msgspec.Struct, rename=wire(), frozen=True, order=True):
 
 
 class OffsetRow(msgspec.Struct, rename=wire(), frozen=True):
-    """A queue and an offset, as C++ clients read them."""
+    """A queue and an offset, in the format of C++ clients."""
 
     topic: str
     broker_name: str
@@ -42,7 +42,7 @@ class _OffsetRows(Body, rename=wire(rows="offsetTable")):
 
 
 def queue_table(rows: Iterable[tuple[QueueRef, bytes]]) -> bytes:
-    """The text of a table; its values are JSON texts."""
+    """The encoded table; its values are JSON texts."""
     return b"{" + b",".join([queue_row(key, value) for key, value in rows]) + b"}"
 
 
@@ -61,21 +61,21 @@ def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False)
 
 
 def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
-    """Read such a body; what is no offset is left out. Raises BodyError."""
+    """Decode such a body; invalid offsets are skipped. Raises BodyError."""
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}
 
 
 def read_member_offsets(body: bytes | memoryview) -> dict[QueueRef, int]:
-    """The offsets in a consumer's answer to request code 221; what is no offset is left out. Raises BodyError."""
+    """The offsets in a consumer's answer to request code 221; invalid ones are skipped. Raises BodyError."""
     value = fastjson.parse(body) if body else {}
     table = read_queue_table(value.get("messageQueueTable") or {}) if isinstance(value, dict) else {}
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset in _LONG}
 
 
 def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
-    """As `read_offset_table`, but of a file that is to hold offsets and nothing else. Raises BodyError."""
+    """As `read_offset_table`, but strict, for a file that contains nothing but offsets. Raises BodyError."""
     value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(value, dict) or "offsetTable" not in value:
         raise BodyError("no table of offsets")
@@ -87,8 +87,8 @@ def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
 
 
 def read_queue_table(value: object) -> dict[QueueRef, Any]:
-    """The queues and values of a table, out of what `mq.protocol.fastjson` makes of a body. Raises BodyError."""
-    if isinstance(value, list):  # the form for C++ clients
+    """The queues and values of a table, from the parsed body of `mq.protocol.fastjson`. Raises BodyError."""
+    if isinstance(value, list):  # the format of C++ clients
         try:
             rows = msgspec.convert(value, list[OffsetRow], strict=False)
         except msgspec.ValidationError as error:

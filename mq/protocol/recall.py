@@ -1,8 +1,8 @@
-"""The handle by which a producer recalls a message that waits for its time: Base64 of five words and one of ours.
+"""The handle for recalling a delayed message: Base64 of RocketMQ's five words and one of ours.
 
-``v1 <topic> <broker name> <due ms + 1> <unique key> <queue offset>``. Stock clients read the first five words, to know
-which broker to ask; the sixth says where the message was stored first. A handle is a client's input: nothing in it is
-true until it was looked up.
+``v1 <topic> <broker name> <due ms + 1> <unique key> <queue offset>``. Stock clients parse the first five words to find
+the broker; the sixth is the place where the message was stored first. A handle is client input: verify everything in
+it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _DIGITS_MAX: Final = 18
 
 
 class HandleRefused(ProtocolError):
-    """A text is no handle."""
+    """A text is not a handle."""
 
 
 class RecallHandle(NamedTuple):
-    """What a handle says. ``queue_offset`` is None when it does not say so."""
+    """The content of a handle. ``queue_offset`` is None if it is missing."""
 
     topic: str
     broker_name: str
@@ -35,7 +35,7 @@ class RecallHandle(NamedTuple):
     queue_offset: int | None = None
 
     def encode(self) -> str | None:
-        """The text; None if a name has a blank, so that nobody could read it."""
+        """The text; None if a name contains a blank, so that it could not be parsed."""
         words = [_VERSION, self.topic, self.broker_name, str(self.due_ms + 1), self.unique_key]
         if any(" " in word or not word for word in words):
             return None
@@ -45,7 +45,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Read a handle, with or without the padding of Base64. Raises HandleRefused."""
+        """Parse a handle, with or without Base64 padding. Raises HandleRefused."""
         if len(text) > _HANDLE_LENGTH_MAX:
             raise HandleRefused("recall handle is invalid: it is too long")
         try:
@@ -62,9 +62,9 @@ class RecallHandle(NamedTuple):
 def recall_fields(
     broker_name: str, topic: str, properties: Mapping[str, str], queue_offset: int, unique_key: str
 ) -> dict[str, str]:
-    """What the answer to a send says about a message that waits in the timer wheel, for ``topic``.
+    """The fields in the answer to a send for a message that waits in the timer wheel, for ``topic``.
 
-    Nothing if it cannot be recalled, as one with a delay level or in a retry topic.
+    Empty if it cannot be recalled: with a delay level, or in a retry topic.
     """
     if props.DELAY in properties or topic.startswith(RETRY_PREFIX):
         return {}

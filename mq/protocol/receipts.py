@@ -1,8 +1,8 @@
-"""Receipts of popped messages: how a broker's answer tells of them, and how clients give them back.
+"""Receipts of popped messages: encoded in answers of brokers, returned by clients.
 
-A receipt is eight fields with a blank in between: start offset and pop time of the checkpoint, invisible time, revive
+A receipt is eight fields separated by blanks: start offset and pop time of the checkpoint, invisible time, revive
 queue, mark, broker name, queue id, and the message's offset. The mark says which topic the queue belongs to. RocketMQ's
-proxy appends a ninth field, the physical offset, and sends all nine back; what follows the eighth is ignored.
+proxy appends a ninth field, the physical offset, and returns all nine; everything after the eighth is ignored.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mq.protocol.wire_names import I32, I64, wire
 
 NORMAL: Final = "0"
 RETRY: Final = "1"
-"""Marks: a normal topic, and the topic of what was not acknowledged in time."""
+"""Marks: the normal topic, and the retry topic."""
 
 REVIVE_QUEUE: Final = 0
 ORDERED_REVIVE_QUEUE: Final = 999
-"""What clients call the revive queue is a word of theirs to us: it says whether a message was popped in order."""
+"""The revive queue is opaque to clients; here it says whether a message was popped in order."""
 
 BITS_BYTES_MAX: Final = 128
-"""Of one row of a batch of acknowledgements."""
+"""Maximum size of one row of a batch of acknowledgements."""
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _COUNT: Final = re.compile(r"(\S+) (?:([0-9]{1,10})|qo([0-9]{1,10})%([0-9]{1,19})) ([0-9]{1,10})", re.ASCII)
@@ -38,11 +38,11 @@ _FIELDS: Final = 8
 
 
 class ReceiptError(ProtocolError):
-    """A receipt is none that a broker gave out."""
+    """A receipt that no broker issued."""
 
 
 class Receipt(NamedTuple):
-    """One message of a pop."""
+    """One popped message."""
 
     start: int
     pop_time_ms: int
@@ -54,12 +54,12 @@ class Receipt(NamedTuple):
     offset: int
 
     def encode(self) -> str:
-        """The text, as it is in the property POP_CK."""
+        """The text in the property POP_CK."""
         return " ".join(map(str, self))
 
     @classmethod
     def decode(cls, text: str) -> Receipt:
-        """Read a receipt. Raises ReceiptError."""
+        """Parse a receipt. Raises ReceiptError."""
         fields = text.split(" ", _FIELDS)
         if len(fields) < _FIELDS:
             raise ReceiptError(f"a receipt of {len(fields)} fields, at least {_FIELDS} are needed: {text[:80]!r}")
@@ -85,7 +85,7 @@ def queue_info(rows: Iterable[tuple[str, int, int, Iterable[int]]]) -> tuple[str
 
 
 def count_info(mark: str, queue_id: int, counts: Mapping[int, int]) -> str:
-    """The header field ``orderCountInfo`` about a queue: how often messages were popped before, by their offsets."""
+    """The header field ``orderCountInfo`` for a queue: how often messages were popped before, by their offsets."""
     if not counts:
         return ""
     rows = [f"{mark} {queue_id} {min(counts.values())}"]
@@ -94,9 +94,9 @@ def count_info(mark: str, queue_id: int, counts: Mapping[int, int]) -> str:
 
 
 def read_count_info(text: str) -> dict[tuple[str, int, int], int]:
-    """``orderCountInfo`` by mark, queue id and offset; offset -1 is for all of a queue that are not named.
+    """``orderCountInfo`` by mark, queue id and offset; offset -1 stands for all messages of a queue without an entry.
 
-    Of a queue that names any, those that it does not name were never popped before. Raises ReceiptError.
+    If a queue has entries, messages without one were never popped before. Raises ReceiptError.
     """
     counts: dict[tuple[str, int, int], int] = {}
     for row in filter(None, text.split(";")):
@@ -130,7 +130,7 @@ class AckRow(
         encoded_bits="b",
     ),
 ):
-    """Messages of one checkpoint. ``topic`` is the normal one, ``mark`` says which it is really."""
+    """Messages of one checkpoint. ``topic`` is the normal one, ``mark`` selects the actual one."""
 
     group: str
     topic: str
@@ -161,9 +161,9 @@ class _LongAckRow(
         encoded_bits="bitSet",
     ),
 ):
-    """`AckRow` under the long names, which some clients use."""
+    """`AckRow` with the long names that some clients use."""
 
-    # An inherited field keeps its wire name, so each one is declared anew.
+    # An inherited field keeps its wire name, so each one is declared again.
     group: str
     topic: str
     mark: str = NORMAL
@@ -185,7 +185,7 @@ class BatchAck(Body, rename=wire()):
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> BatchAck:
-        """Read the JSON text, with the short names or the long ones. Raises BodyError."""
+        """Decode the JSON text, with short or long names. Raises BodyError."""
         try:
             return decode_as(BatchAck, data, values_max=CLIENT_VALUES_MAX)
         except BodyError:
@@ -199,12 +199,12 @@ class _LongBatchAck(Body, rename=wire()):
 
 
 def encode_bits(bits: int) -> str:
-    """A set of numbers as base64 of its bytes, the lowest first."""
+    """A set of numbers as Base64 of its bytes, lowest first."""
     return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
 
 
 def decode_bits(text: str | list[int]) -> int:
-    """Read such a set, or a list of the bytes themselves, which Rust's client sends. Raises ReceiptError."""
+    """Decode such a set, or a list of bytes, which the Rust client sends. Raises ReceiptError."""
     if len(text) > 2 * BITS_BYTES_MAX:
         raise ReceiptError(f"a set of messages in {len(text)} {'characters' if isinstance(text, str) else 'bytes'}")
     try:

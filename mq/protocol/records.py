@@ -1,4 +1,4 @@
-"""The stored form of a message: what the log holds, and what consumers get, byte for byte.
+"""The stored form of a message: in the log, and byte for byte in answers to consumers.
 
 ::
 
@@ -7,8 +7,8 @@
      .. reconsume times:4  .. prepared offset:8  .. body length:4, body  .. topic length:1|2, topic
      .. properties length:2, properties
 
-Hosts take 20 bytes where the system flag says IPv6. The topic length takes 2 bytes in version 2, which has a magic
-number of its own. The checksum covers the body as it is stored, compressed or not.
+Hosts take 20 bytes if the system flag says IPv6. The topic length takes 2 bytes in version 2, which has its own magic
+number. The checksum covers the body as stored, compressed or not.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ MAGIC_V1: Final = -626843481
 MAGIC_V2: Final = -626843477
 
 FIXED: Final = 91
-"""Bytes of a version 1 record with IPv4 hosts besides body, topic and properties."""
+"""Size of a version 1 record with IPv4 hosts, without body, topic and properties."""
 
 HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
-"""Bytes 0 to 87 of a record with IPv4 hosts: everything up to and with the body length."""
+"""Bytes 0 to 87 of a record with IPv4 hosts: everything up to and including the body length."""
 
 BORN_HOST_IPV6: Final = 0x10
 STORE_HOST_IPV6: Final = 0x20
@@ -100,7 +100,7 @@ _TAGS: Final = b"TAGS\x01"
 
 
 class RecordError(ProtocolError):
-    """Bytes that should be a record are none. ``offset`` is where it starts in what was read."""
+    """Bytes that are not a valid record. ``offset`` is where it starts in the input."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"record at byte {offset}: {reason}")
@@ -109,7 +109,7 @@ class RecordError(ProtocolError):
 
 
 class Host(NamedTuple):
-    """One end of a connection."""
+    """The address of one end of a connection."""
 
     ip: str
     port: int
@@ -142,7 +142,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
 
 class RawRecord(NamedTuple):
-    """What a copy of a record takes over, byte for byte."""
+    """The parts of a record that a copy keeps byte for byte."""
 
     flag: int
     sys_flag: int
@@ -153,16 +153,16 @@ class RawRecord(NamedTuple):
     body: bytes
     properties: bytes
     store_timestamp_ms: int
-    """Of the record itself; a copy gets its own."""
+    """Of this record; a copy gets its own."""
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:
-    """Bytes of a version 1 record with IPv4 hosts."""
+    """Size of a version 1 record with IPv4 hosts."""
     return FIXED + body_bytes + topic_bytes + properties_bytes
 
 
 def encode_host(ip: str, port: int) -> bytes:
-    """A host as records store it: 4 or 16 address bytes, then 4 bytes port."""
+    """A host in the format of records: 4 or 16 address bytes, then 4 bytes port."""
     return ipaddress.ip_address(ip).packed + _SIZE.pack(port)
 
 
@@ -183,7 +183,7 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_offset: int = 0,
 ) -> bytes:
-    """One record; version 2 if the topic has more than 127 bytes. Hosts are as `encode_host` makes them.
+    """One record; version 2 if the topic has more than 127 bytes. Hosts are results of `encode_host`.
 
     The host bits of ``sys_flag`` are set by the hosts' lengths.
     """
@@ -219,7 +219,7 @@ def encode_record(
 
 
 def encode_message(message: StoredMessage, topic: str, queue_id: int, properties: str) -> bytes:
-    """The record of a message as if it were in this queue, with these properties; its place in the log stays."""
+    """The record of a message as if it were in this queue, with these properties; its place in the log is unchanged."""
     return encode_record(
         topic=topic,
         queue_id=queue_id,
@@ -239,10 +239,10 @@ def encode_message(message: StoredMessage, topic: str, queue_id: int, properties
 
 
 def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> StoredMessage:
-    """The record that starts at ``offset``; more may follow. Text that is no UTF-8 gets replacement characters.
+    """The record that starts at ``offset``; more may follow. Invalid UTF-8 becomes replacement characters.
 
     Raises:
-        RecordError: it is damaged or incomplete, or (with ``verify``) its body does not have its checksum.
+        RecordError: it is damaged or incomplete, or (with ``verify``) its body does not match its checksum.
     """
     size, body_start, topic_start, text_start = _bounds(data, offset)
     head = _head(_SIZE.unpack_from(data, offset + _SYS_FLAG_AT)[0]).unpack_from(data, offset)
@@ -273,7 +273,7 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
 
 
 def split_record(data: bytes) -> RawRecord:
-    """The parts of one record. Raises RecordError if it is damaged, its body included."""
+    """The parts of one record. Raises RecordError if it or its body is damaged."""
     size, body_start, _, text_start = _bounds(data, 0)
     head = _head(_SIZE.unpack_from(data, _SYS_FLAG_AT)[0]).unpack_from(data)
     body_end = body_start + head[14]
@@ -286,7 +286,7 @@ def split_record(data: bytes) -> RawRecord:
 
 
 def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
-    """All records in ``data``, which holds nothing else: the body of a pull's answer. Raises RecordError."""
+    """All records in ``data``, which contains nothing else: the body of a pull's answer. Raises RecordError."""
     view = memoryview(data)
     records: list[StoredMessage] = []
     at = 0
@@ -298,13 +298,13 @@ def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[Sto
 
 
 def properties_text(data: memoryview | bytes, offset: int = 0) -> str:
-    """The encoded properties of the record that starts at ``offset``; no more of it is read. Raises RecordError."""
+    """The encoded properties of the record that starts at ``offset``, without parsing the rest. Raises RecordError."""
     size, _, _, text_start = _bounds(data, offset)
     return str(data[text_start : offset + size], "utf-8", "replace")
 
 
 def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
-    """``(offset, size)`` of all records in ``data``, which holds nothing else. Raises RecordError."""
+    """``(offset, size)`` of all records in ``data``, which contains nothing else. Raises RecordError."""
     view = memoryview(data)
     at = 0
     while at < len(view):
@@ -314,7 +314,8 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
 
 
 def latest_store_timestamp(data: memoryview | bytes) -> int:
-    """The latest store time of all records in ``data``, which holds nothing else, in ms since 1970; 0 without any.
+    """The latest store time of all records in ``data``, which contains nothing else, in ms since 1970; 0 without
+    records.
 
     Raises RecordError.
     """
@@ -328,10 +329,10 @@ def latest_store_timestamp(data: memoryview | bytes) -> int:
 
 
 def check_records(data: memoryview | bytes, position: int) -> None:
-    """Raises RecordError unless ``data``, which begins at the physical offset ``position``, is records back to back,
-    each filled by its parts exactly, that say where they are.
+    """Raises RecordError unless ``data``, which begins at the physical offset ``position``, is records back to back
+    with consistent lengths and correct physical offsets.
 
-    Checksums are not verified. Every message that a follower stores comes by here: about 0.3 us each.
+    Checksums are not verified. Runs for every message that a follower stores: about 0.3 us each.
     """
     begin, at, end = 0, 0, len(data)
     unpack = _FOR_CHECK.unpack_from
@@ -347,7 +348,7 @@ def check_records(data: memoryview | bytes, position: int) -> None:
                     continue
         except (struct.error, IndexError):
             pass
-        # Of another shape, or not right: the careful function tells.
+        # Another layout, or invalid: the thorough function decides.
         at = begin + _bounds(data, begin)[0]
         check_place(begin, position + begin, _FOR_CHECK.unpack_from(data, begin)[2])
     if at != end:
@@ -355,13 +356,15 @@ def check_records(data: memoryview | bytes, position: int) -> None:
 
 
 def check_place(offset: int, position: int, stored: int) -> None:
-    """Raises RecordError unless the record at ``offset``, which lies at ``position`` in the log, has stored that."""
+    """Raises RecordError unless the record at ``offset``, which is at ``position`` in the log, contains that
+    position.
+    """
     if stored != position:
         raise RecordError(offset, f"it lies at {position} in the log and says {stored}")
 
 
 def scan_fixed(data: memoryview | bytes) -> Iterator[tuple[int, int, int, int, int, int, bytes, int]]:
-    """What dispatch needs of all records in ``data``, which holds nothing else.
+    """The fields that dispatch needs, of all records in ``data``, which contains nothing else.
 
     Yields ``(offset in data, size, queue id, queue offset, physical offset, system flag, topic, tag code)``.
     Raises RecordError.
@@ -394,7 +397,7 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
             raise RecordError(at, f"its size is {size}, its head alone has {body_start - at} bytes")
         (body_length,) = _SIZE.unpack_from(data, body_start - 4)
     body_end = body_start + body_length
-    # Between body and end there are at least the two length fields, 1 and 2 bytes: checked before either is read.
+    # Between body and end are at least the two length fields, 1 and 2 bytes: checked before either is read.
     if body_length < 0 or body_end + 3 > at + size:
         raise RecordError(at, f"a body of {body_length} bytes in a record of {size}")
     if magic == MAGIC_V1:

@@ -1,7 +1,7 @@
-"""Topic tables, and the body with which a broker registers them (request code 103), plain and compressed.
+"""Topic tables, and the body of a broker's registration (request code 103), plain and compressed.
 
 The compressed form is a zlib stream of length-prefixed parts: the data version, the number of topics, a line per topic,
-the filter servers. 5.x brokers append a part that is of no use here.
+the filter servers. 5.x brokers append a part that is not needed here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENCODE: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class DataVersion(Body, rename=wire(timestamp_ms="timestamp")):
-    """Which state of a broker's topics this is. Two are the same state only when all three numbers agree."""
+    """The version of a broker's topics. Versions are equal only if all three numbers agree."""
 
     counter: I64 = 0
     timestamp_ms: I64 = 0
@@ -39,7 +39,7 @@ class DataVersion(Body, rename=wire(timestamp_ms="timestamp")):
 
 
 class TopicConfig(Body, rename=wire()):
-    """A topic as a broker has it. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
+    """A topic on a broker. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
 
     topic_name: str
     read_queue_nums: I32 = 16
@@ -71,7 +71,7 @@ class RegisterBrokerBody(msgspec.Struct):
     filter_servers: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """The plain form: JSON. Made in small parts: while one is encoded no other thread runs."""
+        """The plain form: JSON. Encoded in small parts: no other thread runs while one is encoded."""
         whole = _Plain(self.filter_servers, TopicConfigTable({}, self.data_version)).encode()
         head, mark, tail = whole.rpartition(_NO_TOPICS)
         names = sorted(self.topics)
@@ -80,7 +80,7 @@ class RegisterBrokerBody(msgspec.Struct):
         return b"".join((head, mark[:-1], b",".join(parts), mark[-1:], tail))
 
     def encode_compressed(self) -> bytes:
-        """The compressed form. It has no place for a topic's ``order``."""
+        """The compressed form. It cannot represent a topic's ``order``."""
         lines = [_topic_line(topic).encode() for topic in self.topics.values()]
         parts = [_sized(self.data_version.encode()), _I32.pack(len(lines))]
         parts += map(_sized, lines)
@@ -89,9 +89,9 @@ class RegisterBrokerBody(msgspec.Struct):
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, compressed: bool = False) -> Self:
-        """Read either form. Raises BodyError."""
+        """Decode either form. Raises BodyError."""
         if not compressed:
-            # Objects of a few bytes each become many times as large; each topic is one, and may have one of attributes.
+            # Objects of a few bytes each grow many times in memory; each topic is one, and may have one of attributes.
             if len(data) > _PART_BYTES_MAX and bytes(data).count(b"{") > 3 * TOPICS_MAX:
                 raise BodyError(f"registration of {len(data)} bytes has more than {TOPICS_MAX} topics")
             plain = _Plain.decode(data)

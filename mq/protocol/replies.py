@@ -1,6 +1,6 @@
-"""Typed header fields of replies, for brokers and clients; the wire name of a field stands in its class's ``rename``.
+"""Typed header fields of replies, for brokers and clients; the wire name of a field is in its class's ``rename``.
 
-A field without a default is required. Fields that no class names are ignored: brokers of other releases have more.
+A field without a default is required. Unknown fields are ignored: brokers of other releases send more.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ SENT_UNIQUE_KEY: Final = "transactionId"
 SENT_RECALL_HANDLE: Final = "recallHandle"
 SENT_TRACE_ON: Final = "TRACE_ON"
 SENT_ALREADY_STORED: Final = "alreadyStored"
-"""Where a message is stored (310, 320). Clients read these one by one: there is an answer for each message, and a
-struct would take 0.4 us more of it. Ours, for a numbered batch: how many of its messages were stored before it came."""
+"""The place of a stored message (310, 320). Clients read these fields one by one: there is an answer for each message,
+and a struct would cost 0.4 us more. Our own, for a batch with sequence numbers: how many of its messages were stored
+before.
+"""
 
 
 class Reply(HeaderFields):
@@ -62,13 +64,13 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class RecallReply(Reply, rename=wire(message_id="msgId")):
-    """The message that was taken back (370)."""
+    """The recalled message (370)."""
 
     message_id: str
 
 
 class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
-    """Where a pull goes on (11), and which replica of the group is to be asked next; 0 is the leader."""
+    """Where a pull continues (11), and the replica for the next pull; 0 is the leader."""
 
     next_begin_offset: I64
     suggested_broker_id: I64 = 0
@@ -89,7 +91,7 @@ _POP_NAMES: Final = {
 
 
 class PopTimes(Reply, rename=wire(**_POP_NAMES)):
-    """When something was popped, for how long it is invisible, and which queue of the revive topic that is (200051)."""
+    """Pop time, invisible time, and queue of the revive topic (200051)."""
 
     pop_time_ms: I64
     invisible_ms: I64
@@ -97,10 +99,10 @@ class PopTimes(Reply, rename=wire(**_POP_NAMES)):
 
 
 class PopReply(PopTimes, rename=wire(**_POP_NAMES)):
-    """What was popped (200050): when, for how long, and where in its queue each part begins.
+    """The result of a pop (200050): pop time, invisible time, and where each part begins in its queue.
 
-    ``start_offset_info``, ``msg_offset_info`` and ``order_counts`` are made and read by `mq.protocol.receipts`;
-    ``rest_num`` says how many messages are left.
+    `mq.protocol.receipts` encodes and decodes ``start_offset_info``, ``msg_offset_info`` and ``order_counts``;
+    ``rest_num`` is the number of remaining messages.
     """
 
     rest_num: I64 = 0
@@ -110,20 +112,20 @@ class PopReply(PopTimes, rename=wire(**_POP_NAMES)):
 
 
 class NotificationReply(Reply, rename=wire(has_message="hasMsg")):
-    """Whether there is something to pop (200054), and whether too many wait to be told."""
+    """Whether there is something to pop (200054), and whether too many requests wait already."""
 
     has_message: bool
     polling_full: bool
 
 
 class PollingInfoReply(Reply):
-    """How many pops of a group wait (200055)."""
+    """The number of held pops of a group (200055)."""
 
     polling_num: int
 
 
 class TimestampReply(Reply):
-    """When the oldest message of a queue was stored (32), in ms since the epoch."""
+    """Store time of a queue's oldest message (32), in ms since the epoch."""
 
     timestamp: I64
 
@@ -131,20 +133,20 @@ class TimestampReply(Reply):
 class FoundByKeyReply(
     Reply, rename=wire(updated_ms="indexLastUpdateTimestamp", end_position="indexLastUpdatePhyoffset")
 ):
-    """Until when, and up to which physical offset, messages were searched for a key (12)."""
+    """Until when, and up to which physical offset, a search by key has covered messages (12)."""
 
     updated_ms: I64
     end_position: I64
 
 
 class TopicCountReply(Reply):
-    """How many topics there are (21)."""
+    """The number of topics (21)."""
 
     total_topic_num: int
 
 
 class GroupCountReply(Reply):
-    """How many consumer groups there are (201)."""
+    """The number of consumer groups (201)."""
 
     total_group_num: int
 
@@ -156,7 +158,7 @@ class VersionReply(Reply):
 
 
 class ReplyStored(Reply, rename=wire(message_id="msgId", region="MSG_REGION", trace_on="TRACE_ON")):
-    """A consumer's reply to a message was passed on (324, 325), and where it is stored, if it is."""
+    """A consumer's reply was delivered (324, 325), and its place if it was stored."""
 
     region: str
     trace_on: bool
@@ -166,7 +168,9 @@ class ReplyStored(Reply, rename=wire(message_id="msgId", region="MSG_REGION", tr
 
 
 class TopicPlanReply(Reply):
-    """Besides the plan of a topic (9011): which topic and log it is of, and where the next page begins, -1 for none."""
+    """Fields besides the plan of a topic (9011): identities of topic and log, and where the next page begins, -1 for
+    none.
+    """
 
     topic_identity: str
     log_identity: str
@@ -177,32 +181,32 @@ class TopicPlanReply(Reply):
 
 
 class TopicEndsReply(Reply):
-    """The role of the replica that tells ends of queues."""
+    """The role of the answering replica."""
 
     role: str
 
 
 class LogLeaseReply(Reply):
-    """For how many seconds the log is held, and where it begins."""
+    """For how many seconds the log is kept, and where it begins."""
 
     seconds: int
     base_position: I64
 
 
 class ChallengeReply(Reply):
-    """What a replica wants proved by another one (9005), in hexadecimal."""
+    """The challenge for another replica to prove itself (9005), in hexadecimal."""
 
     challenge: str
 
 
 class TopicConfigReply(Reply):
-    """Besides a topic's configuration (351): what tells it from others that had its name."""
+    """A field besides a topic's configuration (351): its identity."""
 
     topic_identity: str = ""
 
 
 def read_reply(kind: type[ReplyT], ext: dict[str, str]) -> ReplyT:
-    """The header fields of a reply. Raises ReplyError if one is missing, or is not what it is to be."""
+    """The header fields of a reply. Raises ReplyError if one is missing or invalid."""
     try:
         return msgspec.convert(ext, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Typed requests around replies: a consumer answers a message, and the broker hands the answer to who had asked."""
+"""Typed requests for replies: a consumer answers a message, and the broker delivers the reply to the requester."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SendReplyMessageV2(SendMessageV2, tag=int(Code.SEND_REPLY_MESSAGE_V2)):
 
 
 class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_timestamp_ms="storeTimestamp")):
-    """A reply without its body. ``born_host`` and ``store_host`` are ``ip:port``: of who replied, and of the broker."""
+    """A reply without its body. ``born_host`` and ``store_host`` are ``ip:port`` of the replier and of the broker."""
 
     producer_group: str
     topic: str
@@ -41,22 +41,23 @@ class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_tim
 
 
 class PushReplyMessageToClient(Request, tag=int(Code.PUSH_REPLY_MESSAGE_TO_CLIENT)):
-    """326, broker to client: the reply to a message of yours is in the body."""
+    """326, broker to client: a reply to one of its messages is in the body."""
 
     ext: PushReplyExt = msgspec.field(name="extFields")
 
 
 class RelayReplyExt(PushReplyExt, kw_only=True):
-    """Whom the reply is for; ``identity`` is that of the replicated log."""
+    """The recipient of the reply; ``identity`` is that of the replicated log."""
 
     identity: str
     client_id: str
 
 
 class RelayReply(Request, tag=int(Code.RELAY_REPLY)):
-    """9003, our own, between replicas of a group: push this reply to a client, if it is connected to you.
+    """9003, our own, between replicas of a group: push this reply to a client if it is connected to you.
 
-    SUCCESS: it has it; CONSUMER_NOT_ONLINE: it is not here; anything else: it is, and did not take it.
+    SUCCESS: it has the reply; CONSUMER_NOT_ONLINE: it is not connected here; anything else: it is, but did not accept
+    the reply.
     """
 
     ext: RelayReplyExt = msgspec.field(name="extFields")

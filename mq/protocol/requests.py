@@ -1,7 +1,7 @@
-"""Typed requests: one class per request code, each with the header fields of that code under our names.
+"""Typed requests: one class per request code, with the header fields of that code under our names.
 
-The wire name of a field stands in its class's ``rename``. A field without a default is required. `I32` and `I64` are
-what Java's int and long hold; a number outside is refused before any handler sees it.
+The wire name of a field is in its class's ``rename``. A field without a default is required. `I32` and `I64` are the
+ranges of Java's int and long; numbers outside are refused before any handler sees them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Ext(HeaderFields):
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True, tag_field="code"):
-    """What all requests have. ``flag`` bit 1 means that no answer is wanted; ``language`` is a name of `LANGUAGES`."""
+    """Common to all requests. ``flag`` bit 1 means one-way; ``language`` is a name in `LANGUAGES`."""
 
     opaque: I32 = 0
     flag: I32 = 0
@@ -30,7 +30,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True, tag_field="code"):
         return int(self.__struct_config__.tag)  # type: ignore[arg-type]
 
 
-# -- messages in -------------------------------------------------------------------------------------------------------
+# -- sending -----------------------------------------------------------------------------------------------------------
 
 
 class SendExt(
@@ -85,9 +85,9 @@ class SendExtLong(
         broker_name="bname",
     ),
 ):
-    """`SendExt` under the long wire names of request code 10."""
+    """`SendExt` with the long wire names of request code 10."""
 
-    # An inherited field keeps its wire name, so each one is declared anew.
+    # An inherited field keeps its wire name, so each one is declared again.
     producer_group: str
     topic: str
     default_topic: str
@@ -123,7 +123,7 @@ class SendBatchMessage(Request, tag=int(Code.SEND_BATCH_MESSAGE)):
 
 
 class SendBackExt(Ext, rename=wire(physical_offset="offset", original_message_id="originMsgId")):
-    """A message that a consumer group could not handle. ``physical_offset`` is not a queue offset."""
+    """A message that failed in a consumer group. ``physical_offset`` is not a queue offset."""
 
     physical_offset: PhysicalOffset64
     group: str
@@ -135,13 +135,13 @@ class SendBackExt(Ext, rename=wire(physical_offset="offset", original_message_id
 
 
 class ConsumerSendMsgBack(Request, tag=int(Code.CONSUMER_SEND_MSG_BACK)):
-    """36: deliver this message again later."""
+    """36: redeliver this message later."""
 
     ext: SendBackExt = msgspec.field(name="extFields")
 
 
 class RecallExt(Ext, rename=wire(broker_name="bname")):
-    """A message that was sent to ``topic`` and waits; the handle came with the answer to its send."""
+    """A delayed message that was sent to ``topic``; the handle is from the answer to its send."""
 
     topic: str
     recall_handle: str
@@ -150,7 +150,7 @@ class RecallExt(Ext, rename=wire(broker_name="bname")):
 
 
 class RecallMessage(Request, tag=int(Code.RECALL_MESSAGE)):
-    """370: do not deliver a message that waits for its time."""
+    """370: recall a delayed message."""
 
     ext: RecallExt = msgspec.field(name="extFields")
 
@@ -158,7 +158,7 @@ class RecallMessage(Request, tag=int(Code.RECALL_MESSAGE)):
 class EndTransactionExt(
     Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
 ):
-    """What became of a half message. ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when unknown."""
+    """The end of a half message. ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 for unknown."""
 
     producer_group: str
     half_queue_offset: QueueOffset64
@@ -179,7 +179,7 @@ class EndTransaction(Request, tag=int(Code.END_TRANSACTION)):
 class CheckTransactionStateExt(
     Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
 ):
-    """A half message, with which `EndTransactionExt` names it; ``msg_id`` is its UNIQ_KEY, and so is the other one."""
+    """A half message, as named in `EndTransactionExt`; ``msg_id`` is its UNIQ_KEY, and so is the other one."""
 
     half_queue_offset: QueueOffset64
     half_physical_offset: PhysicalOffset64
@@ -190,21 +190,21 @@ class CheckTransactionStateExt(
 
 
 class CheckTransactionState(Request, tag=int(Code.CHECK_TRANSACTION_STATE)):
-    """39, broker to client, one-way: what became of the transaction of the message in the body? Answered with a 37."""
+    """39, broker to client, one-way: check back on the transaction of the message in the body. Answered with a 37."""
 
     ext: CheckTransactionStateExt = msgspec.field(name="extFields")
 
 
-# -- messages out ------------------------------------------------------------------------------------------------------
+# -- receiving ---------------------------------------------------------------------------------------------------------
 
 
 class PullExt(
     Ext, rename=wire(max_messages="maxMsgNums", suspend_timeout_ms="suspendTimeoutMillis", max_bytes="maxMsgBytes")
 ):
-    """Which messages. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here.
+    """The messages to pull. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here.
 
-    With ``forward_only`` the reader wants the group to be at ``commit_offset`` or further on, wherever it reads from;
-    stock clients do not send it.
+    With ``forward_only`` the reader expects the group to be at or beyond ``commit_offset``, wherever it reads; stock
+    clients do not send it.
     """
 
     consumer_group: str
@@ -229,7 +229,7 @@ class PullMessage(Request, tag=int(Code.PULL_MESSAGE)):
 
 
 class LitePullMessage(Request, tag=int(Code.LITE_PULL_MESSAGE)):
-    """361: as 11, from a consumer that assigns queues to itself."""
+    """361: as 11, from a consumer with queues that it assigned to itself."""
 
     ext: PullExt = msgspec.field(name="extFields")
 
@@ -271,7 +271,9 @@ class ViewMessageById(Request, tag=int(Code.VIEW_MESSAGE_BY_ID)):
 
 
 class QueryConsumerOffsetExt(Ext):
-    """With ``set_zero_if_not_found`` false a group without a stored offset is told so, also on a young queue."""
+    """With ``set_zero_if_not_found`` false a group without a stored offset gets that as the answer, also on a young
+    queue.
+    """
 
     consumer_group: str
     topic: str
@@ -280,16 +282,15 @@ class QueryConsumerOffsetExt(Ext):
 
 
 class QueryConsumerOffset(Request, tag=int(Code.QUERY_CONSUMER_OFFSET)):
-    """14: where a group goes on."""
+    """14: a group's offset."""
 
     ext: QueryConsumerOffsetExt = msgspec.field(name="extFields")
 
 
 class UpdateConsumerOffsetExt(Ext):
-    """``commit_offset`` is the next offset the group wants.
+    """``commit_offset`` is the group's next offset.
 
-    With ``forward_only`` the sender wants the group to be there or further on, and nothing else is an error; stock
-    clients do not send it.
+    With ``forward_only`` an offset at or beyond it counts as success; stock clients do not send it.
     """
 
     consumer_group: str
@@ -300,7 +301,7 @@ class UpdateConsumerOffsetExt(Ext):
 
 
 class UpdateConsumerOffset(Request, tag=int(Code.UPDATE_CONSUMER_OFFSET)):
-    """15: store where a group goes on; usually one-way."""
+    """15: store a group's offset; usually one-way."""
 
     ext: UpdateConsumerOffsetExt = msgspec.field(name="extFields")
 
@@ -322,24 +323,24 @@ class SearchOffsetExt(Ext, rename=wire(timestamp_ms="timestamp", boundary="bound
 
 
 class SearchOffsetByTimestamp(Request, tag=int(Code.SEARCH_OFFSET_BY_TIMESTAMP)):
-    """29: the first offset stored at a time or later."""
+    """29: the first offset stored at or after a time."""
 
     ext: SearchOffsetExt = msgspec.field(name="extFields")
 
 
 class GetMaxOffset(Request, tag=int(Code.GET_MAX_OFFSET)):
-    """30: the offset the next message will get."""
+    """30: the offset of the next message."""
 
     ext: QueueExt = msgspec.field(name="extFields")
 
 
 class GetMinOffset(Request, tag=int(Code.GET_MIN_OFFSET)):
-    """31: the first offset that can be read."""
+    """31: the first readable offset."""
 
     ext: QueueExt = msgspec.field(name="extFields")
 
 
 class GetEarliestMsgStoretime(Request, tag=int(Code.GET_EARLIEST_MSG_STORETIME)):
-    """32: when the first message that can be read was stored."""
+    """32: the store time of the first readable message."""
 
     ext: QueueExt = msgspec.field(name="extFields")

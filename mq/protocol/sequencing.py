@@ -1,11 +1,11 @@
-"""Sequence numbers, by which a producer marks its messages so that a repeated send stores nothing.
+"""Sequence numbers of a producer's messages, by which brokers deduplicate repeated sends.
 
-Two properties of ours, which any client can set: ``RAFTMQ_PRODUCER``, 1 to 64 characters that nobody else uses, and
-``RAFTMQ_SEQUENCE``, a decimal number from 0 to 2**63 - 1 that is another one for each message of this producer,
-whatever the topic. Both together count, and a producer id without a number is a property like any other.
+Two properties of ours, which any client can set: ``RAFTMQ_PRODUCER``, a unique id of 1 to 64 characters, and
+``RAFTMQ_SEQUENCE``, a decimal number from 0 to 2**63 - 1 that differs for each message of this producer, across topics.
+Both are required, and a producer id without a number has no effect.
 
-A batch has them in its own properties: the number is that of its first message, and the others have the next ones. In
-the log its first record says for all of them which they are, as ``RAFTMQ_SEQUENCE`` of the form ``500-1499``.
+A batch has them in its own properties: the number is that of its first message, and the others count up from it. In the
+log, the first record has the range for all of them, as ``RAFTMQ_SEQUENCE`` of the form ``500-1499``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SEQUENCE_MARK: Final = f"{props.SEQUENCE}{props.NAME_END}".encode()
 PRODUCER_ID_LENGTH_MAX: Final = 64
 SEQUENCE_MAX: Final = 2**63 - 1
 RANGE_MAX: Final = 2**32
-"""Messages of one range are fewer: no batch comes near it, and tables have room for no more."""
+"""Limit on the length of a range: no batch comes near it, and tables have no room for more."""
 _DIGITS_MAX: Final = len(str(SEQUENCE_MAX))
 
 
 class SequenceRange(NamedTuple):
-    """Which messages of which producer: those from ``first`` to ``last``, both included."""
+    """A range of messages of a producer, from ``first`` to ``last``, both inclusive."""
 
     producer: str
     first: int
@@ -34,7 +34,7 @@ class SequenceRange(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """How many messages they are."""
+        """The number of messages."""
         return self.last - self.first + 1
 
     def __str__(self) -> str:
@@ -44,9 +44,9 @@ class SequenceRange(NamedTuple):
 
 
 def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange | None:
-    """What the properties of a message, or of a batch of ``count`` messages, say it is when it is sent.
+    """The sequence numbers in the properties of a sent message, or of a batch of ``count`` messages.
 
-    None if they do not, or what they say is not allowed.
+    None if they are missing or invalid.
     """
     producer, first = properties.get(props.PRODUCER_ID, ""), _number(properties.get(props.SEQUENCE, ""))
     if first is None or first + count - 1 > SEQUENCE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:
@@ -55,13 +55,13 @@ def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange |
 
 
 def stored_range(properties: Mapping[str, str]) -> SequenceRange | None:
-    """Which messages begin with a record that has these properties; None if they say nothing that is allowed."""
+    """The range of messages that begins with a record with these properties; None if it is missing or invalid."""
     low, dash, high = properties.get(props.SEQUENCE, "").partition("-")
     first = sent_range({**properties, props.SEQUENCE: low})
     if first is None or not dash:
         return first
     last = _number(high)
-    # A client may write this into a message that it sends to a retry topic as if it were a copy.
+    # A client may write this into a message to a retry topic that looks like a copy.
     return first._replace(last=last) if last is not None and 0 < last - first.first < RANGE_MAX else None
 
 

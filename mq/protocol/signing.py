@@ -1,4 +1,4 @@
-"""RocketMQ's signatures of requests (ACL 1.0): made by clients, checked by brokers.
+"""RocketMQ's request signatures (ACL 1.0): computed by clients, checked by brokers.
 
 A signed request has two more header fields, the access key and the signature: HMAC-SHA1 over the values of all header
 fields in the order of their names, followed by the body, as Base64. The secret key is the key of the HMAC.
@@ -23,14 +23,14 @@ from mq.protocol.loose_header import read_binary, read_json
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 ADDED_LATER: Final = "_UNIQUE_KEY_QUERY"
-"""A field of queries for messages that RocketMQ's clients up to 4.9.3 add to a request when it is signed."""
+"""A field of queries by key that RocketMQ clients up to 4.9.3 add to a request when it is signed."""
 
 _BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 KEY_LENGTH_MIN: Final = 7
-"""Characters of an access key or a secret key; RocketMQ takes no shorter ones."""
+"""Minimum characters of an access key or a secret key, as in RocketMQ."""
 
 
 class _Signed(msgspec.Struct):
@@ -41,7 +41,7 @@ _decode: Final = msgspec.json.Decoder(_Signed).decode
 
 
 def header_fields(serialization: int, header: bytes) -> Mapping[str, str]:
-    """The fields of a header as text, by their names on the wire; none for what is not a header."""
+    """The fields of a header as text, by wire name; empty for an invalid header."""
     if serialization == JSON:
         try:
             return _decode(header).extFields
@@ -55,10 +55,10 @@ def header_fields(serialization: int, header: bytes) -> Mapping[str, str]:
 
 
 class Signer:
-    """Makes and checks signatures with one secret key.
+    """Computes and checks signatures with one secret key.
 
-    What depends on the key alone is computed once, and the order of field names is remembered: together with the
-    checksum itself a check takes about 2 us, a third of what `hmac` and a sort for each request take.
+    Whatever depends on the key alone is computed once, and the order of field names is cached: a check takes about 2 us
+    with the checksum itself, a third of the time with `hmac` and a sort per request.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -72,14 +72,14 @@ class Signer:
         self._outer = sha1(key.translate(_OUTER_PAD), usedforsecurity=False)
 
     def signature(self, fields: Mapping[str, str], body: bytes) -> bytes:
-        """The signature of a request with these header fields, the access key among them, and this body."""
+        """The signature of a request with these header fields, including the access key, and this body."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update("".join(_signed_values(tuple(fields))(fields)).encode("utf-8", "surrogatepass") + body)
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False)
 
     def is_signed(self, fields: Mapping[str, str], body: bytes) -> bool:
-        """Whether the fields have the right signature. Takes as long for a wrong one as for the right one."""
+        """Whether the signature in the fields is right. Runs in constant time."""
         given = fields.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
         if compare_digest(given, self.signature(fields, body)):
             return True
@@ -98,9 +98,10 @@ def signed(access_key: str, secret_key: str, fields: Mapping[str, str] | None, b
 
 @lru_cache(maxsize=1024)
 def _signed_values(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], Iterable[str]]:
-    """What takes the values that are signed out of fields with these names, in the order in which they are signed.
+    """A function that returns the signed values of fields with these names, in signing order.
 
-    Clients of one kind send the same fields in the same order. Of a single value its characters are the same text.
+    Clients of one kind send the same fields in the same order. Joining the characters of a single value gives the same
+    text.
     """
     signed_names = sorted(name for name in names if name != SIGNATURE)
     return itemgetter(*signed_names) if signed_names else lambda fields: ()

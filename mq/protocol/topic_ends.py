@@ -1,6 +1,6 @@
-"""Bodies of our own request 9009, which asks for the ends of many topics; `docs/wire-protocol.md` draws them.
+"""Bodies of our own request 9009 for the ends of many topics; `docs/wire-protocol.md` draws them.
 
-Both ends share this module, and one end is Spark's driver: it needs nothing but the standard library.
+Brokers and Spark's driver share this module: it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode_topics(topics: Iterable[str]) -> bytes:
 
 
 def decode_topics(body: bytes | memoryview) -> list[str]:
-    """What `encode_topics` wrote. Raises BulkError, also for a topic that is named twice."""
+    """Decode the body. Raises BulkError, also for a topic that is named twice."""
     data = bytes(body)
     topics: list[str] = []
     at = 0
@@ -62,7 +62,7 @@ def decode_topics(body: bytes | memoryview) -> list[str]:
 
 
 def encode_ends(topics: Sequence[TopicEnds]) -> bytes:
-    """The body of the answer: the ends of as many of the topics as fit, in the order in which they were asked for."""
+    """The body of the answer: the ends of as many of the topics as fit, in the order of the request."""
     identities = [each.identity.encode() for each in topics]
     heads = [_TOPIC.pack(len(each.ends), len(name)) for each, name in zip(topics, identities, strict=True)]
     longs = array("q", chain.from_iterable(each.firsts for each in topics))
@@ -74,7 +74,7 @@ def encode_ends(topics: Sequence[TopicEnds]) -> bytes:
 
 
 def decode_ends(body: bytes | memoryview) -> list[TopicEnds]:
-    """What `encode_ends` wrote. Raises BulkError."""
+    """Decode the body. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
         raise BulkError(f"ends of topics in {len(view)} bytes")

@@ -1,8 +1,8 @@
-"""Trace records: what producers and consumers note of a message, as Java's client writes and reads it.
+"""Trace records about messages, written by producers and consumers in the format of Java's client.
 
-A trace message has many records, each a kind and fields in a fixed order. A missing text is written as ``null``, so a
-text of these four letters is read as missing. What separates records and fields cannot be within one; it is written as
-a blank.
+A trace message contains many records, each a kind and fields in a fixed order. A missing text is written as ``null``,
+so a text of these four letters is read as missing. Separators of records and fields cannot occur in a text; they are
+replaced by a blank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
 TRACE_BODY_BYTES_MAX: Final = 118_000
-"""A trace message is full when it has as many; one more record may come on top."""
+"""A trace message is full above this size; one more record may exceed it."""
 KEYS_BYTES_MAX: Final = 16_000
 
 _FIELD: Final = "\x01"
@@ -47,7 +47,7 @@ _NULL: Final = "null"
 
 
 class MessageKind(IntEnum):
-    """What kind of message was sent."""
+    """The type of a sent message."""
 
     NORMAL = 0
     HALF = 1
@@ -57,7 +57,7 @@ class MessageKind(IntEnum):
 
 
 class ContextCode(IntEnum):
-    """How handling ended."""
+    """The result of handling."""
 
     SUCCESS = 0
     TIMEOUT = 1
@@ -67,7 +67,9 @@ class ContextCode(IntEnum):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A message was sent (``Pub``). ``keys`` is separated by blanks; ``kind`` a `MessageKind`, unless it is newer."""
+    """A message was sent (``Pub``). ``keys`` is separated by blanks; ``kind`` is a `MessageKind`, unless it is
+    newer.
+    """
 
     timestamp_ms: int
     region: str | None = None
@@ -86,7 +88,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlingBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer begins to handle a message (``SubBefore``). ``request_id`` leads to how it ends."""
+    """A consumer starts to handle a message (``SubBefore``). ``request_id`` links to its end."""
 
     timestamp_ms: int
     region: str | None = None
@@ -99,7 +101,7 @@ class HandlingBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlingEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The consumer has handled it (``SubAfter``). Old clients do not write the last three."""
+    """The consumer has handled it (``SubAfter``). Old clients do not write the last three fields."""
 
     request_id: str = ""
     message_id: str = ""
@@ -114,7 +116,7 @@ class HandlingEnded(msgspec.Struct, frozen=True, kw_only=True):
 class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A producer commits or rolls back (``EndTransaction``).
 
-    ``state`` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW; ``from_check`` says that the broker had asked.
+    ``state`` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW; ``from_check`` says that it follows a check-back.
     """
 
     timestamp_ms: int
@@ -132,7 +134,7 @@ class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
-    """A delayed message was taken back (``Recall``)."""
+    """A delayed message was recalled (``Recall``)."""
 
     timestamp_ms: int
     region: str | None = None
@@ -146,7 +148,7 @@ TraceRecord = Sent | HandlingBegun | HandlingEnded | TransactionEnded | Recalled
 
 
 def encode_trace(record: TraceRecord) -> str:
-    """One record with what separates it from the next. A host of the client that is not known is left out."""
+    """One record with its separator. An unknown client host is omitted."""
     return _FIELD.join([_written(each) for each in _fields(record)]) + _RECORD
 
 
@@ -184,7 +186,7 @@ def _fields(record: TraceRecord) -> tuple[object, ...]:
 
 
 def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
-    """The records of a trace message, and how many pieces of it are none."""
+    """The records of a trace message, and the number of invalid pieces."""
     records: list[TraceRecord] = []
     unreadable = 0
     for piece in text.split(_RECORD):
@@ -199,7 +201,7 @@ def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
 
 
 def _record(fields: list[str]) -> TraceRecord:
-    """Raises ValueError and IndexError for what is no record."""
+    """Raises ValueError and IndexError for an invalid record."""
     match fields[0]:
         case "Pub":
             # Old clients have no offset message id.
@@ -275,7 +277,7 @@ def _written(value: object) -> str:
         return _NULL
     if isinstance(value, bool):
         return "true" if value else "false"
-    # Of a `StrEnum` or `IntEnum` the value, whatever its text is.
+    # For a `StrEnum` or `IntEnum` the value, whatever its text is.
     return value.translate(_SEPARATORS) if isinstance(value, str) else str(int(value))  # type: ignore[call-overload]
 
 
@@ -299,9 +301,9 @@ class _TraceMessage(NamedTuple):
 
 
 def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
-    """The records as messages. Each can be found by the ids and the keys of the messages that it tells of.
+    """The records as messages, which can be found by the ids and keys of the messages they describe.
 
-    Of keys too many for one message some are left out, of ids none.
+    If there are too many keys for one message, some are omitted; ids never are.
     """
     texts: list[str] = []
     keys: dict[str, None] = {}
@@ -338,18 +340,18 @@ def _key_bytes(key: str) -> int:
     return len(key.encode()) + 1
 
 
-# -- stories -----------------------------------------------------------------------------------------------------------
+# -- traces ------------------------------------------------------------------------------------------------------------
 
 
 class TracedHandling(msgspec.Struct, frozen=True, kw_only=True):
-    """One consumer handled a message once. ``ended`` is None when it did not end, or nobody wrote that down."""
+    """One handling of a message by a consumer. ``ended`` is None if it did not end, or was not recorded."""
 
     begun: HandlingBegun
     ended: HandlingEnded | None
 
 
 class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a message, in the order of time."""
+    """What is known about a message, in chronological order."""
 
     message_id: str
     sent: tuple[Sent, ...] = ()
@@ -357,7 +359,7 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
     transactions: tuple[TransactionEnded, ...] = ()
     recalled: tuple[Recalled, ...] = ()
     unreadable: int = 0
-    """Pieces of trace messages that are no records."""
+    """Invalid pieces of trace messages."""
 
     @property
     def found(self) -> bool:
@@ -366,12 +368,12 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tell(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
-    """The story of one message from records of many; those that came twice count once."""
+    """The trace of one message from records of many; duplicates count once."""
     of_it = [each for each in dict.fromkeys(records) if message_id in each.message_id.split(",")]
     ended = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}
     begun = [each for each in of_it if isinstance(each, HandlingBegun)]
     known = {each.request_id for each in begun}
-    # A consumer that was cut off may have written only the end.
+    # A consumer that was cut off may have recorded only the end.
     begun += [
         HandlingBegun(
             timestamp_ms=max(each.timestamp_ms - each.cost_ms, 0),

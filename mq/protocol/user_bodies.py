@@ -1,4 +1,4 @@
-"""Bodies about users and what they may do, as RocketMQ's ACL 2.0 has them."""
+"""Bodies about users and their policies, as in RocketMQ's ACL 2.0."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mq.protocol.wire_names import wire
 
 SUPER, NORMAL = "Super", "Normal"
 USER_TYPES: Final = (SUPER, NORMAL)
-"""Who may do everything, and who may do what policies say."""
+"""Users who may do everything, and those restricted by policies."""
 ENABLED, DISABLED = "enable", "disable"
 USER_STATES: Final = (ENABLED, DISABLED)
 SUBJECT_PREFIX: Final = "User:"
 
 
 class UserInfo(Body, rename=wire(name="username"), omit_defaults=True):
-    """A user. ``password`` only on its way to a broker. None for what is to stay as it is."""
+    """A user. ``password`` is only sent to brokers. None leaves a field unchanged."""
 
     name: str = ""
     password: str | None = msgspec.field(default=None)
@@ -31,7 +31,7 @@ class UserInfo(Body, rename=wire(name="username"), omit_defaults=True):
 
 
 class PolicyEntryInfo(Body, rename=wire(source_ips="sourceIps")):
-    """What somebody may do with a resource, or may not, from anywhere or from these addresses."""
+    """Allows or denies actions on a resource, from all addresses or from these."""
 
     resource: str = ""
     actions: Sequence[str] = ()
@@ -40,7 +40,7 @@ class PolicyEntryInfo(Body, rename=wire(source_ips="sourceIps")):
 
 
 class PolicyInfo(Body, rename=wire(), omit_defaults=True):
-    """Policies of one type: Custom, or Default, which counts where no custom one fits."""
+    """Policies of one type: Custom, or Default, which applies if no custom one matches."""
 
     policy_type: str | None = None
     entries: Sequence[PolicyEntryInfo] = ()
@@ -54,7 +54,7 @@ class AclInfo(Body, rename=wire(), omit_defaults=True):
 
 
 def encode_all(values: Sequence[Body]) -> bytes:
-    """A list, as answers to 3005 and 3010 are."""
+    """A list, for answers to 3005 and 3010."""
     return b"[" + b",".join(value.encode() for value in values) + b"]"
 
 

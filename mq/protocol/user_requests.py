@@ -1,4 +1,4 @@
-"""Typed requests, seventh part: users and what they may do, RocketMQ's ACL 2.0. See `mq.protocol.requests`."""
+"""Typed requests, seventh part: users and policies, RocketMQ's ACL 2.0. See `mq.protocol.requests`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class UserExt(Ext, rename=wire(name="username")):
 
 
 class CreateUser(Request, tag=int(Code.AUTH_CREATE_USER)):
-    """3001: the body has its password and what kind of user it is."""
+    """3001: the body has the password and the type of the user."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class UpdateUser(Request, tag=int(Code.AUTH_UPDATE_USER)):
-    """3002: what the body does not have stays as it is."""
+    """3002: fields missing in the body are not changed."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class DeleteUser(Request, tag=int(Code.AUTH_DELETE_USER)):
-    """3003: with its policies."""
+    """3003: also deletes its policies."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
@@ -40,7 +40,7 @@ class GetUser(Request, tag=int(Code.AUTH_GET_USER)):
 
 
 class ListUsersExt(Ext, rename=wire(name_part="filter")):
-    """Those with ``name_part`` in their names."""
+    """Users with ``name_part`` in their names."""
 
     name_part: str = ""
 
@@ -52,7 +52,7 @@ class ListUsers(Request, tag=int(Code.AUTH_LIST_USER)):
 
 
 class SubjectExt(Ext, rename=wire()):
-    """Whose policies: ``User:`` and a name."""
+    """The owner of the policies: ``User:`` and a name."""
 
     subject: str
 
@@ -89,7 +89,7 @@ class GetAcl(Request, tag=int(Code.AUTH_GET_ACL)):
 
 
 class ListAclsExt(Ext, rename=wire()):
-    """Of users with one text in ``User:NAME``, the policies with the other one in their resource."""
+    """Policies of users with one text in ``User:NAME`` and the other one in the resource."""
 
     subject_filter: str = ""
     resource_filter: str = ""

@@ -1,7 +1,7 @@
-"""How our field names become those of the wire: in camel case, but for the ones that we call otherwise.
+"""Wire names of our fields: in camel case, except those with another name.
 
-`I32` and `I64` are what Java's int and long hold: a number outside is refused where it is read, before somebody who
-cannot read it is told of it.
+`I32` and `I64` are the ranges of Java's int and long: a number outside is refused on input, before it could be sent to
+a client that cannot parse it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 QueueOffset = NewType("QueueOffset", int)
 """The place of a message in its queue, from 0 on."""
 PhysicalOffset = NewType("PhysicalOffset", int)
-"""Where a record begins in the commit log of its broker group, in bytes."""
+"""The place of a record in the commit log of its broker group, in bytes."""
 
 QueueOffset64 = Annotated[QueueOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -41,7 +41,7 @@ class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
     """Base of the header fields of requests and of replies."""
 
     def fields(self) -> dict[str, str]:
-        """The fields as a header has them: values as text by wire name, without those that are None."""
+        """The fields of a header: values as text by wire name, without those that are None."""
         return {
             wire_name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, wire_name in _spelling(type(self))
@@ -51,5 +51,5 @@ class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
 
 @cache
 def _spelling(kind: type[HeaderFields]) -> tuple[tuple[str, str], ...]:
-    """Of each field our name and that of the wire."""
+    """Our name and the wire name of each field."""
     return tuple((each.name, each.encode_name) for each in msgspec.structs.fields(kind))

@@ -1,13 +1,13 @@
-"""The annotation of a log entry: what the leader ships with it, so that nobody has to look for it in the records.
+"""The annotation of a log entry: data that the leader ships with it, so that replicas need not parse the records.
 
-It has up to three sections, each only if there is something in it, but for the last:
+It has up to three sections; empty ones are omitted, except the last:
 
-1. *commands* (`COMMANDS_FORMAT`): where the metadata commands are in the body of the entry;
+1. *commands* (`COMMANDS_FORMAT`): the places of metadata commands in the body of the entry;
 2. *sequenced records* (`SEQUENCED_FORMAT`): the rows of `mq.store.sequenced`;
-3. *runs* (`ANNOTATION_FORMAT`): what consume queues get, see `mq.store.dispatch`. Behind sequenced records the first
-   byte is left out.
+3. *runs* (`ANNOTATION_FORMAT`): entries for consume queues, see `mq.store.dispatch`. After sequenced records the
+   first byte is omitted.
 
-An annotation is a hint. Where it is damaged, or missing as after a restart, the records are scanned.
+An annotation is a hint. If it is damaged, or missing as after a restart, the records are scanned.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ RUN_HEAD = Struct(">BiqI")
 
 SEQUENCED_FORMAT = 2
 _SEQUENCED_HEAD = Struct(">BI")
-"""The format, and bytes of the rows."""
+"""The format, and the size of the rows in bytes."""
 _SEQUENCED_ROW = Struct(">Hqqq")
-"""Bytes of the producer id, which follows; first sequence number, physical offset, store time."""
+"""Size of the producer id, which follows; first sequence number, physical offset, store time."""
 _HAS_LAST = 0x8000
-"""Added to the bytes of the producer id if the last sequence number follows that: it is not the first one."""
+"""Added to the size of the producer id if the last sequence number follows it, because it differs from the first."""
 _LAST_NUMBER = Struct(">q")
 
 COMMANDS_FORMAT = 3
@@ -43,18 +43,18 @@ _SEQUENCED_START = bytes((SEQUENCED_FORMAT,))
 _COMMANDS_START = bytes((COMMANDS_FORMAT,))
 
 Span = tuple[int, int]
-"""Where a command begins in the body of its entry, and how many bytes it has."""
+"""Position of a command in the body of its entry, and its size in bytes."""
 
 
 def join_annotation(runs: bytes, sequenced: Sequence[SequencedRecord], commands: Sequence[Span]) -> bytes:
-    """The annotation of an entry with these runs (as by `encode_runs`), sequenced records and commands."""
+    """The annotation of an entry with these runs (from `encode_runs`), sequenced records and commands."""
     if sequenced:
         runs = join_sequenced(sequenced, runs)
     return join_commands(commands, runs) if commands else runs
 
 
 def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[bytes], list[SequencedRecord], bytes]:
-    """The commands in the body of an entry, its sequenced records, and its runs, which are not looked at.
+    """The commands in the body of an entry, its sequenced records, and its runs, which are not decoded.
 
     Raises AnnotationDamaged, also for an empty annotation.
     """
@@ -70,9 +70,9 @@ def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[
 
 
 def encode_runs(runs: Iterable[QueueRun]) -> bytes:
-    """The annotation for a log entry that adds these runs. Never empty, also when there are no runs.
+    """The annotation for a log entry that adds these runs. Never empty, even without runs.
 
-    This speaks of consume queues only; `join_annotation` adds what else is among the records.
+    Covers only consume queues; `join_annotation` adds the rest.
     """
     parts: list[bytes] = [ANNOTATION_START]
     for run in runs:
@@ -85,9 +85,9 @@ def encode_runs(runs: Iterable[QueueRun]) -> bytes:
 
 
 def decode_runs(annotation: bytes) -> list[QueueRun]:
-    """Read what `encode_runs` wrote.
+    """Decode the result of `encode_runs`.
 
-    Raises AnnotationDamaged for anything else, the empty annotation included: that one means "scan the records".
+    Raises AnnotationDamaged for anything else, including the empty annotation, which means "scan the records".
     """
     size = len(annotation)
     if not size or annotation[0] != ANNOTATION_FORMAT:
@@ -115,7 +115,7 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
 
 
 def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
-    """The annotation of an entry with these records, whose annotation without them is ``runs``."""
+    """The annotation of an entry with these records; ``runs`` is the annotation without them."""
     packed: list[bytes] = []
     for producer, first, last, physical_offset, store_ms in rows:
         name = producer.encode()
@@ -133,7 +133,7 @@ def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
 
 
 def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
-    """What was given to `join_sequenced`. Raises AnnotationDamaged; the runs are not looked at."""
+    """The arguments of `join_sequenced`. Raises AnnotationDamaged; runs are not decoded."""
     size = len(annotation)
     if size < _SEQUENCED_HEAD.size or annotation[0] != SEQUENCED_FORMAT:
         raise AnnotationDamaged(f"format is not {SEQUENCED_FORMAT}", 0, size)
@@ -165,7 +165,7 @@ def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
 
 
 def join_commands(spans: Sequence[Span], annotation: bytes) -> bytes:
-    """The annotation of an entry with commands there, whose annotation without them is ``annotation``."""
+    """The annotation of an entry with commands at ``spans``; ``annotation`` is the one without them."""
     return b"".join(
         [_COMMANDS_HEAD.pack(COMMANDS_FORMAT, len(spans)), *[_COMMANDS_ROW.pack(*span) for span in spans], annotation]
     )

@@ -1,4 +1,4 @@
-"""The state of a broker that a backup of its log needs, if the log has lost its beginning to retention."""
+"""The broker state for a backup of a log whose beginning was deleted by retention."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raftlog.segment.backup_layouts import Snapshot
 
 
 def snapshot_between(directory: str, first_index: int, last_index: int) -> Snapshot | None:
-    """The oldest checkpoint in a data directory that was taken behind an entry in this range, both ends included.
+    """The oldest checkpoint in a data directory that was taken after an entry in this range, both ends inclusive.
 
-    The oldest, since a backup can be restored to no time before it. The broker may be running: checkpoints are replaced
-    in one step. None if there is none, or it is damaged. Raises OSError.
+    The oldest, since a backup cannot be restored to an earlier time. The broker may be running: checkpoints are
+    replaced atomically. None if there is none, or it is damaged. Raises OSError.
     """
     found = []
     for name in (CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME):

@@ -1,16 +1,16 @@
-"""A durable note of what has been derived from the log, so that a restart derives only the rest.
+"""Checkpoints: durable state derived from the log, so that a restart replays only the rest.
 
-A checkpoint names an applied log entry and what was true right after it: how far each consume queue reached, the
-entries of these that are not in files yet, and the replicated metadata. It is written only after the queue files it
-counts on are synced. Losing it loses nothing: without one, everything is derived from the log again.
+A checkpoint names an applied log entry and the state right after it: how far each consume queue reached, the queue
+entries that are not in files yet, and the replicated metadata. It is written only after the queue files it relies on
+are synced. Losing it loses nothing: without one, everything is derived from the log again.
 
-Taking one has three parts. `Checkpointer.prepare` runs on the event loop between two entries and fixes the state that
-is meant. `PendingCheckpoint.gather`, called there again and again, notes it, some queues at a time, while later entries
-are applied. Neither waits for the disk; `PendingCheckpoint.commit` runs in a worker thread and does.
+Taking one has three steps. `Checkpointer.prepare` runs on the event loop between two entries and fixes the state to
+capture. `PendingCheckpoint.gather`, called there repeatedly, captures a few queues per call while later entries are
+applied. Neither waits for the disk; `PendingCheckpoint.commit` does, in a worker thread.
 
 The file is: magic (8 bytes), CRC-32 of the payload (u32), size of the payload (u64), payload (CBOR). The last character
-of the magic number is the format version. In every later one the checksum begins with the magic number, so that a
-flipped bit in it is not taken for a newer version.
+of the magic number is the format version. In later versions the checksum includes the magic number, so that a flipped
+bit in it is not taken for a newer version.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SNAPSHOT_NAME = "snapshot"
 
 QUEUE_DIRECTORY = "queues"
 FORMER_QUEUE_DIRECTORY = "consumequeue"
-"""Queue files without checksums, which an earlier version wrote: removed, for the log has what was in them."""
+"""Queue files without checksums, from an earlier version: removed, since the log has their content."""
 _MAGIC = b"RAFTMQC1"
 _HEAD = Struct(">8sIQ")
 
@@ -51,18 +51,18 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What had been derived from the log up to and including one entry. The default: nothing yet."""
+    """The state derived from the log up to and including one entry. The default is the empty state."""
 
     applied_index: _Number = 0
     """Index of the last applied entry."""
     applied_term: _Number = 0
-    """Its term: a log that has another entry there is not the log this was derived from."""
+    """Its term: if the log has another entry there, the state was not derived from this log."""
     applied_pos: _Number = 0
-    """Physical offset of its end; the next entry is there or behind a blank."""
+    """Physical offset of its end; the next entry is there or after padding."""
     queues: dict[str, list[QueueRow]] = {}
     """For each topic its consume queues as (queue_id, min_offset, max_offset, entries not in files)."""
     dropped_count: _Number = 0
-    """How many topics with queues had been dropped."""
+    """Number of dropped topics with queues."""
     state: bytes = b""
     """Snapshot of the replicated metadata; empty before the first."""
 
@@ -77,10 +77,10 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def _payload(checkpoint: Checkpoint, topics: int, rows: Rows) -> Iterator[bytes]:
-    """The payload in pieces; ``rows`` take the place of ``checkpoint.queues``.
+    """The payload in pieces; ``rows`` replace ``checkpoint.queues``.
 
-    One piece for each topic: with ten thousand queues the whole takes a tenth of a second, and while a piece is encoded
-    no other thread runs.
+    One piece per topic: with ten thousand queues the whole takes a tenth of a second, and no other thread runs while a
+    piece is encoded.
     """
     fields: dict[str, object] = msgspec.structs.asdict(checkpoint)
     del fields["queues"]
@@ -96,7 +96,7 @@ def _payload(checkpoint: Checkpoint, topics: int, rows: Rows) -> Iterator[bytes]
 
 
 def _cbor_map(pairs: int) -> bytes:
-    """What begins a map of so many pairs; keys and values follow in turn."""
+    """The head of a map with this many pairs; alternating keys and values follow."""
     return b"\xba" + pairs.to_bytes(4, "big")
 
 
@@ -104,7 +104,7 @@ def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint |
     """A checkpoint in a data directory, None if there is none.
 
     Raises:
-        CheckpointDamaged: it is not what was written.
+        CheckpointDamaged: it is damaged.
         FormatTooNew: a newer version of the software wrote it.
         OSError: it cannot be read.
     """
@@ -147,7 +147,7 @@ def _version(magic: bytes) -> int:
 
 
 def refuse_newer(*paths: str) -> None:
-    """Look at the first bytes of checkpoints, as far as they are there. Raises FormatTooNew; nothing is written."""
+    """Check the first bytes of existing checkpoints. Raises FormatTooNew; nothing is written."""
     for path in paths:
         try:
             with open(path, "rb") as file:
@@ -155,11 +155,11 @@ def refuse_newer(*paths: str) -> None:
             if is_newer:
                 load_checkpoint("", path)
         except (OSError, CheckpointDamaged):
-            continue  # whoever opens the store finds it again, and knows what to do
+            continue  # opening the store finds it again and handles it
 
 
 def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:
-    """Raises ValueError or NameRefused for what no queues are: a snapshot comes from another replica."""
+    """Raises ValueError or NameRefused for invalid queues: a snapshot comes from another replica."""
     for topic, rows in queues.items():
         check_topic(topic)
         for queue_id, low, high, tail in rows:
@@ -173,13 +173,13 @@ def _check_queues(queues: Mapping[str, Sequence[QueueRow]]) -> None:
 
 
 def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> QueueStore:
-    """Remove everything derived from the log and begin anew. Raises OSError.
+    """Remove everything derived from the log and start empty. Raises OSError.
 
-    The caller needs it when the log does not contain the entry that the checkpoint names.
+    Called when the log does not contain the entry that the checkpoint names.
     """
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, CHECKPOINT_NAME)
-    # First, and durably: a checkpoint must never outlive the files it counts on.
+    # First, and durably: a checkpoint must never outlive the files it relies on.
     if os.path.exists(path):
         os.unlink(path)
         _sync_directory(directory)
@@ -187,7 +187,7 @@ def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> Q
 
 
 def open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Checkpoint) -> QueueStore:
-    """The queues as a checkpoint has them. Raises QueueFileDamaged, OSError."""
+    """The queues of a checkpoint. Raises QueueFileDamaged, OSError."""
     return QueueStore.open(
         os.path.join(directory, QUEUE_DIRECTORY),
         settings,
@@ -210,10 +210,10 @@ class PendingCheckpoint:
         queues_at_once: int,
     ) -> None:
         self.checkpoint = checkpoint
-        """What is written, but for the queues and the state, which may be large."""
+        """The content except queues and state, which may be large."""
         self.changes = changes
         self.committed = False
-        """Whether it is durable: from then on the log before ``checkpoint.applied_pos`` is not needed for restarts."""
+        """Whether it is durable: then restarts no longer need the log before ``checkpoint.applied_pos``."""
         self.sync_failure: OSError | None = None
         self._directory = directory
         self._queues = queues
@@ -222,9 +222,9 @@ class PendingCheckpoint:
         self._state = state
 
     def gather(self) -> bool:
-        """Note some of the queues; on the thread that owns the queue store. Returns whether more are left.
+        """Capture some of the queues; on the thread that owns the queue store. Returns whether more are left.
 
-        Queues go on as they like meanwhile: what is noted is what they were when this was prepared.
+        Queues may change in the meantime: the captured state is that of `prepare`.
         """
         assert not self.committed, f"checkpoint {self.checkpoint.applied_index} is committed already"
         return self._queues.gather(self._queues_at_once)
@@ -232,9 +232,9 @@ class PendingCheckpoint:
     def commit(self) -> bool:
         """Sync the queue files, write the checkpoint, remove dropped topics. Blocks; for a worker thread.
 
-        All queues must be gathered. Returns whether the checkpoint is durable. It is not if a topic was dropped
-        meanwhile; the next one will be.
-        Raises OSError; if a sync of queue files failed no further checkpoint can be taken by this process.
+        All queues must be captured. Returns whether the checkpoint is durable. It is not if a topic was dropped in the
+        meantime; the next one will be. Raises OSError; if syncing queue files failed, this process cannot take further
+        checkpoints.
         """
         capture = self._capture
         assert capture is not None, f"checkpoint {self.checkpoint.applied_index} is committed twice"
@@ -259,7 +259,7 @@ class PendingCheckpoint:
         return True
 
     def _is_overtaken(self) -> bool:
-        """Whether a topic was dropped meanwhile: then its files were moved, perhaps before they were synced."""
+        """Whether a topic was dropped in the meantime: its files were moved, possibly before they were synced."""
         return self._queues.dropped_count != self.checkpoint.dropped_count
 
 
@@ -267,7 +267,7 @@ class Checkpointer:
     """Takes checkpoints of one replica, one at a time.
 
     Args:
-        queues_at_once: are gathered without interruption; so many take about a millisecond.
+        queues_at_once: captured in one step; takes about a millisecond.
     """
 
     def __init__(self, directory: str, queues: QueueStore, *, queues_at_once: int = 1000) -> None:
@@ -279,7 +279,7 @@ class Checkpointer:
 
     @property
     def floor_pos(self) -> int:
-        """Physical offset below which neither the last durable checkpoint nor the one before it needs the log."""
+        """Physical offset below which neither of the last two durable checkpoints needs the log."""
         last = self._last
         if last is not None and last.committed and last.checkpoint.applied_pos != self._durable[1]:
             self._durable = [self._durable[1], last.checkpoint.applied_pos]
@@ -292,12 +292,12 @@ class Checkpointer:
 
         Call it when all runs up to this entry and none after it are in the store, and not before ``commit`` of the
         previous one has returned. ``applied_pos`` is the physical offset of the entry's end; the entry must be durable
-        in this replica's own log, or a crash would leave a checkpoint ahead of the log. ``state`` gives the snapshot of
-        the metadata as it is now; it is called in the worker, for encoding takes time. Raises CheckpointImpossible,
-        OSError (try again later).
+        in this replica's own log, or a crash would leave a checkpoint ahead of the log. ``state`` returns the snapshot
+        of the current metadata; the worker calls it, since encoding is slow. Raises CheckpointImpossible, OSError (try
+        again later).
         """
         last = self._last
-        _ = self.floor_pos  # take note of the last one before it is forgotten
+        _ = self.floor_pos  # record the last one before it is replaced
         if last is not None and last.sync_failure is not None:
             raise CheckpointImpossible(self._queues.root, str(last.sync_failure))
         changes = self._queues.take_changes()
@@ -312,7 +312,7 @@ class Checkpointer:
         )
         self._last = PendingCheckpoint(self._directory, self._queues, checkpoint, state, changes, self._queues_at_once)
         if last is not None and last.committed:
-            # Not in the worker, where a new topic of the same name may just be writing to the same path.
+            # Not in the worker, where a new topic of the same name could be writing to the same path.
             self._queues.remove_retired(last.changes, since)
         return self._last
 
@@ -326,7 +326,7 @@ def _applied_pos(directory: str, name: str) -> int:
 
 
 def _keep_previous(directory: str) -> None:
-    """Leave the checkpoint that is about to be replaced under another name: the new one may be found damaged."""
+    """Keep the checkpoint that is about to be replaced under another name, in case the new one gets damaged."""
     path, kept = os.path.join(directory, CHECKPOINT_NAME), os.path.join(directory, PREVIOUS_NAME)
     if os.path.exists(path):
         with suppress(FileNotFoundError):
@@ -340,7 +340,7 @@ def write_checkpoint(directory: str, name: str, checkpoint: Checkpoint) -> None:
 
 
 def _write_durably(directory: str, name: str, payload: Iterable[bytes]) -> None:
-    """Replace a file so that after a crash it is the old or the new one, whole."""
+    """Replace a file so that after a crash it is completely the old or the new one."""
     path = os.path.join(directory, name)
     temporary = path + ".tmp"
     crc = size = 0

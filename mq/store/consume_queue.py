@@ -1,13 +1,13 @@
-"""One consume queue: for each message of a queue, where its record lies in the log.
+"""One consume queue: for each message of a queue, the place of its record in the log.
 
 An entry is 20 bytes. Files hold equal numbers of them, in blocks that have a checksum (`mq.store.queue_blocks`), and
 are named by 20 times the queue offset of their first entry:
 
     queues/<topic>/<queue_id>/00000000000000000000
 
-New entries gather in memory and reach the files in larger pieces. Losing them costs nothing: the log has them. What a
-file gives is verified once when it is brought into memory. A block that is not what was written is noted as damaged
-(`QueueFiles.damaged`); reading it raises QueueFileDamaged until `ConsumeQueue.restore` has put it right.
+New entries accumulate in memory and are written in larger pieces. Losing them costs nothing: the log has them. A block
+is verified once when it is read from a file. A damaged block is recorded (`QueueFiles.damaged`); reading it raises
+QueueFileDamaged until `ConsumeQueue.restore` has restored it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENTRIES_PER_FILE = 1470 * ENTRIES_PER_BLOCK
 def topic_directory(topic: str) -> str:
     """The directory of a topic's queues, relative to the queues' root.
 
-    Raises names.NameRefused for what is not a topic name, so that no name from outside can leave the root.
+    Raises names.NameRefused for an invalid topic name, so that no name from outside can escape the root.
     """
     names.check_topic(topic)
     assert os.sep not in topic, f"topic {topic!r} is not a file name"
@@ -50,12 +50,12 @@ class ConsumeQueue:
     """The entries [min_offset, max_offset) of one queue.
 
     Args:
-        files: where the queue's files are.
-        topic, queue_id: which queue; the topic's name is checked before it becomes part of a path.
-        entries_per_file: whole blocks, 299,880 in production; the same for the life of a data directory.
-        entries_per_block: the same for the life of a data directory.
-        min_offset, max_offset: what there is already, as the checkpoint says.
-        tail: the last entries of that, which are not in the files but came with the checkpoint.
+        files: the store of the queue's files.
+        topic, queue_id: which queue; the topic's name is validated before it becomes part of a path.
+        entries_per_file: whole blocks, 299,880 in production; fixed for the life of a data directory.
+        entries_per_block: fixed for the life of a data directory.
+        min_offset, max_offset: the existing range, from the checkpoint.
+        tail: the last entries of it, which are in the checkpoint but not in files.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class ConsumeQueue:
         self._directory = os.path.join(topic_directory(topic), str(queue_id))
         self._entries_per_file = entries_per_file
         self._entries_per_block = entries_per_block
-        # Of the entries in files that belong to a block which is not full yet; None while it is not known.
+        # Checksum of the entries in files that belong to a partial block; None while unknown.
         self._checksum: int | None = None
         self._flushed_offset = max_offset - len(tail) // QUEUE_ENTRY_BYTES
         self._tail = bytearray(tail)
@@ -104,40 +104,40 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self.key = topic, queue_id
         self.captured = 0
-        """The number of the latest capture that has it, or was begun before it was there; see `QueueCapture`."""
+        """The number of the latest capture that includes it, or began before it existed; see `QueueCapture`."""
         self.min_offset = min_offset
-        """The first offset that can be read."""
+        """The first readable offset."""
         self.max_offset = max_offset
-        """The offset that the next message of this queue gets."""
+        """The offset of the next message of this queue."""
 
     @property
     def entries_per_block(self) -> int:
-        """Entries that have a checksum together, from a multiple of this number on."""
+        """Entries that share a checksum, starting at a multiple of this number."""
         return self._entries_per_block
 
     @property
     def tail(self) -> bytes:
-        """The entries that are in memory only, up to max_offset."""
+        """The entries in memory only, up to max_offset."""
         return bytes(self._tail)
 
     def capture(self, offsets: array[int]) -> bytearray:
-        """Add min_offset, max_offset and the length of the tail as they are now; returns the tail, which only grows."""
+        """Append the current min_offset, max_offset and length of the tail; returns the tail, which only grows."""
         offsets.extend((self.min_offset, self.max_offset, len(self._tail)))
         return self._tail
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of entries that are in memory only."""
+        """Size of the entries that are in memory only."""
         return len(self._tail)
 
     def append(self, first_offset: int, entries: bytes) -> int:
-        """Add consecutive entries; returns how many of them are new.
+        """Add consecutive entries; returns how many are new.
 
-        ``first_offset`` must be ``max_offset``. Entries below it are a replay: they must repeat what is there and are
-        skipped. A queue that never had an entry begins wherever its first run does, because the log before it may
+        ``first_offset`` must be ``max_offset``. Entries below it are a replay: they must equal the existing ones and
+        are skipped. A queue without entries begins at the first offset of its first run, because the log before it may
         have expired.
 
-        Raises RunRefused for entries that are neither; nothing was added.
+        Raises RunRefused for any other entries; nothing was added.
         """
         count = len(entries) // QUEUE_ENTRY_BYTES
         assert len(entries) == count * QUEUE_ENTRY_BYTES, f"{self}: run of {len(entries)} bytes"
@@ -157,15 +157,15 @@ class ConsumeQueue:
         return count
 
     def extend(self, entries: bytes, count: int) -> int:
-        """`append` at ``max_offset``, of so many entries, without a check; returns `pending_bytes`."""
+        """`append` at ``max_offset``, with this many entries, without checks; returns `pending_bytes`."""
         self._tail += entries
         self.max_offset += count
         return len(self._tail)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Entries [offset, offset + count), cut to what is between min_offset and max_offset; 20 bytes each.
+        """Entries [offset, offset + count), limited to min_offset and max_offset; 20 bytes each.
 
-        Empty if ``offset`` is outside. Raises QueueFileDamaged if a file is shorter than it was, OSError.
+        Empty if ``offset`` is outside. Raises QueueFileDamaged if a file is too short, OSError.
         """
         end = min(offset + count, self.max_offset)
         if not self.min_offset <= offset < end:
@@ -191,15 +191,15 @@ class ConsumeQueue:
     def flush(self) -> None:
         """Move entries from memory to the page cache.
 
-        Where the block that they continue is damaged they stay in memory, for `restore` to come. Raises OSError; what
-        was not written stays in memory.
+        If the block that they continue is damaged, they stay in memory until `restore`. Raises OSError; unwritten
+        entries stay in memory.
         """
         while self._tail:
             offset = self._flushed_offset
             inside = offset % self._entries_per_block
             checksum, before = self._checksum, b""
             if inside and offset == self.min_offset:
-                # Nothing before it in the block can be read; zeros take its place, so that the checksum is known.
+                # Nothing before it in the block can be read; write zeros, so that the checksum is known.
                 before = bytes(inside * QUEUE_ENTRY_BYTES)
                 checksum = zlib.crc32(before, self._seed(offset - inside))
             elif inside and checksum is None:
@@ -209,23 +209,23 @@ class ConsumeQueue:
             start = offset - inside if before else offset
             self._files.write(self._path(offset), self._position(start), b"".join((before, *pieces)))
             self._extend_kept(offset - inside, inside, pieces[0])
-            self._tail = self._tail[(end - offset) * QUEUE_ENTRY_BYTES :]  # whoever captured the old one reads it on
+            self._tail = self._tail[(end - offset) * QUEUE_ENTRY_BYTES :]  # captures may still read the old one
             self._flushed_offset = end
             self._checksum = checksum
 
     def damaged_entries(self, start: int) -> tuple[int, int] | None:
-        """Which entries of the damaged block at queue offset ``start`` are to be restored, as [first, end).
+        """The entries to restore in the damaged block at queue offset ``start``, as [first, end).
 
-        None if no entry of it that is in files can be read any more.
+        None if none of its entries in files can be read any more.
         """
         first = max(start, self.min_offset)
         end = min(start + self._entries_per_block, self._flushed_offset)
         return (first, end) if first < end else None
 
     def restore(self, start: int, first: int, entries: bytes) -> bool:
-        """Write the block at queue offset ``start`` anew, with ``entries`` of the log from queue offset ``first`` on.
+        """Rewrite the block at queue offset ``start`` with ``entries`` from the log from queue offset ``first`` on.
 
-        Returns whether it is whole then; it is not when it has grown since `damaged_entries`. Raises OSError.
+        Returns whether it is complete then; not if it has grown since `damaged_entries`. Raises OSError.
         """
         wanted = self.damaged_entries(start)
         if wanted is not None:
@@ -240,10 +240,10 @@ class ConsumeQueue:
         return True
 
     def expire(self, log_start: int) -> int:
-        """Forget entries of records before physical offset ``log_start``, where the log now begins.
+        """Remove entries of records before physical offset ``log_start``, where the log now begins.
 
-        Returns the new min_offset. Whole files below it are retired. Raises OSError, and QueueFileDamaged with the
-        queue as it was.
+        Returns the new min_offset. Complete files below it are retired. Raises OSError, and QueueFileDamaged with the
+        queue unchanged.
         """
         low, high = self.min_offset, self.max_offset
         while low < high:
@@ -257,7 +257,7 @@ class ConsumeQueue:
         return low
 
     def begin_at(self, low: int) -> None:
-        """Forget entries before queue offset ``low``. Whole files below it are retired."""
+        """Remove entries before queue offset ``low``. Complete files below it are retired."""
         low = min(low, self.max_offset)
         if low > self.min_offset:
             for start in range(self._file_start(self.min_offset), self._file_start(low), self._entries_per_file):
@@ -269,12 +269,12 @@ class ConsumeQueue:
             self.min_offset = low
 
     def check_files(self, log_end: int) -> None:
-        """Verify after opening that the files hold what the tail does not, and cut what lies behind it.
+        """After opening, verify that the files contain what the tail does not, and cut anything after that.
 
-        ``log_end`` is the physical offset up to which the log had been dispatched when max_offset was noted. Contents
-        are verified when they are read, and the block that new entries continue now; that is noted if it is damaged.
+        ``log_end`` is the physical offset up to which the log was dispatched when max_offset was stored. Contents are
+        verified when they are read; the block that new entries continue is verified now and recorded if damaged.
 
-        Raises QueueFileDamaged if a file is missing or too short, or goes on behind the log, OSError.
+        Raises QueueFileDamaged if a file is missing, too short, or beyond the log; OSError.
         """
         end, per_block = self._flushed_offset, self._entries_per_block
         first_file = self._file_start(self.min_offset) if self.min_offset < end else end
@@ -292,7 +292,7 @@ class ConsumeQueue:
                     self._continue_block(end - inside, inside)
                 last = self.read(end - 1, 1)
             except QueueFileDamaged:
-                return  # it is noted, and restored from the log
+                return  # it is recorded, and restored from the log
             physical_offset, size, _ = QUEUE_ENTRY.unpack(last)
             if size <= 0 or physical_offset + size > log_end:
                 path = self._path(end - 1)
@@ -311,14 +311,14 @@ class ConsumeQueue:
         try:
             known = self.read(first_offset + skipped, len(repeated) // QUEUE_ENTRY_BYTES)
         except QueueFileDamaged:
-            return  # what is stored is noted as damaged; there is nothing to compare with
+            return  # the stored block is recorded as damaged; there is nothing to compare with
         if known != repeated:
             raise RunRefused(*self.key, f"the existing records from offset {first_offset} on are different")
 
     def _blocks(self, offset: int, end: int, checksum: int | None) -> tuple[list[bytes], int]:
-        """What is written for the first entries of the tail, [offset, end), and the checksum of the last block.
+        """The blocks to write for the first entries of the tail, [offset, end), and the checksum of the last block.
 
-        ``checksum`` is that of the block's entries before ``offset``, which is of no account at a block's beginning.
+        ``checksum`` covers the block's entries before ``offset``; it is ignored at the beginning of a block.
         """
         per_block, tail = self._entries_per_block, bytes(self._tail[: (end - offset) * QUEUE_ENTRY_BYTES])
         pieces: list[bytes] = []
@@ -340,12 +340,12 @@ class ConsumeQueue:
         return pieces, value
 
     def _extend_kept(self, start: int, count: int, entries: bytes) -> None:
-        """Add what was just written to a block that is in memory: whoever reads at the end needs not read it back."""
+        """Append what was just written to a cached block, so that reads at the end need no disk."""
         if count and (kept := self._files.block(self, start)) is not None and len(kept) == count * QUEUE_ENTRY_BYTES:
             self._files.keep_block(self, start, kept + entries)
 
     def _bring(self, start: int) -> bytes:
-        """The entries that are in files of the block at ``start``, verified and kept in memory for a while."""
+        """The entries in files of the block at ``start``, verified and cached."""
         count = min(self._flushed_offset - start, self._entries_per_block)
         data, seed = self._read_block(start), self._seed(start)
         try:
@@ -358,7 +358,7 @@ class ConsumeQueue:
         return self._files.keep_block(self, start, data[: count * QUEUE_ENTRY_BYTES])
 
     def _continue_block(self, start: int, count: int) -> None:
-        """Take over the checksum of a block that is not full, after opening."""
+        """Continue with the checksum of a partial block after opening."""
         data = self._read_block(start)
         try:
             self._checksum = verify_count(data, start, count, self._seed(start), self._entries_per_block)
@@ -385,7 +385,7 @@ class ConsumeQueue:
         return seed_of(self._queue_seed, start)
 
     def _cut_files(self) -> None:
-        """Leave no whole block in files behind the flushed offset."""
+        """Remove complete blocks in files behind the flushed offset."""
         for start_byte, path in self._files.list(self._directory):
             start = start_byte // QUEUE_ENTRY_BYTES
             kept = min(self._flushed_offset - start, self._entries_per_file)

@@ -1,10 +1,11 @@
-"""What one committed log entry adds to consume queues: computed once by the leader, shipped, or scanned anew.
+"""The consume queue entries of a committed log entry: computed once by the leader and shipped, or scanned from the
+records.
 
-The body of a log entry is one or more message records back to back. Each record that consumers may see adds one entry
-of 20 bytes to its queue. Consecutive entries of one queue make a *run*. The leader has all fields at hand when it
-builds the entry, so it ships the ready-made runs as the entry's annotation and followers copy instead of parsing
-(measured: a follower spends 0.4 us a message instead of 2). After a restart there is no annotation and the records
-are scanned; both ways give the same runs, byte for byte.
+The body of a log entry is one or more message records back to back. Each record that is visible to consumers adds one
+entry of 20 bytes to its queue. Consecutive entries of one queue form a *run*. The leader has all fields when it builds
+the entry, so it ships the runs as the entry's annotation and followers copy instead of parsing (measured: a follower
+spends 0.4 us a message instead of 2). After a restart there is no annotation and the records are scanned; both ways
+give identical runs.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from mq.protocol.delay import TURNS_MS
 from mq.store.errors import RunRefused
 
 META_TOPIC = names.METADATA_TOPIC
-"""Hidden system topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
+"""Internal topic whose record bodies are commands of the replicated metadata. It has no consume queue."""
 
 QUEUE_ENTRY = Struct(">qiq")
 """One consume queue entry: physical offset, size of the record in bytes, tag code.
 
-The tag code is the hash of the message's tags; where messages wait it is the time in epoch milliseconds at which it is
-the message's turn (`mq.protocol.delay.TURNS_MS`).
+The tag code is the hash of the message's tags; in queues of waiting messages it is the time of the message's turn in
+epoch milliseconds (`mq.protocol.delay.TURNS_MS`).
 """
 
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
 
 QUEUE_OFFSET_MAX = 2**62
-"""Queue offsets stay below this: so names of files have 20 digits, and clients read every offset as 64 bits."""
+"""Queue offsets stay below this, so file names have 20 digits, and offsets fit into 64 bits on clients."""
 
 _ENTRY_WORDS = QUEUE_ENTRY_BYTES // 4
 _SIZE_WORD = 2
@@ -42,7 +43,7 @@ _TURNS_MS = {topic.encode(): turn_ms for topic, turn_ms in TURNS_MS.items()}
 
 
 def entry_sizes(entries: bytes) -> array[int]:
-    """The sizes of the records that these consume queue entries are about; a third of what unpacking them costs."""
+    """The sizes of the records of these consume queue entries; takes a third of the time of unpacking them."""
     words = array("i", entries)
     if sys.byteorder == "little":
         words.byteswap()
@@ -67,9 +68,9 @@ class QueueRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunBuilder:
-    """Gathers the runs of one log entry, queue by queue in order of first appearance.
+    """Collects the runs of one log entry, queue by queue in order of first appearance.
 
-    For `scan_runs`; the leader, which lays out the entry, gathers the same ones.
+    For `scan_runs`; the leader, which builds the entry, collects identical ones.
     """
 
     __slots__ = ("_runs",)
@@ -111,9 +112,9 @@ def enters_queue(sys_flag: int) -> bool:
 
 
 def check_entry(body: memoryview, position: int) -> None:
-    """Raises ValueError for the body of a log entry, at this physical offset, that is not a chain of records.
+    """Raises ValueError if the body of a log entry, at this physical offset, is not a chain of records.
 
-    Contents are not looked at: what contradicts itself or the queues stops who applies it (`scan_runs`).
+    Contents are not checked: contradictions are detected when the entry is applied (`scan_runs`).
     """
     try:
         records.check_records(body, position)
@@ -122,15 +123,15 @@ def check_entry(body: memoryview, position: int) -> None:
 
 
 def scan_runs(body: bytes | memoryview, begin: int) -> tuple[list[QueueRun], list[bytes]]:
-    """Derive from the records of a log entry what it adds to queues, and the metadata commands among them.
+    """Derive the queue entries and the metadata commands from the records of a log entry.
 
     Takes the body of one log entry, offsets patched in, and the physical offset of its first byte. Returns the runs,
-    equal to what the leader shipped, and the bodies of records of `META_TOPIC` in order.
+    equal to those shipped by the leader, and the bodies of records of `META_TOPIC` in order.
 
     Raises:
-        records.RecordError: the body is not a chain of records that say where they are.
+        records.RecordError: the body is not a chain of records with correct positions.
         RunRefused: its records contradict one another.
-        UnicodeDecodeError: a topic is no text.
+        UnicodeDecodeError: a topic is not valid UTF-8.
     """
     view = memoryview(body)
     builder = RunBuilder()

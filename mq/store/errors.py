@@ -1,4 +1,4 @@
-"""What can go wrong with files derived from the log. None of it loses a message: the log can always rebuild them."""
+"""Errors of files derived from the log. None of them loses a message: the log can always rebuild the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class StoreError(Exception):
 
 
 class AnnotationDamaged(StoreError):
-    """The queue runs shipped with a log entry cannot be read; scanning the entry's records yields the same runs."""
+    """The queue runs shipped with a log entry are damaged; scanning the entry's records gives the same runs."""
 
     def __init__(self, reason: str, position: int, size: int) -> None:
         super().__init__(f"annotation of {size} bytes, at byte {position}: {reason}")
@@ -18,7 +18,7 @@ class AnnotationDamaged(StoreError):
 
 
 class RunRefused(StoreError):
-    """What an entry of the log adds to a queue contradicts the queue, or itself. Nothing of this run was added."""
+    """The queue entries of a log entry contradict the queue, or each other. Nothing of this run was added."""
 
     def __init__(self, topic: str, queue_id: int, reason: str) -> None:
         super().__init__(f"{topic}/{queue_id}: {reason}")
@@ -28,7 +28,7 @@ class RunRefused(StoreError):
 
 
 class QueueFileDamaged(StoreError):
-    """A consume queue file is not what the checkpoint or the log says it is; rebuild the queues from the log."""
+    """A consume queue file does not match the checkpoint or the log; rebuild the queues from the log."""
 
     def __init__(self, path: str, reason: str, expected: int, actual: int) -> None:
         super().__init__(f"{path}: {reason}: expected {expected}, found {actual}")
@@ -39,7 +39,7 @@ class QueueFileDamaged(StoreError):
 
 
 class CheckpointDamaged(StoreError):
-    """The checkpoint file exists and cannot be used; everything it held can be derived from the log."""
+    """The checkpoint file exists but is unusable; its content can be derived from the log."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -48,10 +48,10 @@ class CheckpointDamaged(StoreError):
 
 
 class CheckpointImpossible(StoreError):
-    """An earlier sync of queue files failed, so nothing written since the last checkpoint may be relied on.
+    """An earlier sync of queue files failed, so nothing written since the last checkpoint is reliable.
 
-    The kernel drops dirty pages after a failed sync and reports success the next time. Only a restart, which falls
-    back to the last good checkpoint and derives the rest from the log, makes the files trustworthy again.
+    The kernel drops dirty pages after a failed sync and reports success the next time. Only a restart, which goes back
+    to the last good checkpoint and replays the log from there, makes the files reliable again.
     """
 
     def __init__(self, path: str, cause: str) -> None:
@@ -61,7 +61,9 @@ class CheckpointImpossible(StoreError):
 
 
 class StoreLost(StoreError):
-    """The log begins behind its first entry, and nothing says any more what was before. Only another replica knows."""
+    """The beginning of the log was deleted, and no checkpoint or snapshot covers it. Only another replica has the
+    state.
+    """
 
     def __init__(self, path: str, base_index: int, reason: str) -> None:
         super().__init__(

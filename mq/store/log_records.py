@@ -1,4 +1,4 @@
-"""Single records of the log by their physical offsets, for lookups; pulls read whole ranges themselves."""
+"""Reads single records of the log by physical offset, for lookups; pulls read whole ranges themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMES_V6 = Struct(">i8x20xq")
 
 
 class LogRecords:
-    """Reads committed records. Belongs to the event loop's thread.
+    """Reads committed records. Used on the event loop's thread only.
 
     Args:
         applied_index: the last entry that readers may see.
@@ -32,16 +32,16 @@ class LogRecords:
         self._applied_index = applied_index
 
     def is_ahead(self, physical_offset: PhysicalOffset) -> bool:
-        """Whether something may come to lie there, or does and is not known to be committed."""
+        """Whether the offset is beyond what is known to be committed."""
         if physical_offset >= self._log.end_pos:
             return True
         entry = self._log.entry_at(physical_offset)
         return entry is not None and entry.index > self._applied_index()
 
     def at(self, physical_offset: PhysicalOffset) -> bytes | None:
-        """The record that begins there; None when none does, or it is the broker's own.
+        """The record that begins there; None if there is none, or it is an internal one.
 
-        Any number may be asked for: the log says where entries begin, and entries say where their records do.
+        Any number is allowed: the log verifies where entries begin, and entries where their records do.
 
         Raises:
             StorageCorrupt, StorageFailed: the log cannot be read there.
@@ -69,7 +69,7 @@ class LogRecords:
         return None if topic == _META_TOPIC else body[at : at + size]
 
     def store_time_ms(self, physical_offset: PhysicalOffset) -> int:
-        """When the record was stored that begins there, as consume queues say; epoch milliseconds.
+        """Store time of the record that begins there, a place from a consume queue; epoch milliseconds.
 
         Raises EntryGone, StorageCorrupt, StorageFailed.
         """

@@ -1,13 +1,12 @@
-"""Where a replica's derived state begins after a start: at its checkpoint, at a snapshot, or at the log's first entry.
+"""Opens a replica's derived state after a start: from its checkpoint, from a snapshot, or empty.
 
-While the log begins at its first entry ever, everything can be derived from it. Once its beginning was dropped, the
-metadata and the queues' ends before its base are known only from a checkpoint, or from the snapshot that came with a
-log taken over from another replica. Such a *snapshot* is the metadata right after one entry and the ends of all queues
-there. What queues hold between the base and that entry is filled in from the log, with the metadata's commands in
-between skipped.
+While the log still has its first entry, everything can be derived from it. Once its beginning was deleted, the metadata
+and the queues' ends before its base are known only from a checkpoint, or from the snapshot that came with a log fetched
+from another replica. Such a *snapshot* is the metadata right after one entry and the ends of all queues there. The
+queues' entries between the base and that entry are filled in from the log, skipping metadata commands in between.
 
-The files, all in the format of a checkpoint: `checkpoint`, the one before it as `checkpoint.previous`, and `snapshot`,
-which is there from when a replica begins from one until its first checkpoint after that is durable.
+The files, all in the format of a checkpoint: `checkpoint`, the previous one as `checkpoint.previous`, and `snapshot`,
+which exists from when a replica starts from one until its next checkpoint is durable.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from mq.store.queue_store import QueueStore, QueueStoreSettings
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """The log that the state must fit: its base, its last entry, and the term of an entry in between."""
+    """The log that the state must match: its base, its last entry, and the term of an entry in between."""
 
     base_index: int = 0
     base_pos: int = 0
@@ -46,7 +45,7 @@ class LogBounds:
     term_at: Callable[[int], int] | None = None
 
     def why_unfit(self, checkpoint: Checkpoint, *, as_snapshot: bool) -> str | None:
-        """Why this log does not continue what a checkpoint says, in words. A snapshot may be ahead of the log."""
+        """The reason why this log does not continue a checkpoint, as text. A snapshot may be ahead of the log."""
         index, term = checkpoint.applied_index, checkpoint.applied_term
         if index < self.base_index:
             return f"the log begins after entry {index}, at {self.base_index}"
@@ -58,19 +57,19 @@ class LogBounds:
 
 
 class Filling:
-    """The time until the log's entries have reached the snapshot from which a replica began."""
+    """The phase until the log's entries have caught up with the snapshot from which a replica started."""
 
     __slots__ = ("_ends", "until_index")
 
     def __init__(self, snapshot: Checkpoint) -> None:
         self.until_index = snapshot.applied_index
-        """Up to this entry, commands of the metadata are in the snapshot already."""
+        """Up to this entry, metadata commands are in the snapshot already."""
         self._ends = snapshot.queues
 
     def settle(self, queues: QueueStore) -> None:
-        """Entry ``until_index`` was dispatched: give queues whose entries are all gone their place in the table.
+        """Entry ``until_index`` was dispatched: add queues whose entries are all deleted to the table.
 
-        Raises RunRefused if the snapshot says something else of a queue than the log.
+        Raises RunRefused if snapshot and log disagree about a queue.
         """
         for topic, rows in self._ends.items():
             for queue_id, _, end, _ in rows:
@@ -82,15 +81,15 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """What `open_store` found."""
+    """The result of `open_store`."""
 
     checkpoint: Checkpoint
-    """Apply the log from the entry after ``checkpoint.applied_index`` on, beginning with the metadata in ``state``."""
+    """Apply the log from the entry after ``checkpoint.applied_index`` on, starting with the metadata in ``state``."""
     queues: QueueStore
     filling: Filling | None = None
-    """Not None while the metadata is ahead of the queues."""
+    """Set while the metadata is ahead of the queues."""
     rebuild_reason: str | None = None
-    """Why everything has to be derived again although there was something, None in the normal case."""
+    """Why existing files are rebuilt from the log; None normally."""
 
 
 def open_store(
@@ -100,17 +99,17 @@ def open_store(
     log: LogBounds | None = None,
     incoming: str | None = None,
 ) -> OpenedStore:
-    """Open what is derived from the log in a data directory, making the directory if needed.
+    """Open the derived state in a data directory, creating the directory if needed.
 
-    Damage to checkpoint or queue files is answered by deriving again all that the log still has.
+    If checkpoint or queue files are damaged, everything that the log still has is derived again.
 
     Args:
-        log: which log it must fit; default: any that begins with its first entry.
-        incoming: path of a snapshot that came with a log from elsewhere, if there is one; it is taken over.
+        log: the log that it must match; default: any that has its first entry.
+        incoming: path of a snapshot that came with a fetched log, if there is one; it is taken over.
 
     Raises:
         FormatTooNew: a newer version of the software wrote one of the files; nothing was changed.
-        StoreLost: the log's beginning is gone, and so is every record of what was in it.
+        StoreLost: the beginning of the log is gone, and no checkpoint or snapshot covers it.
         OSError: no access, full disk.
     """
     settings, log = settings or QueueStoreSettings(), log or LogBounds()
@@ -137,7 +136,7 @@ def open_store(
     if newest is None:
         raise StoreLost(directory, log.base_index, "; ".join(faults) or "there is no checkpoint")
     snapshot = msgspec.structs.replace(newest, queues=ends_of(newest.queues))
-    # Durable before the checkpoint goes: a crash in between finds one of the two.
+    # Durable before the checkpoint is removed: after a crash in between, one of the two exists.
     write_checkpoint(directory, SNAPSHOT_NAME, snapshot)
     queues = reset_store(directory, settings)
     _remove(incoming)
@@ -150,7 +149,7 @@ def open_store(
 
 
 def refuse_newer_formats(directory: str, incoming: str) -> None:
-    """Refuse files that only a newer version of the software understands, before anything is opened or changed.
+    """Refuse files of a newer version of the software, before anything is opened or changed.
 
     Arguments as for `open_store`. Raises FormatTooNew.
     """
@@ -158,7 +157,7 @@ def refuse_newer_formats(directory: str, incoming: str) -> None:
 
 
 def ends_of(queues: dict[str, list[tuple[int, int, int, bytes]]]) -> dict[str, list[tuple[int, int, int, bytes]]]:
-    """The queues of a snapshot: where each ends, and nothing of what it holds."""
+    """The queues of a snapshot: their ends, without entries."""
     return {topic: [(queue_id, end, end, b"") for queue_id, _, end, _ in rows] for topic, rows in queues.items()}
 
 

@@ -1,6 +1,6 @@
-"""Blocks of a consume queue file, each with a checksum over its entries and over whose entries they are.
+"""Blocks of a consume queue file, each with a checksum over its entries and their identity.
 
-A block has room for `ENTRIES_PER_BLOCK` entries of 20 bytes. Behind them are 16 bytes, the *trailer*, big endian:
+A block has room for `ENTRIES_PER_BLOCK` entries of 20 bytes, followed by 16 bytes, the *trailer*, big-endian:
 
 ======  ==========  ==========================================================================================
 offset  field       meaning
@@ -10,7 +10,7 @@ offset  field       meaning
 12      checksum    CRC-32 of these entries, seeded with that of "<topic>/<queue id>/" and ``first`` as 8 bytes
 ======  ==========  ==========================================================================================
 
-The seed makes a block that belongs to another queue, or to another place of this one, as wrong as a flipped bit.
+The seed makes a block of another queue, or of another place in this one, as invalid as a flipped bit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Final
 from mq.store.dispatch import QUEUE_ENTRY_BYTES
 
 ENTRIES_PER_BLOCK: Final = 204
-"""With these a block is 4096 bytes: one page, and one block of the disk."""
+"""With this number a block is 4096 bytes: one page, and one block of the disk."""
 
 TRAILER: Final = Struct(">QII")
 
 
 class BlockDamaged(Exception):
-    """A block is not what was written there. ``expected`` and ``actual`` are what differs."""
+    """A block is not as written. ``expected`` and ``actual`` are the differing values."""
 
     def __init__(self, reason: str, expected: int, actual: int) -> None:
         super().__init__(f"{reason}: expected {expected}, found {actual}")
@@ -43,17 +43,17 @@ def block_bytes(entries_per_block: int) -> int:
 
 
 def queue_seed(topic: str, queue_id: int) -> int:
-    """Where the checksums of a queue's blocks begin."""
+    """The seed of the checksums of a queue's blocks."""
     return zlib.crc32(f"{topic}/{queue_id}/".encode())
 
 
 def seed_of(queue: int, first: int) -> int:
-    """The checksum of a block without entries, of the queue with this `queue_seed`."""
+    """The checksum of an empty block of the queue with this `queue_seed`."""
     return zlib.crc32(first.to_bytes(8, "big"), queue)
 
 
 def seal(entries: bytes | bytearray, first: int, seed: int, entries_per_block: int) -> tuple[bytes, int]:
-    """A block as it is written, from all its entries so far; returns it and the checksum of the entries."""
+    """A block for writing, from all its entries so far; returns it and the checksum of the entries."""
     count = len(entries) // QUEUE_ENTRY_BYTES
     checksum = zlib.crc32(entries, seed)
     padding = bytes((entries_per_block - count) * QUEUE_ENTRY_BYTES)
@@ -61,7 +61,7 @@ def seal(entries: bytes | bytearray, first: int, seed: int, entries_per_block: i
 
 
 def verify_count(data: bytes, first: int, count: int, seed: int, entries_per_block: int) -> int:
-    """Check the first ``count`` entries of a block by its own trailer, which may cover more of them.
+    """Verify the first ``count`` entries of a block by its own trailer, which may cover more.
 
     Returns the checksum of these ``count`` entries. Raises BlockDamaged.
     """

@@ -1,7 +1,7 @@
-"""All queues as they were at one moment, gathered a few at a time while entries go on being added.
+"""A snapshot of all queues at one moment, captured a few at a time while entries are added.
 
-A queue that gets entries, or is written to files, before its turn has come is gathered right before that. So what is
-gathered is as if all had been gathered at once, and whoever adds entries waits for no more than those queues.
+A queue that gets entries, or is written to files, before its turn is captured right before that. So the result equals
+an instantaneous capture, and adding entries only waits for the affected queues.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from collections.abc import Iterator, Sequence
 from mq.store.consume_queue import ConsumeQueue
 
 QueueRow = tuple[int, int, int, bytes]
-"""A queue: queue_id, min_offset, max_offset, and the last entries of these, which are not in files."""
+"""A queue: queue_id, min_offset, max_offset, and its last entries, which are not in files."""
 
 Rows = tuple[int, Iterator[tuple[str, list[QueueRow]]]]
-"""How many topics there are, and the queues of each."""
+"""The number of topics, and the queues of each."""
 
 
 class QueueCapture:
-    """See the module. `gather` and `take` are called on the thread that owns the queues, `rows` then on any.
+    """See the module. `gather` and `take` run on the thread that owns the queues, `rows` afterwards on any.
 
     Args:
-        queues: all there are.
-        number: of this capture; no earlier one of these queues may have had it.
+        queues: all queues.
+        number: of this capture; must be new for these queues.
     """
 
     def __init__(self, queues: Sequence[ConsumeQueue], number: int) -> None:
         self._queues = queues
         self._number = number
         self._begun = 0
-        # Columns, since a hundred thousand tuples would keep Python's garbage collector busy for 20 ms.
+        # Columns, since a hundred thousand tuples would keep the garbage collector busy for 20 ms.
         self._taken: list[ConsumeQueue] = []
         self._offsets = array("q")
         self._tails: list[bytearray] = []
 
     @property
     def is_complete(self) -> bool:
-        """Whether all queues were gathered."""
+        """Whether all queues were captured."""
         return self._begun >= len(self._queues)
 
     def gather(self, count: int) -> None:
-        """Gather the next ``count`` queues."""
+        """Capture the next ``count`` queues."""
         begin = self._begun
         self._begun = begin + count
         for queue in self._queues[begin : begin + count]:
             self.take(queue)
 
     def take(self, queue: ConsumeQueue) -> None:
-        """Gather one queue now, unless it was gathered or is newer than this capture."""
+        """Capture one queue now, unless it was captured or is newer than this capture."""
         if queue.captured < self._number:
             queue.captured = self._number
             self._taken.append(queue)

@@ -1,7 +1,7 @@
-"""The files of all consume queues behind one small set of open descriptors.
+"""The files of all consume queues, with a small number of open descriptors.
 
 Ten thousand queues must not need ten thousand descriptors, so files are opened on demand and the least recently used
-ones are closed. Everything here is called from one thread, the event loop's, except `sync`.
+ones are closed. Everything runs on the event loop's thread, except `sync`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 OPEN_FILES_MAX = 512
 
 BLOCKS_KEPT = 1024
-"""Verified blocks in memory, 4 MiB at most."""
+"""Verified blocks in memory, at most 4 MiB."""
 
 BlockKey = tuple[Hashable, int]
 """A consume queue and the queue offset at which one of its blocks begins."""
@@ -26,16 +26,16 @@ _FILE_NAME = re.compile(r"[0-9]{20}")
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What happened to the files since it was last asked. Paths are relative to the root."""
+    """Changes of files since the last call. Paths are relative to the root."""
 
     files: set[str]
-    """Written or cut: to be synced before a checkpoint may rely on them."""
+    """Written or cut: sync before a checkpoint relies on them."""
     directories: set[str]
-    """Have new names in them: to be synced after the files."""
+    """Contain new names: sync after the files."""
     retired: set[str]
-    """No longer needed: may be unlinked once a checkpoint that does without them is durable."""
+    """No longer needed: may be unlinked once a checkpoint without them is durable."""
     forgotten: set[str]
-    """Directories that were moved away; nothing that was said before about paths below them holds."""
+    """Directories that were moved away; earlier changes to paths below them are void."""
 
     def merge(self, later: Changes) -> Changes:
         """These changes and later ones together."""
@@ -48,7 +48,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 def outside(paths: set[str], directories: set[str]) -> set[str]:
-    """Those paths that are not one of the top-level directories, nor below one."""
+    """The paths that are neither one of the top-level directories nor below one."""
     if not directories:
         return paths
     return {path for path in paths if path.partition(os.sep)[0] not in directories}
@@ -57,7 +57,7 @@ def outside(paths: set[str], directories: set[str]) -> set[str]:
 class QueueFiles:
     """Reads and writes files below one directory; paths are relative to it.
 
-    Remembers which files and directories have changed since they were last taken for syncing.
+    Records which files and directories have changed since they were last taken for syncing.
     """
 
     def __init__(self, root: str, open_files_max: int = OPEN_FILES_MAX) -> None:
@@ -67,10 +67,10 @@ class QueueFiles:
         self._descriptors: OrderedDict[str, int] = OrderedDict()
         self._changes = Changes(set(), set(), set(), set())
         self.created_count = 0
-        """How many files were created so far."""
+        """Number of files created so far."""
         self._blocks: OrderedDict[BlockKey, bytes] = OrderedDict()
         self.damaged: dict[BlockKey, str] = {}
-        """Blocks that were found to be damaged and are not restored yet, with what is wrong."""
+        """Damaged blocks that are not restored yet, with the error."""
 
     @property
     def open_count(self) -> int:
@@ -78,23 +78,23 @@ class QueueFiles:
         return len(self._descriptors)
 
     def block(self, queue: Hashable, start: int) -> bytes | None:
-        """The verified entries of a block as far as they are in memory, None if they are not."""
+        """The verified entries of a cached block, or None."""
         return self._blocks.get((queue, start))
 
     def keep_block(self, queue: Hashable, start: int, entries: bytes) -> bytes:
-        """Keep verified entries of a block in memory for a while; returns them."""
+        """Cache verified entries of a block; returns them."""
         self._blocks[queue, start] = entries
         if len(self._blocks) > BLOCKS_KEPT:
             self._blocks.popitem(last=False)
         return entries
 
     def restored(self, queue: Hashable, start: int) -> None:
-        """A damaged block is whole again, or not needed any more."""
+        """A damaged block is restored, or no longer needed."""
         self._blocks.pop((queue, start), None)
         self.damaged.pop((queue, start), None)
 
     def forget_blocks(self) -> None:
-        """Keep no block in memory: what is read next comes out of files."""
+        """Drop all cached blocks: the next reads come from files."""
         self._blocks.clear()
 
     def forget_queue(self, queue: Hashable) -> None:
@@ -110,7 +110,7 @@ class QueueFiles:
     def write(self, path: str, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of ``data`` at byte ``position``, creating file and directories. Into the page cache only.
 
-        Raises OSError; then a prefix of the data may have been written, and writing again is safe.
+        Raises OSError; a prefix of the data may have been written, and writing again is safe.
         """
         descriptor = self._descriptor(path, create=True)
         self._changes.files.add(path)
@@ -148,7 +148,7 @@ class QueueFiles:
             os.unlink(self._absolute(path))
 
     def retire(self, path: str) -> None:
-        """Give up a file that is no longer needed, but leave it in place: the last checkpoint may still name it."""
+        """Mark a file as no longer needed, but leave it in place: the last checkpoint may still use it."""
         self._close(path)
         self._changes.files.discard(path)
         self._changes.retired.add(path)
@@ -161,7 +161,7 @@ class QueueFiles:
         self._changes = self._changes.merge(Changes(set(), set(), set(), {directory}))
 
     def take_changes(self) -> Changes:
-        """What has changed since the last call."""
+        """Changes since the last call."""
         changes, self._changes = self._changes, Changes(set(), set(), set(), set())
         return changes
 
@@ -195,7 +195,7 @@ class QueueFiles:
         os.makedirs(os.path.dirname(absolute), exist_ok=True)
         descriptor = os.open(absolute, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.created_count += 1
-        # A new file survives a power loss only if every directory on the way to it is synced too.
+        # A new file survives a power loss only if every directory on its path is synced too.
         directory = os.path.dirname(path)
         while directory:
             self._changes.directories.add(directory)
@@ -210,13 +210,13 @@ class QueueFiles:
 
 
 def sync(root: str, changes: Changes) -> None:
-    """Make changed files and then directories durable. Blocks; for a worker thread, with descriptors of its own.
+    """Make changed files and then directories durable. Blocks; for a worker thread, with its own descriptors.
 
-    Raises OSError at the first that fails; then none of them may be taken for durable.
+    Raises OSError at the first failure; then none of them counts as durable.
     """
     for path in sorted(changes.files):
         _sync_path(os.path.join(root, path), os.O_RDWR, os.fdatasync)
-    # Deepest first, so that a name is durable only after what it names.
+    # Deepest first, so that a name becomes durable only after its content.
     for path in sorted(changes.directories, reverse=True):
         _sync_path(os.path.join(root, path), os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 

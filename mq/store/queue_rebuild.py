@@ -1,7 +1,7 @@
-"""The entries of a damaged block of a consume queue, derived from the log anew.
+"""Rebuilds the entries of a damaged consume queue block from the log.
 
-The log is read in small steps, each of which a worker thread takes, so that nothing else waits for long. Only bytes
-with a correct checksum count.
+The log is read in small steps, each in a worker thread, so that nothing else waits for long. Only bytes with a correct
+checksum are used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Read = Callable[[int, int], bytes]
 
 
 class RebuildFailed(Exception):
-    """The log does not have the entries, or not undamaged. Trying again helps once the log was repaired."""
+    """The log lacks the entries, or they are damaged. Retry after the log was repaired."""
 
 
 class WantedEntries(NamedTuple):
-    """Entries [first, end) of a queue, and the part [begin_pos, end_pos) of the log to look for them in.
+    """Entries [first, end) of a queue, and the range [begin_pos, end_pos) of the log that contains them.
 
-    ``begin_pos`` is where a log entry begins. ``from_base`` says that it is the first one of the log: then the first
-    ones of the wanted entries may be gone from it.
+    ``begin_pos`` is the beginning of a log entry. ``from_base`` says that it is the first one of the log: then the
+    first of the wanted entries may be deleted.
     """
 
     topic: str
@@ -57,7 +57,7 @@ class BlockRebuild:
         self._queue_end = 0
 
     def step(self) -> bool:
-        """Read on in the log; returns whether all of it was read. Raises RebuildFailed, SegmentError."""
+        """Read the next step of the log; returns whether all was read. Raises RebuildFailed, SegmentError."""
         segment_end = self._pos - self._pos % self._segment_bytes + self._segment_bytes
         end = min(segment_end, self.wanted.end_pos)
         if self._pos >= end:
@@ -86,9 +86,9 @@ class BlockRebuild:
         return self._pos >= self.wanted.end_pos
 
     def result(self) -> tuple[int, bytes]:
-        """The first queue offset that the log has of those wanted, and the entries from there on.
+        """The first wanted queue offset that the log has, and the entries from there on.
 
-        Raises RebuildFailed when some are missing that must be there.
+        Raises RebuildFailed if required entries are missing.
         """
         wanted = self.wanted
         found_end = self._first + len(self._entries) // QUEUE_ENTRY_BYTES
@@ -112,7 +112,7 @@ class BlockRebuild:
             if run.topic != self.wanted.topic or run.queue_id != self.wanted.queue_id:
                 continue
             if run.first_offset < self._queue_end:
-                self._entries.clear()  # what came before was of a topic that was deleted and made again
+                self._entries.clear()  # earlier ones belonged to a topic that was deleted and created again
             self._queue_end = run.end_offset
             first = max(run.first_offset, self.wanted.first)
             end = min(run.end_offset, self.wanted.end)

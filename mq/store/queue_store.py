@@ -1,4 +1,4 @@
-"""All consume queues of a replica: where committed entries arrive and where pulls look."""
+"""All consume queues of a replica: committed entries are added here, and pulls read here."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ QueueTable = Mapping[str, Sequence[QueueRow]]
 
 
 class WritingEnd(Protocol):
-    """Whoever writes to a queue and remembers which one that is.
+    """The writer of a queue, which caches the queue object.
 
-    ``queue`` is set by `QueueStore.append_built`, and None before.
+    ``queue`` is set by `QueueStore.append_built`; None before.
     """
 
     topic: str
@@ -37,32 +37,32 @@ class WritingEnd(Protocol):
 
 
 BuiltRun = tuple[WritingEnd, int, int, bytes]
-"""A run as who wrote it has it: where to, first queue offset, number of entries, and these."""
+"""A run from the leader's writer: its writing end, first queue offset, number of entries, and the entries."""
 
 _CREATION_COST = 7
-"""Writing a queue that needs a new file takes so many times longer: 180 us against 25."""
+"""Writing a queue that needs a new file takes this many times longer: 180 us against 25."""
 
 _GONE = -1
-"""The end of a queue that was dropped: no run begins there."""
+"""The end of a dropped queue: no run begins there."""
 
 _DROPPED = ".dropped"
-"""No topic may be called so: a dot is not allowed in names."""
+"""Not a possible topic name: names contain no dots."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStoreSettings:
-    """How queue files are kept."""
+    """Settings of queue files."""
 
     entries_per_file: int = ENTRIES_PER_FILE
     """Entries of 20 bytes in one file, whole blocks. Fixed for the life of a data directory."""
     entries_per_block: int = ENTRIES_PER_BLOCK
-    """Entries that have a checksum together. Fixed for the life of a data directory."""
+    """Entries that share a checksum. Fixed for the life of a data directory."""
     open_files_max: int = OPEN_FILES_MAX
     """Descriptors kept open over all queues."""
     flush_bytes: int = 4096
-    """A queue with so many bytes in memory is written at the next flush: one page, a full disk block."""
+    """A queue with this many bytes in memory is written at the next flush: one page, a full disk block."""
     flush_age_calls: int = 150
-    """A queue with fewer is written after so many flushes, for what is in memory makes each checkpoint larger."""
+    """A queue with fewer is written after this many flushes, since entries in memory enlarge each checkpoint."""
 
     def __post_init__(self) -> None:
         for name in ("entries_per_file", "entries_per_block", "open_files_max", "flush_bytes", "flush_age_calls"):
@@ -70,7 +70,7 @@ class QueueStoreSettings:
 
 
 class DamagedBlock(NamedTuple):
-    """A block of a queue, the queue offset at which it begins, and what is wrong with it."""
+    """A block of a queue, the queue offset at which it begins, and the error."""
 
     queue: ConsumeQueue
     start: int
@@ -87,22 +87,22 @@ class _All:
 class QueueStore:
     """The consume queues by topic and queue id, on one thread.
 
-    Entries gather in memory and are written to files a page at a time. A checkpoint makes the files durable and carries
-    what is still in memory, so that a queue with a message now and then costs neither a write nor a sync. There is no
+    Entries accumulate in memory and are written to files a page at a time. A checkpoint makes the files durable and
+    contains what is still in memory, so that a queue with few messages costs neither a write nor a sync. There is no
     task, thread, timer or descriptor per queue.
     """
 
     def __init__(self, root: str, settings: QueueStoreSettings, *, dropped_count: int = 0) -> None:
         self.root = root
         self.dropped_count = dropped_count
-        """How many topics with queues were dropped in the life of this data directory."""
+        """Number of dropped topics with queues in the life of this data directory."""
         self._settings = settings
         self._files = QueueFiles(root, settings.open_files_max)
         self.watched: Container[QueueKey] = _All()
-        """The queues that `take_grown` is to tell about: all, unless somebody says otherwise. None if it is false."""
+        """The queues that `take_grown` reports: all by default. Empty containers disable it."""
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
-        # Queues with entries in memory, with the flush call before which the first of them came: the oldest is first.
+        # Queues with entries in memory, with the flush call before which the first entry arrived, oldest first.
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
         self._flush_call = 0
@@ -122,14 +122,14 @@ class QueueStore:
         dropped_count: int,
         log_end: int,
     ) -> QueueStore:
-        """Bring the files to the state that a checkpoint describes; what is newer will be derived from the log again.
+        """Restore the files to the state of a checkpoint; anything newer will be derived from the log again.
 
         Args:
-            queues, dropped_count: as the checkpoint has them; empty and 0 to begin anew, which removes all files.
+            queues, dropped_count: from the checkpoint; empty and 0 to start empty, which removes all files.
             log_end: physical offset up to which the log was dispatched at the checkpoint.
 
-        Raises QueueFileDamaged if files lack something that the checkpoint counts on (nothing is lost: begin anew
-        and derive all from the log), OSError.
+        Raises QueueFileDamaged if files lack something that the checkpoint relies on (nothing is lost: start empty and
+        derive all from the log), OSError.
         """
         os.makedirs(root, exist_ok=True)
         _settle_dropped(root, queues, dropped_count)
@@ -152,7 +152,7 @@ class QueueStore:
         return self._queues.get((topic, queue_id))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the next committed message of this queue gets; 0 for a queue without entries."""
+        """The offset of the next committed message of this queue; 0 for a queue without entries."""
         queue = self._queues.get((topic, queue_id))
         return 0 if queue is None else queue.max_offset
 
@@ -166,8 +166,8 @@ class QueueStore:
         Runs come in the order of the log.
 
         Raises:
-            names.NameRefused: the topic cannot be a directory.
-            RunRefused: there can be no such queue, or the run contradicts what it has.
+            names.NameRefused: the topic is not valid as a directory.
+            RunRefused: the queue is invalid, or the run contradicts its content.
         """
         key = (run.topic, run.queue_id)
         queue = self._queues.get(key)
@@ -187,8 +187,8 @@ class QueueStore:
     def append_shipped(self, annotation: bytes) -> None:
         """`append_run` for each run of an annotation.
 
-        With thousands of queues there is a run for nearly every message: so those that go on where a known queue ends,
-        as nearly all do, are taken straight from the bytes. Raises AnnotationDamaged, and as `append_run`.
+        With thousands of queues there is a run for nearly every message, so runs that continue a known queue, as nearly
+        all do, are read directly from the bytes. Raises AnnotationDamaged, and the errors of `append_run`.
         """
         if self._capture is not None:
             for run in decode_runs(annotation):
@@ -217,7 +217,7 @@ class QueueStore:
                 self.append_run(run)
 
     def append_built(self, runs: Sequence[BuiltRun]) -> None:
-        """`append_run` for each of these. A queue is looked for once, and then found where it was left."""
+        """`append_run` for each of these. A queue is looked up once, then cached in its writing end."""
         if self._capture is not None:
             for end, first_offset, _, _ in runs:
                 if end.queue is not None and end.queue.max_offset == first_offset:
@@ -237,15 +237,15 @@ class QueueStore:
                 self._note_tail(queue)
 
     def add_empty(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue:
-        """A queue whose entries have all expired; its next one gets ``offset``. There must be no such queue yet."""
+        """Create a queue whose entries have all expired; its next one gets ``offset``. The queue must not exist yet."""
         assert (topic, queue_id) not in self._queues, f"{topic}/{queue_id} exists"
         return self._add(topic, queue_id, offset, offset, b"")
 
     def take_grown(self) -> list[tuple[str, int, bytearray]]:
-        """Watched queues that got entries since the last call, as (topic, queue id, the new entries).
+        """Watched queues with new entries since the last call, as (topic, queue id, the new entries).
 
-        Who waits for messages needs to look only at these. Call it after each batch of runs; it holds 20 bytes for
-        every entry since the last call.
+        Waiting pulls need to check only these. Call it after each batch of runs; it holds 20 bytes for every entry
+        since the last call.
         """
         grown, self._grown = self._grown, {}
         return [(topic, queue_id, entries) for (topic, queue_id), entries in grown.items()]
@@ -256,7 +256,7 @@ class QueueStore:
         return len(self._dirty)
 
     def flush_some(self, limit: int = 200) -> bool:
-        """Write to the page cache: queues with a page or more in memory, then those whose entries are old.
+        """Write to the page cache: queues with a page or more in memory, then those with old entries.
 
         Called by a timer; its period is the unit of `QueueStoreSettings.flush_age_calls`. Writes ``limit`` queues at
         most, fewer when files have to be created for them. Returns whether more is due. Raises OSError; entries not
@@ -278,10 +278,10 @@ class QueueStore:
             self._flush(next(iter(self._dirty)))
 
     def drop_topic(self, topic: str) -> None:
-        """Forget the queues of a topic; one that is created later under the same name begins at offset 0.
+        """Drop the queues of a topic; a later topic of that name begins at offset 0.
 
         The files are moved aside, not removed: until the next checkpoint, a restart goes back to a state in which the
-        topic exists and finds them there. Raises OSError.
+        topic exists, and finds them there. Raises OSError.
         """
         doomed = [key for key in self._queues if key[0] == topic]
         if not doomed:
@@ -305,8 +305,8 @@ class QueueStore:
     def expire_some(self, log_start: int, limit: int = 40) -> int:
         """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
 
-        Begins a new round when ``log_start`` has grown. Returns how many queues are left in this round; call again
-        until 0. A queue with a damaged block follows when that is restored. Raises OSError.
+        Begins a new pass when ``log_start`` has grown. Returns how many queues are left in this pass; call again until
+        0. A queue with a damaged block follows when that is restored. Raises OSError.
         """
         if log_start > self._expire_before:
             self._expire_before = log_start
@@ -319,7 +319,7 @@ class QueueStore:
         return len(self._to_expire)
 
     def damaged(self) -> list[DamagedBlock]:
-        """Blocks that were found to be damaged and are not restored yet, in the order in which they were found."""
+        """Damaged blocks that are not restored yet, in order of detection."""
         return [
             DamagedBlock(queue, start, reason)
             for (queue, start), reason in self._files.damaged.items()
@@ -327,9 +327,9 @@ class QueueStore:
         ]
 
     def restore(self, block: DamagedBlock, first: int, entries: bytes) -> bool:
-        """Put a damaged block right, with its entries from queue offset ``first`` on as the log has them.
+        """Rewrite a damaged block, with its entries from queue offset ``first`` on from the log.
 
-        Returns whether it is whole then; it is not when it has grown meanwhile. Raises OSError.
+        Returns whether it is complete then; not if it has grown in the meantime. Raises OSError.
         """
         queue = block.queue
         if self._queues.get(queue.key) is not queue:
@@ -338,26 +338,26 @@ class QueueStore:
         if not queue.restore(block.start, first, entries):
             return False
         if queue.pending_bytes:
-            self._note_tail(queue)  # it may have waited for this block
+            self._note_tail(queue)  # writing may have been blocked by this block
         if self._expire_before:
             self._to_expire.append(queue.key)
         return True
 
     def forget_blocks(self) -> None:
-        """Keep no block of a file in memory: what is read next is verified anew."""
+        """Drop all cached blocks: the next reads are verified again."""
         self._files.forget_blocks()
 
     def begin_capture(self) -> QueueCapture:
-        """All queues as they are now, to be gathered by and by with `gather`, and read later in any thread.
+        """Start a capture of all queues as they are now, to be continued with `gather`, and read later in any thread.
 
-        What an earlier capture has not gathered yet it does not get any more.
+        An earlier capture that is incomplete stays so.
         """
         self._captures += 1
         self._capture = QueueCapture(list(self._queues.values()), self._captures)
         return self._capture
 
     def gather(self, count: int) -> bool:
-        """Gather some queues for the latest capture; returns whether there are more."""
+        """Capture some queues for the latest capture; returns whether there are more."""
         capture = self._capture
         if capture is not None:
             capture.gather(count)
@@ -373,9 +373,9 @@ class QueueStore:
         return rows
 
     def capture_ends(self) -> Callable[[], dict[str, list[QueueRow]]]:
-        """What gives all queues by topic, later and in any thread: where each ends now, and nothing of what it holds.
+        """A function that returns all queues by topic, later and in any thread: their current ends, without entries.
 
-        With 100,000 queues capturing takes a few milliseconds, and only when a replica needs a snapshot.
+        With 100,000 queues this takes a few milliseconds; only needed when a replica fetches a snapshot.
         """
         keys, offsets = list(self._queues), [queue.max_offset for queue in self._queues.values()]
 
@@ -392,7 +392,7 @@ class QueueStore:
         return self._files.take_changes()
 
     def remove_retired(self, durable: Changes, since: Changes) -> None:
-        """Remove files that a durable checkpoint does without. Raises OSError.
+        """Remove files that a durable checkpoint does not need. Raises OSError.
 
         ``durable`` are the checkpoint's changes, ``since`` those after it.
         """
@@ -400,11 +400,11 @@ class QueueStore:
             self._files.remove(path)
 
     def close(self) -> None:
-        """Close all descriptors. Entries in memory are given up; the log has them."""
+        """Close all descriptors. Entries in memory are dropped; the log has them."""
         self._files.close()
 
     def _note_tail(self, queue: ConsumeQueue) -> None:
-        """To be called when the first entry is in memory, and when those make a page."""
+        """Call when the first entry is in memory, and when they fill a page."""
         self._dirty.setdefault(queue.key, self._flush_call)
         if queue.pending_bytes >= self._settings.flush_bytes:
             self._full[queue.key] = None
@@ -458,13 +458,13 @@ def _dropped(root: str) -> list[tuple[int, str]]:
 
 
 def _settle_dropped(root: str, queues: QueueTable, dropped_count: int) -> None:
-    """Put back what was dropped after the checkpoint: the log's replay will drop it again, at its place."""
+    """Move back what was dropped after the checkpoint: the log's replay drops it again at its place."""
     remove_dropped(root, dropped_count)
     restored: set[str] = set()
     for _, directory in _dropped(root):
         for topic in os.listdir(directory):
             if topic in queues and topic not in restored:
-                # Only the oldest is what the checkpoint means; the others were born after it.
+                # Only the oldest belongs to the checkpoint; the others were created after it.
                 restored.add(topic)
                 target = os.path.join(root, topic)
                 if os.path.isdir(target):

@@ -1,8 +1,7 @@
-"""Which records of a log entry have a sequence number: shipped by the leader, or scanned from the records.
+"""The records of a log entry that have sequence numbers: shipped by the leader, or scanned from the records.
 
-Every record with a producer id and a sequence number
-in its properties is one, copies that the broker itself made of a message among them. The first record of a numbered
-batch is one for all of the batch.
+These are all records with a producer id and a sequence number in their properties, including the broker's own copies of
+a message. The first record of a batch with numbers represents all of the batch.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class SequencedRecord(NamedTuple):
 
 
 def sequenced_record(properties: bytes, physical_offset: int, store_ms: int) -> SequencedRecord | None:
-    """What a record with these properties is, None without a sequence number."""
+    """The sequenced record for these properties, None without a sequence number."""
     found = stored_range(props.decode(properties.decode("utf-8", "replace")))
     return None if found is None else SequencedRecord(*found, physical_offset, store_ms)
 
 
 def scan_sequenced(body: bytes) -> list[SequencedRecord]:
-    """Those among the records of a log entry, in their order. Raises records.RecordError."""
+    """The sequenced records of a log entry, in order. Raises records.RecordError."""
     if SEQUENCE_MARK not in body:
         return []
     found: list[SequencedRecord] = []

@@ -1,1 +1,1 @@
-"""`raftmq bench`: how fast a cluster takes and gives messages, and how long one takes; measured with the SDK."""
+"""`raftmq bench`: measures throughput and latency of a cluster, with the SDK."""

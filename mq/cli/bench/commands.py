@@ -1,4 +1,4 @@
-"""`raftmq bench`: produce, consume, or both at once, and say how fast that went."""
+"""`raftmq bench`: produces, consumes, or both, and prints the measurements."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _run(
     *,
     as_json: bool,
 ) -> None:
-    """Run a load and print what it found; with ``queues`` its topic is created if there is none."""
+    """Run a load and print the results; with ``queues`` a missing topic is created."""
 
     async def main() -> Result:
         await _find_topic(plan.topic, queues, namesrv)
@@ -137,7 +137,7 @@ def _run(
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
-    """A file for what will be found, opened before anything is measured. Raises CommandFailed."""
+    """An output file, opened before the measurement. Raises CommandFailed."""
     try:
         with nullcontext() if path is None else path.open("wb") as file:
             yield file
@@ -146,7 +146,7 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 async def _find_topic(topic: str, queues: int | None, namesrv: str) -> None:
-    """Raises ClientError, CommandFailed if there is no such topic and none is to be created."""
+    """Raises ClientError, and CommandFailed if the topic does not exist and is not to be created."""
     async with Admin(namesrv) as admin:
         try:
             await admin.topic_config(topic)

@@ -1,4 +1,4 @@
-"""The loads: produce, consume, both at once, through the SDK as programs of users have it."""
+"""The loads: produce, consume, or both, through the SDK like user programs."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ GROUP = "raftmq_bench"
 EXAMPLES_MAX = 3
 SEND_SECONDS_MAX = 15.0
 LATE_SECONDS_MAX = 1.0
-"""So long after the end what was due before it may still be sent."""
+"""Grace time after the end for messages that were due before it."""
 SILENCE_SECONDS_MAX = 10.0
-"""Messages that do not come for so long are missing."""
+"""Messages are missing if none arrives for this long."""
 _POLL_MAX = 1024
 _CLIENT = "client"
 _UNSENT = "not sent"
 
 
 class Arrivals:
-    """Which messages are still to be delivered, and how long it took for those that were: pure."""
+    """Messages still to be delivered, and latencies of delivered ones. Pure."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """What was sent until now does not count."""
+        """Ignore everything sent so far."""
         self.latencies = Latencies()
         self._due: dict[int, float] = {}
         self._acknowledged: set[int] = set()
 
     def sent(self, numbers: range, due_at: float) -> None:
-        """Messages are on their way, which were due at that time, in seconds."""
+        """Messages were sent, which were due at ``due_at``, in seconds."""
         self._due.update(dict.fromkeys(numbers, due_at))
 
     def acknowledged(self, numbers: range) -> None:
-        """They are stored, so they must be delivered."""
+        """Messages are stored, so they must be delivered."""
         self._acknowledged.update(number for number in numbers if number in self._due)
 
     def delivered(self, number: int, now: float) -> bool:
-        """A message was handed out. Returns whether it counts: only the first time does."""
+        """A message was delivered. Returns whether it counts: only the first time does."""
         due_at = self._due.pop(number, None)
         if due_at is None:
             return False
@@ -68,7 +68,7 @@ class Arrivals:
 
 
 class _Sender:
-    """Sends messages by a plan, and counts what becomes of them."""
+    """Sends messages by a plan, and counts outcomes."""
 
     def __init__(self, plan: Plan, producer: Producer, arrivals: Arrivals | None = None) -> None:
         self._plan = plan
@@ -79,13 +79,13 @@ class _Sender:
         self.forget()
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Restart counting."""
         self.counted, self.latencies = Counted(), Latencies()
         self.failed = {"not stored": 0, "outcome unknown": 0, _UNSENT: 0}
         self.examples: list[str] = []
 
     async def run(self, seconds: float) -> None:
-        """Send for so long, and wait for the last acknowledgements. What was due and found no room counts as failed."""
+        """Send for this long, and wait for the last acknowledgements. Due messages without room count as failed."""
         plan = self._plan
         start = trio.current_time()
         end = start + seconds
@@ -102,7 +102,7 @@ class _Sender:
         await self._producer.flush()
 
     async def _send(self, batches: trio.Nursery, due_at: float | None) -> None:
-        """Send the next message or batch as soon as there is room. Without a time it is due at that moment."""
+        """Send the next message or batch when there is room. Without ``due_at`` it is due at that moment."""
         await self._room.acquire()
         numbers = range(self._number, self._number + self._plan.batch)
         self._number = numbers.stop
@@ -140,7 +140,7 @@ class _Sender:
             self.examples.append(str(outcome))
 
     def report(self, result: Result) -> None:
-        """Put what was counted into a result."""
+        """Store the counts in a result."""
         result.produced, result.acknowledged = self.counted, self.latencies
         result.failed = {what: count for what, count in self.failed.items() if count}
         result.examples = self.examples
@@ -151,7 +151,7 @@ def _open_producer(plan: Plan, namesrv: str) -> Producer:
 
 
 async def produce(plan: Plan, namesrv: str) -> Result:
-    """Send messages. Raises ClientError if the cluster cannot be asked; sends that fail are in the result."""
+    """Send messages. Raises ClientError if the cluster is unreachable; failed sends are in the result."""
     result = Result()
     async with _open_producer(plan, namesrv) as producer:
         sender = _Sender(plan, producer)
@@ -164,7 +164,7 @@ async def produce(plan: Plan, namesrv: str) -> Result:
 
 
 async def consume(plan: Plan, namesrv: str) -> Result:
-    """Read what the topic has, from its first message on, for the seconds of the plan at most. Commits no offset.
+    """Read the topic from its first message on, for at most the seconds of the plan. Commits no offset.
 
     Raises ClientError, CommandFailed if the topic is empty.
     """
@@ -187,9 +187,9 @@ async def consume(plan: Plan, namesrv: str) -> Result:
 
 
 async def both(plan: Plan, namesrv: str) -> Result:
-    """Send messages and consume them at once, from the ends of the queues on. Commits no offset.
+    """Send and consume messages at the same time, from the ends of the queues on. Commits no offset.
 
-    Raises ClientError if the cluster cannot be asked; sends that fail are in the result.
+    Raises ClientError if the cluster is unreachable; failed sends are in the result.
     """
     result, arrivals, counted = Result(), Arrivals(), Counted()
     news = trio.Event()
@@ -236,7 +236,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
 
 @asynccontextmanager
 async def _measured(result: Result, namesrv: str) -> AsyncIterator[None]:
-    """Note how long the block takes, and the CPU time of every process in it. Raises ClientError."""
+    """Measure the duration of the block, and the CPU time of every process in it. Raises ClientError."""
     before = await cpu_ms(namesrv)
     began = trio.current_time()
     yield
@@ -247,7 +247,7 @@ async def _measured(result: Result, namesrv: str) -> AsyncIterator[None]:
 
 
 async def cpu_ms(namesrv: str) -> dict[str, float]:
-    """CPU time of this process, and of each replica that tells its own, since they started. Raises ClientError."""
+    """CPU time since the start of this process, and of each replica that reports it. Raises ClientError."""
     found = {_CLIENT: 1000 * cpu_seconds(os.getpid())}
     for group in await ask_cluster(namesrv):
         for replica in group.replicas:

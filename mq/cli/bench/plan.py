@@ -1,4 +1,4 @@
-"""What a benchmark is to do, and when its messages are due: pure."""
+"""The plan of a benchmark, and the due times of its messages. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 
 _HEAD = struct.Struct(">QQ")
-"""Every body begins with the number of the run and that of the message."""
+"""Every body begins with the numbers of the run and of the message."""
 BODY_BYTES_MIN = _HEAD.size
 
 
@@ -16,11 +16,11 @@ class Plan:
     """Messages of ``body_bytes`` to ``topic``, for ``seconds`` after a warm-up that does not count.
 
     Attributes:
-        in_flight: messages, or batches, that may wait for their acknowledgements at once.
+        in_flight: messages, or batches, that may wait for acknowledgement at once.
         batch: messages in one request.
-        rate: messages a second that become due, whether or not those before are acknowledged; None: as fast as they are
-            acknowledged.
-        run: a number that tells the messages of this run from those of others, 0 to 2**64 - 1.
+        rate: messages per second that become due, whether or not earlier ones are acknowledged; None: as fast as
+            they are acknowledged.
+        run: a number that identifies the messages of this run, 0 to 2**64 - 1.
     """
 
     topic: str
@@ -33,11 +33,11 @@ class Plan:
     run: int = 0
 
     def body(self, number: int) -> bytes:
-        """The body of a message; `number_of` finds the number again."""
+        """The body of a message; `number_of` extracts the number."""
         return _HEAD.pack(self.run, number).ljust(self.body_bytes, b"x")
 
     def number_of(self, body: bytes) -> int | None:
-        """Which message of this run has that body; None for any other message."""
+        """The number of a message of this run; None for any other message."""
         if len(body) < BODY_BYTES_MIN:
             return None
         run, number = _HEAD.unpack_from(body)
@@ -45,10 +45,10 @@ class Plan:
 
 
 class Schedule:
-    """When each request of an open loop is due, from the beginning on, in seconds.
+    """Due times of requests in an open loop, in seconds from the beginning.
 
-    A latency counts from the time at which its request was due. A server that stands still for a second is so charged
-    with all requests that were due in that second, also those that were sent only after it (no coordinated omission).
+    A latency counts from the due time of its request. So a server that stalls for a second is charged with all requests
+    due in that second, including those sent only after it (no coordinated omission).
     """
 
     def __init__(self, rate: float, batch: int) -> None:
@@ -61,11 +61,11 @@ class Schedule:
         return self._next * self._interval
 
     def take(self) -> float:
-        """The time of the next request, which is sent now."""
+        """The due time of the next request, which is sent now."""
         at = self.next_at
         self._next += 1
         return at
 
     def due_before(self, elapsed: float) -> int:
-        """How many requests that were not taken are due before that time."""
+        """The number of remaining requests that are due before that time."""
         return max(0, math.ceil(elapsed / self._interval) - self._next)

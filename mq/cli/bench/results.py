@@ -1,4 +1,4 @@
-"""What a benchmark found, for people and for programs: pure."""
+"""Results of a benchmark, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _DIGITS = 3
 
 
 class Latencies:
-    """How long messages took: a histogram from 1 us to 2 min, exact to three digits."""
+    """Latencies: a histogram from 1 us to 2 min, exact to three digits."""
 
     def __init__(self) -> None:
         self.histogram = HdrHistogram(1, _LATENCY_US_MAX, _DIGITS)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """``count`` messages took so long."""
+        """``count`` messages had this latency."""
         self.histogram.record_value(min(max(1, round(seconds * 1e6)), _LATENCY_US_MAX), count)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of messages."""
         return int(self.histogram.get_total_count())
 
     def as_milliseconds(self) -> dict[str, float]:
@@ -36,7 +36,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Counted:
-    """Messages of one direction within the time that counts."""
+    """Messages of one direction within the measured time."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -55,11 +55,11 @@ class Counted:
 
 @dataclass(slots=True)
 class Result:
-    """What was measured in ``seconds``, the warm-up not counted.
+    """Measurements over ``seconds``, without the warm-up.
 
     Attributes:
-        failed: messages that were not acknowledged: certainly not stored, maybe stored, or due and never sent.
-        missing: acknowledged messages that no consumer got; only if there was one.
+        failed: messages without acknowledgement: certainly not stored, maybe stored, or due and never sent.
+        missing: acknowledged messages that were not delivered; only with a consumer.
         cpu_us: CPU time of each process per message, in microseconds; "client" is this one.
     """
 
@@ -75,11 +75,11 @@ class Result:
 
     @property
     def messages(self) -> int:
-        """Those by which CPU time is divided: of the direction in which there were more."""
+        """The divisor for CPU time: messages of the direction that has more."""
         return max((each.messages for each in (self.produced, self.consumed) if each is not None), default=0)
 
     def as_json(self) -> dict[str, object]:
-        """For programs. Latencies are in milliseconds."""
+        """As JSON. Latencies are in milliseconds."""
         table: dict[str, object] = {"seconds": round(self.seconds, 3)}
         for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
             if counted is not None:
@@ -94,7 +94,7 @@ class Result:
         return table
 
     def lines(self) -> list[str]:
-        """For people."""
+        """As text."""
         lines = []
         for name, counted in (("produced", self.produced), ("consumed", self.consumed)):
             if counted is not None:

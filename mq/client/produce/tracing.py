@@ -1,7 +1,7 @@
-"""What became of messages, written down where `Admin.trace` and Java's tools find it.
+"""Records the fate of messages in the trace topic, for `Admin.trace` and Java's tools.
 
-Whoever notes a record never waits and never fails: records gather in memory, at most `RECORDS_MAX` of them, and go to
-the trace topic some times a second. Those that find no room, or no broker in time, are dropped and counted.
+Recording never waits and never fails: records accumulate in memory, at most `RECORDS_MAX`, and are sent to the trace
+topic several times a second. Records without room, or without a reachable broker, are dropped and counted.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ GATHER_SECONDS = 0.2
 MESSAGES_IN_FLIGHT_MAX = 16
 SEND_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
-"""What is still to be written when a client ends has as long."""
+"""Time to send the remaining records when a client closes."""
 
 _COMPRESS_BYTES_MIN = 4096
 _STATES = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}
 
 
 def trace_topic(trace: bool | str) -> str | None:
-    """The topic that a client's option `trace` means. Raises NameRefused."""
+    """The topic named by a client's option `trace`. Raises NameRefused."""
     if not trace:
         return None
     topic = TRACE_TOPIC if trace is True else trace
@@ -73,14 +73,14 @@ def _kind(message: Message, outgoing: OutgoingMessage) -> MessageKind:
 
 
 def _unwanted(message: ReceivedMessage) -> bool:
-    """Whether its broker is set so that it wants no trace of its messages."""
+    """Whether its broker is configured not to trace its messages."""
     return message.properties.get(props.TRACE_ON) == "false"
 
 
 class Tracer:
-    """Notes what one client does with messages, and sends it to the trace topic. `run` must be running in a task.
+    """Records what one client does with messages, and sends it to the trace topic. `run` must be running in a task.
 
-    `dropped` counts the records that were not written.
+    `dropped` counts lost records.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Tracer:
         self.dropped = 0
 
     def note(self, record: TraceRecord) -> None:
-        """Write this down, some time soon."""
+        """Record this; it is sent soon."""
         if len(self._records) >= RECORDS_MAX:
             self.dropped += 1
             return
@@ -115,7 +115,7 @@ class Tracer:
     # Producers.
 
     def sending(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
-        """`on_done`, which notes how sending `outgoing` ended, too; `messages` is what is in it."""
+        """`on_done`, wrapped to also record the outcome of sending `outgoing`; `messages` are its content."""
         if outgoing.topic == self._topic:
             return on_done
         messages = tuple(messages)
@@ -151,7 +151,7 @@ class Tracer:
         return done
 
     def recalling(self, handle: str) -> Callable[[bool], None] | None:
-        """What notes whether the message of this handle was taken back; None for a text that is none."""
+        """A callback that records whether the message of this handle was recalled; None for an invalid handle."""
         try:
             told = RecallHandle.decode(handle)
         except HandleRefused:
@@ -173,7 +173,7 @@ class Tracer:
         return done
 
     def ending(self, message: Message, result: SendResult, wanted: bool | None) -> None:
-        """Note that a transaction is about to be committed, rolled back, or left to a check (None)."""
+        """Record that a transaction is about to be committed, rolled back, or left to a check-back (None)."""
         if result.trace_on:
             self.note(
                 TransactionEnded(
@@ -191,7 +191,7 @@ class Tracer:
             )
 
     def checked(self, message: ReceivedMessage, wanted: bool | None) -> None:
-        """Note how a broker is about to be answered that asked what became of a transaction."""
+        """Record the answer to a check-back."""
         if not _unwanted(message):
             host = message.store_host
             self.note(
@@ -217,13 +217,13 @@ class Tracer:
     # Consumers.
 
     def handling(self, messages: Sequence[ReceivedMessage]) -> HandlingTrace:
-        """Note that these messages are about to be handled together; tell what is returned when they are."""
+        """Record that these messages are about to be handled together; call `ended` of the result afterwards."""
         return HandlingTrace(self.note, self._group, self._unique_keys.next(), messages)
 
-    # Writing.
+    # Sending records.
 
     async def run(self) -> None:
-        """Write what is noted, until cancelled."""
+        """Send records, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._pipeline.run)
             while True:
@@ -234,7 +234,7 @@ class Tracer:
                 self._write()
 
     async def finish(self) -> None:
-        """Write what is left, and wait until it is stored, for a second at most."""
+        """Send the remaining records, and wait until they are stored, for a second at most."""
         with anyio.move_on_after(LEAVE_SECONDS, shield=True):
             while self._records:
                 await self._wait_room()
@@ -287,7 +287,7 @@ class Tracer:
 def open_tracer(
     tasks: anyio.abc.TaskGroup, remoting: ClientCore, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
 ) -> Tracer | None:
-    """A tracer that runs in `tasks`; None without a topic. `Tracer.finish` is to be called before they end."""
+    """A tracer that runs in `tasks`; None without a topic. Call `Tracer.finish` before the tasks end."""
     if topic is None:
         return None
     tracer = Tracer(tasks, remoting, topic, group=group, unique_keys=unique_keys)
@@ -296,7 +296,7 @@ def open_tracer(
 
 
 class HandlingTrace:
-    """Messages that a consumer handles together; `ended` says how."""
+    """Messages that a consumer handles together; call `ended` afterwards."""
 
     __slots__ = ("_begun", "_begun_ms", "_group", "_messages", "_note", "_request_id")
 
@@ -323,7 +323,7 @@ class HandlingTrace:
             )
 
     def ended(self, code: ContextCode) -> None:
-        """Note how it ended; anything but SUCCESS means that the messages come again."""
+        """Record the result; anything but SUCCESS means that the messages are redelivered."""
         if not self._messages:
             return
         cost_ms = int((anyio.current_time() - self._begun) * 1000) // len(self._messages)

@@ -1,4 +1,4 @@
-"""Transactional messages: seen by consumers if what the application does meanwhile succeeds, and only then."""
+"""Transactional messages: visible to consumers if, and only if, the application's own work succeeds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from mq.protocol.wire_names import QueueOffset
 __all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
 
 CHECKS_MAX = 64
-"""Checks under way in one producer; what comes beyond will come again."""
+"""Concurrent checks in one producer; further check-backs are ignored, and the broker repeats them."""
 
 ROLLBACK_SECONDS = 2.0
-"""An exception that leaves a transaction is held up so long at most."""
+"""Maximum delay of an exception that leaves a transaction."""
 
 CONNECT_EVERY_SECONDS = 5.0
 
@@ -48,19 +48,19 @@ A coroutine function, or a plain one that does not block.
 
 
 class TransactionState(Enum):
-    """What became of a transaction, as far as this process knows."""
+    """The state of a transaction, as far as this process knows."""
 
     OPEN = "open"
-    """Nothing is decided; if it stays so, a broker will ask."""
+    """Undecided; if it stays so, a broker will check back."""
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
 
 
 class Transaction:
-    """One transaction: its message is stored, and nobody sees it yet.
+    """One transaction: its message is stored, but not visible yet.
 
-    `message_id` is what to store together with the application's own changes, so that a check finds it later.
-    `confirmed` says that a broker has taken note of how it ended.
+    Store `message_id` together with the application's own changes, so that a check finds it later. `confirmed` says
+    that a broker has confirmed the end.
     """
 
     def __init__(self, message: Message, result: SendResult) -> None:
@@ -75,15 +75,15 @@ class Transaction:
 
     @property
     def message_id(self) -> str:
-        """The UNIQ_KEY of the message, also of the one that consumers get."""
+        """The UNIQ_KEY of the message, also of the copy that consumers get."""
         return self.result.message_id
 
     def rollback(self) -> None:
-        """When the block ends, nobody is to see the message. The last call of this or `leave_open` counts."""
+        """When the block ends, the message stays invisible. Of this and `leave_open` the last call counts."""
         self._wanted = False
 
     def leave_open(self) -> None:
-        """When the block ends, it is not known how; a broker will ask, see `Check`."""
+        """When the block ends, the outcome is not known yet; a broker will check back, see `Check`."""
         self._wanted = None
 
 
@@ -97,9 +97,9 @@ class TransactionProducer(Producer):
             async with producer.transaction(Message("Orders", b"two apples")) as transaction:
                 await database.store_order(..., transaction.message_id)
 
-    `check` is asked, in any process of the group, about transactions that nobody ended: the process died, or the
-    network did. It answers True (commit), False (roll back), or None (ask again later); an exception counts as None.
-    All processes of a group must be able to answer for each other. Takes the arguments of `Producer`.
+    `check` is called, in any process of the group, for transactions without an end: the process or the network failed.
+    It returns True (commit), False (roll back), or None (check again later); an exception counts as None. Every process
+    of a group must be able to answer for the others. Takes the arguments of `Producer`.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class TransactionProducer(Producer):
     async def transaction(
         self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> AsyncGenerator[Transaction]:
-        """Store a message that nobody sees; it is seen once the block ended, and never if an exception ended it.
+        """Store an invisible message; it becomes visible when the block ends, unless an exception ends it.
 
-        The exception goes on. `timeout` bounds entering, and leaving again. Entering raises what `send` raises, and
-        then the message will not be seen unless `check` says so; it is not sent twice, so that each transaction has one
-        message. Leaving raises BrokerError if the broker refuses the commit or the rollback; when it cannot be reached,
-        the log says so, `Transaction.confirmed` is False, and `check` is asked.
+        The exception propagates. `timeout` limits entering, and also leaving. Entering raises the errors of `send`;
+        then the message stays invisible unless `check` commits it. It is not sent twice, so that each transaction has
+        one message. Leaving raises BrokerError if the broker refuses the commit or the rollback; if it is unreachable,
+        that is logged, `Transaction.confirmed` is False, and `check` is called later.
         """
         seconds = self._budget(timeout)
         own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}
@@ -149,7 +149,7 @@ class TransactionProducer(Producer):
         await self._end(transaction, seconds)
 
     async def _end(self, transaction: Transaction, seconds: float) -> None:
-        """Tell the broker how a transaction ended. Raises BrokerError."""
+        """Tell the broker the end of a transaction. Raises BrokerError."""
         wanted = transaction._wanted
         if self._tracer is not None:
             self._tracer.ending(transaction.message, transaction.result, wanted)
@@ -186,7 +186,7 @@ class TransactionProducer(Producer):
                 is_late = error.code == ResponseCode.ILLEGAL_OPERATION
                 if not is_late and not is_busy(error):
                     raise
-            # Nobody was reached or had time, or it is too late to end it: `check` has the last word.
+            # The broker was unreachable, busy, or it is too late: `check` decides.
             log.warning(
                 "transaction_not_confirmed",
                 message_id=result.message_id,
@@ -194,14 +194,16 @@ class TransactionProducer(Producer):
                 reason=str(error),
             )
 
-    # Checks.
+    # Check-backs.
 
     def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
         self._tasks = tasks
         tasks.start_soon(self._stay_connected, remoting)
 
     async def _stay_connected(self, remoting: ClientCore) -> None:
-        """Be known to all replicas, whatever this process has sent so far: each of them may lead and ask, soon."""
+        """Stay connected to all replicas, whatever this process has sent: each of them may become leader and check
+        back.
+        """
         while True:
             try:
                 route = await remoting.route(AUTO_CREATE_TEMPLATE, refresh=True)

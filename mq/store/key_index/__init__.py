@@ -1,1 +1,1 @@
-"""The index of messages by key: files for parts of the log, and searches through them."""
+"""The key index: files for parts of the log, and searches in them."""

@@ -1,8 +1,8 @@
-"""Makes files of the key index, in a process of its own that gives way to everything else.
+"""Builds files of the key index, in a separate low-priority process.
 
-``python -m mq.store.key_index.builder idle`` reads jobs from standard input (`IndexJob`), one JSON object a line, and
-answers each with a line (`IndexResult`) as soon as it is done. It ends when its input does, as when its parent dies.
-With ``normal`` instead of ``idle`` it has the priority of its parent.
+``python -m mq.store.key_index.builder idle`` reads jobs from standard input (`IndexJob`), one JSON object per line, and
+answers each with a line (`IndexResult`) when it is done. It ends at the end of its input, for example when its parent
+dies. With ``normal`` instead of ``idle`` it has the priority of its parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raftlog.segment.errors import FrameCorrupt
 
 
 def make_index(job: IndexJob) -> None:
-    """Make one file: complete or absent, also after a crash. Raises FrameCorrupt, Damaged, OSError."""
+    """Build one file: complete or absent, also after a crash. Raises FrameCorrupt, Damaged, OSError."""
     fd = os.open(job.segment, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = build_key_file(lambda pos, nbytes: os.pread(fd, nbytes, pos - job.segment_start), job.begin, job.end)
@@ -30,12 +30,12 @@ def make_index(job: IndexJob) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    # What a power loss takes away again is made again: the directory need not be synced.
+    # A file lost in a power failure is built again: the directory need not be synced.
     os.rename(temporary, job.target)
 
 
 def run_job(job: IndexJob) -> IndexResult:
-    """Make one file, and say what became of it."""
+    """Build one file, and return the result."""
     try:
         make_index(job)
     except FrameCorrupt as error:
@@ -46,7 +46,7 @@ def run_job(job: IndexJob) -> IndexResult:
 
 
 def main() -> None:
-    """Do the jobs given on standard input, one after the other."""
+    """Run the jobs from standard input, one after the other."""
     if sys.argv[1] == "idle":
         # Nice 19 is not enough: a process that wakes up would wait for the end of this one's time slice.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

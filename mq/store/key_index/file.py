@@ -1,15 +1,15 @@
-"""One file of the key index: where in one part of the log the records with a key are.
+"""One file of the key index: the places of the records with a key in one part of the log.
 
-A file is made once, from a part that never changes any more, and is complete or absent. All numbers are big endian:
+A file is built once, from a part that never changes any more, and is complete or absent. All numbers are big-endian:
 
     magic (8 bytes), CRC-32 of the rest of the head (u32), number of blocks (u32)
-    begin and end of the entries it is about (u64), position, index and chain of the last of these (u64, u64, u32),
+    begin and end of its entries (u64), position, index and chain of the last entry (u64, u64, u32),
     first and last store time (i64)
     for each block: its first hash (u32), CRC-32 of the block (u32)
     blocks of 4096 rows, the last one less: hash of a key (u32), physical offset of the record less ``begin`` (u32),
     sorted
 
-A reader finds the blocks of a hash by the head, and reads and checks these alone.
+A reader finds the blocks of a hash in the head, and reads and verifies only these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Read = Callable[[int, int], bytes]
 
 
 class KeyFileDamaged(Exception):
-    """The file is not what was written, or is not about this log. Without it the log itself is searched."""
+    """The file is damaged, or belongs to another log. Without it the log itself is searched."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -45,7 +45,9 @@ class KeyFileDamaged(Exception):
 
 
 class Scope(NamedTuple):
-    """What a file is about: entries, the last one of these, and store times; the last is before the first for none."""
+    """What a file covers: a range of entries, the last entry, and store times; without any, the last is before the
+    first.
+    """
 
     begin: int
     end: int
@@ -57,7 +59,7 @@ class Scope(NamedTuple):
 
 
 def encode_key_file(scope: Scope, rows: bytes) -> bytes:
-    """The content of a file with these rows, which are sorted."""
+    """The content of a file with these sorted rows."""
     blocks = [rows[at : at + _BLOCK_BYTES] for at in range(0, len(rows), _BLOCK_BYTES)]
     table = [_BLOCK.pack(_ROW.unpack_from(block)[0], zlib.crc32(block)) for block in blocks]
     head = b"".join((_FIELDS.pack(*scope), *table))
@@ -65,7 +67,7 @@ def encode_key_file(scope: Scope, rows: bytes) -> bytes:
 
 
 class KeyFile:
-    """An open file of the index; for one thread, and to be closed. Raises KeyFileDamaged, OSError."""
+    """An open file of the index, for one thread; must be closed. Raises KeyFileDamaged, OSError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -97,7 +99,7 @@ class KeyFile:
         os.close(self._fd)
 
     def check_log(self, read: Read) -> None:
-        """Raise KeyFileDamaged unless the log has the entry that is the last one here; or what ``read`` raises."""
+        """Raise KeyFileDamaged unless the log contains the last entry of this file; or the errors of ``read``."""
         scope = self.scope
         if scope.begin == scope.end:
             return
@@ -106,7 +108,7 @@ class KeyFile:
             raise KeyFileDamaged(self._path, f"the log has another entry {scope.last_index} at {scope.last_pos}")
 
     def places(self, hashed: int) -> Iterator[int]:
-        """Physical offsets of the records with this hash of a key, descending, block by block."""
+        """Physical offsets of the records with this hash, descending, block by block."""
         table = self._table
         first = max(0, bisect_left(table, hashed, key=_first) - 1)
         for number in range(bisect_right(table, hashed, key=_first) - 1, first - 1, -1):

@@ -1,9 +1,8 @@
-"""Which parts of the log have a file in the key index, which are still to get one, and where a search has to look.
+"""The parts of the log: which have a key index file, which need one, and which ones a search has to scan.
 
-A *part* is a whole segment, or an equal share of it if it has more than 64 MiB. Its file is ``index/<where the part
-begins, 20 digits>.hashes``, and is made once all entries that begin in the part are committed and on this disk: from
-then on it never changes, on any replica. Nothing depends on these files; whatever is wrong with one, it goes and is
-made again.
+A *part* is a whole segment, or an equal share of it if it has more than 64 MiB. Its file is ``index/<beginning of the
+part, 20 digits>.hashes``, built once all entries that begin in the part are committed and on this disk: then it never
+changes, on any replica. Nothing depends on these files; a bad one is deleted and built again.
 
 Belongs to the event loop's thread.
 """
@@ -25,21 +24,21 @@ from raftlog.segment.codec import NORMAL
 
 PART_BYTES_MAX: Final = 64 * 1024 * 1024
 DIRECT_PARTS_MAX: Final = 6
-"""Parts without a file that one search goes through: 384 MiB, half a second."""
+"""Maximum parts without a file that one search scans: 384 MiB, half a second."""
 JOBS_MAX: Final = 8
-"""Named in one go, so that a long log without an index does not hold up the event loop."""
+"""Returned at once, so that a long log without an index does not block the event loop."""
 
 _SUFFIX: Final = ".hashes"
 _NAME: Final = re.compile(r"([0-9]{20})\.hashes")
 _OTHER_SUFFIXES: Final = (_SUFFIX, ".tmp", ".keys")
-"""Of files that are removed: unfinished ones, and those of an older format."""
+"""Suffixes of files to remove: unfinished ones, and those of older formats."""
 
 
 class KeyIndex:
     """The key index of one log.
 
     Args:
-        directory: where its files are; made if missing. What does not fit the log is removed. Raises OSError.
+        directory: of its files; created if missing. Files that do not match the log are removed. Raises OSError.
         applied_index: the last entry that readers may see.
     """
 
@@ -63,21 +62,21 @@ class KeyIndex:
                 os.unlink(os.path.join(directory, name))
 
     def path_of(self, part: int) -> str:
-        """The path of the file about the part that begins at a physical offset."""
+        """The path of the file for the part that begins at a physical offset."""
         return os.path.join(self._directory, f"{part:020d}{_SUFFIX}")
 
     @property
     def applied_end(self) -> int:
-        """Where what readers may see ends, a physical offset. Raises SegmentError."""
+        """The physical offset at which the readable log ends. Raises SegmentError."""
         return self._end_of(self._applied_index())
 
     @property
     def parts(self) -> Sequence[int]:
-        """Where the parts begin that have a file, ascending."""
+        """Beginnings of the parts that have a file, ascending."""
         return tuple(self._indexed)
 
     def jobs(self) -> list[IndexJob]:
-        """Files to be made now, of the newest parts first; none that failed before. Raises SegmentError."""
+        """Files to build now, newest parts first, without failed ones. Raises SegmentError."""
         self._catch_up()
         jobs: list[IndexJob] = []
         for part in reversed(self._missing):
@@ -92,29 +91,29 @@ class KeyIndex:
         return jobs
 
     def made(self, path: str) -> None:
-        """The file of a job is there."""
+        """The file of a job was built."""
         part = self._part_of(path)
         if part >= self._base_pos and part in self._missing:
             self._missing.remove(part)
             self._indexed.add(part)
 
     def failed(self, path: str) -> None:
-        """The file of a job could not be made; it is no job again before `retry`."""
+        """The file of a job could not be built; it is skipped until `retry`."""
         self._failed.add(self._part_of(path))
 
     def report_damage(self, pos: int) -> None:
-        """Read the entry at a physical offset from the log, which verifies it and so learns that it must be repaired.
+        """Read the entry at a physical offset from the log, so that the log detects damage and repairs it.
 
         For any thread. Raises SegmentError: StorageCorrupt, unless the entry is intact in memory or was repaired.
         """
         self._log.read_range(pos, 1)
 
     def retry(self) -> None:
-        """Try again what failed."""
+        """Retry failed jobs."""
         self._failed.clear()
 
     def discard(self, path: str) -> None:
-        """A file is damaged, or gone: make it again."""
+        """A file is damaged, or missing: build it again."""
         part = self._part_of(path)
         if part in self._indexed:
             self._indexed.remove(part)
@@ -123,7 +122,7 @@ class KeyIndex:
             os.unlink(path)
 
     def expire(self) -> None:
-        """Forget and remove files about what the log does not have any more. Raises OSError."""
+        """Remove files of parts that the log no longer has. Raises OSError."""
         base_pos = self._log.base_pos
         if base_pos == self._base_pos:
             return
@@ -137,7 +136,7 @@ class KeyIndex:
                 os.unlink(self.path_of(part))
 
     def search(self, query: KeyQuery, is_over: Callable[[], bool]) -> KeySearch:
-        """A search through all that is committed now, to be run in a worker thread. Raises SegmentError."""
+        """A search of everything that is committed now, to be run in a worker thread. Raises SegmentError."""
         self._catch_up()
         log = self._log
         applied, durable = self._applied_index(), log.durable_index
@@ -162,7 +161,7 @@ class KeyIndex:
         )
 
     def _catch_up(self) -> None:
-        """Note the parts that have become complete."""
+        """Record the parts that have become complete."""
         self.expire()
         log = self._log
         limit = self._end_of(min(self._applied_index(), log.durable_index))
@@ -175,11 +174,13 @@ class KeyIndex:
             self._complete_below = behind
 
     def _entries_of(self, part: int) -> tuple[int, int]:
-        """Where the entries begin and end that begin in a part."""
+        """The range of the entries that begin in a part."""
         return self._first_entry_from(part), self._first_entry_from(self._behind(part), part)
 
     def _first_entry_from(self, pos: int, part: int | None = None) -> int:
-        """Where the first entry begins at or behind ``pos``; where the last one ends if none does in this segment."""
+        """The beginning of the first entry at or after ``pos``; the end of the last one if there is none in this
+        segment.
+        """
         start = (pos if part is None else part) // self._segment_bytes * self._segment_bytes
         if pos == start:
             return pos
@@ -195,7 +196,7 @@ class KeyIndex:
         return entry.pos + entry.size
 
     def _parts_from(self, part: int, end: int) -> Iterator[int]:
-        """The parts from one on that begin before ``end``."""
+        """The parts from this one on that begin before ``end``."""
         while part < end:
             yield part
             part = self._behind(part)

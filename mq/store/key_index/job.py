@@ -1,4 +1,4 @@
-"""What the broker and the process that makes key files say to each other."""
+"""Messages between the broker and the process that builds key files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 class IndexJob(msgspec.Struct, frozen=True):
     """The entries ``begin`` to ``end`` of the segment that begins at ``segment_start``; all are physical offsets.
 
-    ``segment`` is the path of that, ``target`` of the file to make.
+    ``segment`` is the path of the segment, ``target`` that of the file to build.
     """
 
     segment: str
@@ -19,7 +19,7 @@ class IndexJob(msgspec.Struct, frozen=True):
 
 
 class IndexResult(msgspec.Struct, frozen=True):
-    """What became of a job: its file is there, or why not, and at which physical offset an entry is damaged."""
+    """The result of a job: success, or the error, and the physical offset of a damaged entry."""
 
     target: str
     failure: str | None = None

@@ -1,4 +1,4 @@
-"""Makes the content of a key file from a part of the log, every entry of which is verified."""
+"""Builds the content of a key file from a part of the log, verifying every entry."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL, EntryRef, verify
 from raftlog.segment.errors import FrameCorrupt
 
 _WINDOW_BYTES: Final = 1024 * 1024
-"""Read and indexed in one go: enough for numpy, and it stays in the cache of a processor."""
+"""Read and indexed in one step: enough for numpy, and it fits the CPU cache."""
 
 
 class _Window(NamedTuple):
-    """Entries that lie back to back at ``pos``: their bytes with padding, where records begin, and the last entry."""
+    """Contiguous entries at ``pos``: their bytes with padding, the beginnings of records, and the last entry."""
 
     pos: int
     data: bytes
@@ -26,14 +26,14 @@ class _Window(NamedTuple):
 
 
 def build_key_file(read: Read, begin: int, end: int) -> bytes:
-    """The content of a file about the entries that lie back to back at ``begin`` to ``end``, 4 GiB at most.
+    """The content of a file for the contiguous entries from ``begin`` to ``end``, at most 4 GiB.
 
-    ``read`` may return bytes straight from the disk: every entry is verified here.
+    ``read`` may return unverified bytes: every entry is verified here.
 
     Raises:
         FrameCorrupt: an entry is damaged, or the bytes are not entries.
-        Damaged: an intact entry does not hold records.
-        Exception: what ``read`` raises.
+        Damaged: an intact entry does not contain records.
+        Exception: from ``read``.
     """
     assert end - begin < 1 << 32, f"{end - begin} bytes are more than one file can be about"
     first_ms, last_ms = 2**63 - 1, -(2**63)
@@ -55,7 +55,7 @@ def build_key_file(read: Read, begin: int, end: int) -> bytes:
 def _windows(read: Read, begin: int, end: int) -> Iterator[_Window]:
     """The entries in ascending order. Raises FrameCorrupt, Damaged.
 
-    The predecessor of the first entry is not known, so of that one only the body, size and position are verified.
+    The entry before the first one is unknown, so for the first one only body, size and position are verified.
     """
     pos, nbytes = begin, _WINDOW_BYTES
     index: int | None = None

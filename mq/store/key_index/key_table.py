@@ -1,7 +1,7 @@
-"""Finds the keys of all records in a stretch of the log at once, with numpy: what a key file is made of.
+"""Extracts the keys of all records in a range of the log at once, with numpy, for key files.
 
-A *row* is one key of one record, as an unsigned integer of 64 bits: the hash of the key above the distance of the
-record from where the entries of the file begin. Only the process that makes key files imports this.
+A *row* is one key of one record, as an unsigned 64-bit integer: the hash of the key above the record's distance from
+the beginning of the file's entries. Only the process that builds key files imports this.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _BLANK: Final = ord(" ")
 _UNIQUE: Final = f"{props.UNIQUE_KEY}{props.NAME_END}".encode()
 _KEYS: Final = f"{props.KEYS}{props.NAME_END}".encode()
 PADDING: Final = bytes(max(8, len(_UNIQUE), len(_KEYS)))
-"""Follows bytes from which a name or a word is read that may begin with the last of them."""
+"""Appended, since a name or a word may be read starting at the last byte."""
 _HASH_SHIFT: Final = np.uint64(32)
 
 
 def record_starts(data: bytes, at: int, end: int) -> list[int]:
-    """Where in ``data[at:end]``, the body of an entry, its records begin. Raises Damaged."""
+    """The positions in ``data[at:end]``, the body of an entry, at which its records begin. Raises Damaged."""
     starts: list[int] = []
     append, size_at = starts.append, _SIZE.unpack_from
     last = end - FIXED
@@ -61,10 +61,10 @@ def record_starts(data: bytes, at: int, end: int) -> list[int]:
 
 
 def key_rows(data: bytes, starts: Integers, shift: int) -> tuple[Rows, Integers]:
-    """The rows of the records that begin at ``starts`` in ``data``, and the store times of records that have keys.
+    """The rows of the records that begin at ``starts`` in ``data``, and the store times of records with keys.
 
-    ``data`` ends with `PADDING`. ``shift`` is added to a start for its distance in the file. Records that were rolled
-    back have no keys. Raises Damaged. The layout of a record: `mq.protocol.records`.
+    ``data`` ends with `PADDING`. ``shift`` plus a start is the distance in the file. Rolled-back records have no keys.
+    Raises Damaged. For the layout of records see `mq.protocol.records`.
     """
     flags = _integers(data, starts + 36, ">i4")
     born_more = 12 * ((flags & BORN_HOST_IPV6) != 0)
@@ -97,9 +97,9 @@ def key_rows(data: bytes, starts: Integers, shift: int) -> tuple[Rows, Integers]
 def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers, Integers, Integers]:
     """The keys in the property texts ``data[begin:end]``.
 
-    Returns the texts in one piece, and for each key the number of its text, and where in the piece it begins and ends.
+    Returns the texts joined, and for each key the number of its text, and its range in the joined texts.
     """
-    # The last property of a text may lack the mark that ends a value. A second one in a row ends nothing.
+    # The last property of a text may lack the separator that ends a value. An additional one is harmless.
     texts = _END.join([data[first:last] for first, last in zip(begin.tolist(), end.tolist(), strict=True)])
     texts = b"".join((texts, _END, PADDING))
     flat = np.frombuffer(texts, np.uint8)
@@ -108,7 +108,7 @@ def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers,
     unique, keys = _named(flat, starts, _UNIQUE), _named(flat, starts, _KEYS)
     word_at, word_end = starts[keys] + len(_KEYS), ends[keys]
     if word_at.size:
-        # A blank within the value of KEYS ends one word, and the next one begins.
+        # A blank within the value of KEYS separates words.
         blanks = np.flatnonzero(flat == _BLANK)
         value = np.searchsorted(word_at, blanks, "right") - 1
         blanks = blanks[(value >= 0) & (blanks < word_end[value])]
@@ -122,8 +122,8 @@ def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers,
 
 
 def _named(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> Integers:
-    """Which of the properties that begin at ``starts`` have this name, which includes its end mark."""
-    # From the last byte on: few names have as many, and many begin alike.
+    """Which of the properties that begin at ``starts`` have this name, including its separator."""
+    # From the last byte backwards: few names match there, and many share a prefix.
     found = np.arange(len(starts))
     for number in reversed(range(len(name))):
         found = found[flat[starts[found] + number] == name[number]]

@@ -1,6 +1,6 @@
-"""The keys of records (the one that makes a message unique, and the words that its sender gave it) and their hashes.
+"""The keys of records (the unique key, and the words that the sender set) and their hashes.
 
-Everything here works on the bytes of log entries as they lie in files, so that it may be used by any thread or process.
+Works on the bytes of log entries as stored in files, so any thread or process can use it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from mq.protocol.records import BORN_HOST_IPV6, FIXED, MAGIC_V1, MAGIC_V2, ROLLB
 from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL
 
 KEY_HASH_BITS: Final = 32
-"""Two keys with the same hash cost a reader a look at the record, no more."""
+"""A hash collision costs a reader a look at the record, no more."""
 HASHED_BYTES_MAX: Final = 256
-"""Of a topic or key; what differs only behind them, at the same length, has the same hash."""
+"""Hashed prefix of a topic or key; texts of equal length that differ only after it have the same hash."""
 TOPIC_FACTOR: Final = 0xC2B2AE3D27D4EB4F
 FINAL_FACTOR: Final = 0xFF51AFD7ED558CCD
 WORD_FACTORS: Final = tuple(pow(0x9E3779B97F4A7C15, number + 2, 1 << 64) for number in range(-(-HASHED_BYTES_MAX // 8)))
@@ -35,7 +35,7 @@ _END: Final = props.VALUE_END.encode()
 
 
 class Damaged(Exception):
-    """These bytes are no entries of records; ``at`` is where in them it shows."""
+    """The bytes are not entries with records; ``at`` is the position of the error."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(f"at byte {at}: {reason}")
@@ -43,14 +43,14 @@ class Damaged(Exception):
 
 
 class KeyedRecord(NamedTuple):
-    """A record that has properties, within the bytes it was found in: it takes up ``at`` to ``end``."""
+    """A record with properties, within its input: from ``at`` to ``end``."""
 
     at: int
     end: int
     store_ms: int
     topic: bytes
     text_at: int
-    """Where its properties begin; they go to its end."""
+    """Beginning of its properties; they extend to its end."""
 
 
 def text_hash(text: bytes) -> int:
@@ -61,14 +61,14 @@ def text_hash(text: bytes) -> int:
 
 
 def key_hash(topic: bytes, key: bytes) -> int:
-    """What the index has for a key of a topic: `KEY_HASH_BITS` bits. `key_table` computes the same for many at once."""
+    """The hash of a topic's key in the index: `KEY_HASH_BITS` bits. `key_table` computes the same for many at once."""
     mixed = (text_hash(topic) * TOPIC_FACTOR + text_hash(key)) % (1 << 64)
     mixed ^= mixed >> 32
     return (mixed * FINAL_FACTOR) % (1 << 64) >> 64 - KEY_HASH_BITS
 
 
 def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, unique: bool) -> bool:
-    """Whether it is a record of this topic with this key; with ``unique`` only the unique one counts."""
+    """Whether a record belongs to this topic and has this key; with ``unique`` only the unique key counts."""
     if record.topic != topic:
         return False
     if find_property(data, _UNIQUE, record.text_at, record.end) == key:
@@ -77,7 +77,7 @@ def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, uniqu
 
 
 def find_property(data: bytes, name: bytes, at: int, end: int) -> bytes:
-    """The value of the first property whose name, with its end mark, is ``name``; empty if there is none."""
+    """The value of the first property with this ``name``, which includes its separator; empty without one."""
     found = data.find(name, at, end)
     while found > at and data[found - 1] != 2:
         found = data.find(name, found + 1, end)
@@ -89,7 +89,7 @@ def find_property(data: bytes, name: bytes, at: int, end: int) -> bytes:
 
 
 def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where in ``data``, which is log entries back to back, the bodies are that hold records. Raises Damaged."""
+    """The ranges in ``data``, contiguous log entries, of bodies that contain records. Raises Damaged."""
     at, end = 0, len(data)
     unpack = HEADER.unpack_from
     while at < end:
@@ -104,7 +104,7 @@ def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
-    """Those of the records in ``data[at:end]`` that have properties and are not rolled back. Raises Damaged."""
+    """The records in ``data[at:end]`` that have properties and are not rolled back. Raises Damaged."""
     unpack, new = _HEAD.unpack_from, tuple.__new__  # a NamedTuple's own constructor takes four times as long
     while at < end:
         if at + FIXED > end:

@@ -1,8 +1,8 @@
-"""A search for messages by key: through the files of the key index, and through the log where there is none.
+"""A search for messages by key: in files of the key index, and in the log where there are none.
 
-The newest messages are looked for first. Parts of the log that have a file cost two small reads each. A part without
-one is searched for the bytes of the key, and records are looked at only around them. All of this is for a worker
-thread; what it needs to know of a log that goes on is captured before, on the event loop's thread.
+The newest messages are searched first. A part of the log with a file costs two small reads. In a part without one, the
+bytes of the key are searched, and only records around matches are parsed. Runs in a worker thread; the necessary state
+of the growing log is captured before, on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from mq.store.key_index.record_keys import Damaged, KeyedRecord, bodies_in, has_
 from raftlog.segment import EntryGone
 
 CHUNK_BYTES: Final = 256 * 1024
-"""Searched in one go, without letting another thread run: about 100 us."""
+"""Searched in one step, without releasing the interpreter: about 100 us."""
 CANDIDATES_MAX: Final = 10_000
-"""Records that one search looks at because the index names them; then it gives up."""
+"""Maximum records that one search reads because of index entries; then it gives up."""
 BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of records in one answer, unless the first alone is larger: clients refuse frames of 16 MiB."""
+"""Bytes of records in one answer, unless the first alone is larger: clients refuse frames of 16 MiB."""
 _SIZE: Final = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQuery:
-    """Which messages: times are epoch milliseconds, both included. With ``unique``, the key is a unique one."""
+    """The messages to find: times are epoch milliseconds, both inclusive. With ``unique``, the key is a unique key."""
 
     topic: bytes
     key: bytes
@@ -40,7 +40,7 @@ class KeyQuery:
 
 @dataclass(frozen=True, slots=True)
 class UnindexedPart:
-    """Entries from ``begin`` to ``end`` that no file is about; ``anchors`` are the positions of some in between."""
+    """Entries from ``begin`` to ``end`` without a file; ``anchors`` are the positions of some entries in between."""
 
     begin: int
     end: int
@@ -53,24 +53,23 @@ class SearchResult:
 
     records: list[bytes] = field(default_factory=list)
     is_complete: bool = True
-    """Whether everything was searched. Of no importance when as many were found as were wanted."""
+    """Whether everything was searched. Irrelevant if enough messages were found."""
     damaged: list[str] = field(default_factory=list)
-    """Paths of files of the index that are to be made again."""
+    """Paths of index files to build again."""
     faults: list[str] = field(default_factory=list)
-    """What is wrong with them."""
+    """The errors in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeySearch:
-    """What to search, captured at one moment.
+    """A search over a captured state.
 
     Args:
-        read: of the log below what is durable; for any thread.
-        newest: bodies of entries that are committed and may not be on this disk yet, ascending.
-        unindexed, indexed: parts of the log before them without a file, and the physical offsets by which files are
-            named.
+        read: of the durable log; for any thread.
+        newest: bodies of committed entries that may not be on this disk yet, ascending.
+        unindexed, indexed: earlier parts of the log without a file, and the physical offsets in the names of files.
         path_of: the path of such a file.
-        is_complete: whether this is all of the log.
+        is_complete: whether this covers all of the log.
         is_over: whether the search takes too long.
     """
 
@@ -84,7 +83,7 @@ class KeySearch:
     is_over: Callable[[], bool]
 
     def run(self) -> SearchResult:
-        """Search. Raises raftlog.SegmentError or Damaged when the log cannot be read."""
+        """Search. Raises raftlog.SegmentError or Damaged if the log cannot be read."""
         return _Run(self).run()
 
 
@@ -114,7 +113,7 @@ class _Run:
                 else:
                     self._search_log(part)
             except EntryGone:
-                pass  # deleted meanwhile
+                pass  # deleted in the meantime
         self._result.records = self._newest_first[::-1]
         return self._result
 
