@@ -110,6 +110,7 @@ test-all: $(INSTALLED)
 	@$(TWICE) processes tests/process
 .test-in-process-and-spark:
 	@$(TWICE) in-process --ignore=tests/process --ignore=tests/simulation --ignore=tests/spark
+	@RAFTMQ_PURE_PYTHON=1 $(TWICE) pure-python tests/broker/produce tests/broker/write_path
 	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
 	    $(MAKE) --no-print-directory test-spark ARGS=; \
 	else echo 'raftmq: PySpark cannot be installed here, so the tests with Spark are left out'; fi

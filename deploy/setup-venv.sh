@@ -49,3 +49,5 @@ pip install --quiet --quiet --require-hashes --requirement "$lock" \
     || fail "could not install the dependencies into $PWD/$venv (see above; is there a network, and room on the disk?)"
 pip install --quiet --no-deps --no-build-isolation --no-index --editable . \
     || fail "could not install the project into $PWD/$venv (see above)"
+# Optional: without a compiler the same is done in Python, and this says so.
+"$venv/bin/python" -m mq.compiled || true

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.gate.counting import MARK
 from benchmarks.gate.verdict import RISE_MAX, DumpUnreadable, instructions_in, judge, per_message
 from benchmarks.workers import ROOT
+from mq.compiled import PURE_PYTHON
 
 BASELINE = Path(__file__).parent / "baseline.json"
 EXIT_RISEN, EXIT_CANNOT_TELL = 1, 3
@@ -52,7 +53,7 @@ def count(seconds_max: float = SECONDS_MAX) -> dict[str, float]:
             done = subprocess.run(
                 [*tool, sys.executable, "-m", "benchmarks.gate.cases", str(counted)],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONHASHSEED": "0"},
+                env={**os.environ, "PYTHONHASHSEED": "0", PURE_PYTHON: "1"},
                 capture_output=True,
                 text=True,
                 errors="replace",

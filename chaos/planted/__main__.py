@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.__main__ import LOG
+from mq.compiled import PURE_PYTHON
 
 PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
@@ -31,6 +32,8 @@ UNIT_TEST = "unit test"
 _TEST = "Test: "
 _UNINTENDED = re.compile(r"\b(Type|Name|Attribute|Import|Syntax)Error\b")
 """Nobody plants these: they tell of code that has changed under a patch."""
+_ENVIRONMENT = {**os.environ, PURE_PYTHON: "1"}
+"""Patches change Python: what is also there in compiled form must not serve in its place."""
 
 
 class PatchRefused(Exception):
@@ -96,7 +99,7 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
             return _hunt_by_test(name, Path(directory))
         command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
         command += ["--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([directory, *_without_project()])}
+        environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join([directory, *_without_project()])}
         done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
         found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
         if found is None:
@@ -112,7 +115,7 @@ def _hunt_by_test(name: str, directory: Path) -> Finding:
     shutil.copytree(PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *_without_project()])}
+    environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(directory), *_without_project()])}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=directory,

@@ -99,6 +99,7 @@ class Services:
         )
         for service in self._services:
             self.requests.add(service.routes())
+        self.requests.plain_sends = self.sends.take_plain
         self._end_turns = [
             service.end_turn for service in self._services if type(service).end_turn is not Service.end_turn
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -136,6 +137,9 @@ _SENT: Final = (
 )
 
 
+_FIELD: Final = re.compile(rb"%016X|%d|%s")
+
+
 class SendReplyTemplate:
     """The answer to a stored message, of which a broker makes more than of anything else.
 
@@ -147,6 +151,12 @@ class SendReplyTemplate:
     def __init__(self, store_host: bytes) -> None:
         self._host = store_host.hex().upper()
         self._template = _SENT.replace("HOST", self._host).encode()
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The text of the header before, between and behind its fields: physical offset, queue id, queue offset,
+        transaction id, opaque."""
+        return _FIELD.split(self._template)
 
     def render(
         self,

@@ -41,6 +41,8 @@ Log = structlog.stdlib.BoundLogger
 class Requests(Protocol):
     """What serves requests; see `mq.broker.net.request_table`."""
 
+    def take_plain(self, connection: ClientConnection, chunk: bytes) -> int: ...
+
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
 
 
@@ -215,16 +217,19 @@ class ClientConnection:
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # a large frame on its way is not copied once per chunk of it
         chunk = bytes(data)
+        has_access = self._access is None or self.trusted
+        taken = self._requests.take_plain(self, chunk) if has_access else 0
         try:
-            incoming, consumed = decode_chunk(chunk)
+            incoming, consumed = decode_chunk(chunk[taken:] if taken else chunk)
         except FrameError as error:
             reason = _NO_TLS if chunk.startswith(_TLS_HANDSHAKE) else str(error)
             self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
-        if self._access is not None and not self.trusted:
+        if self._access is not None and not has_access:
             incoming = self._access.checked(self._address, incoming, chunk)
-        if self._unfinished and incoming:
+        consumed += taken
+        if self._unfinished and consumed:
             self._unfinished = False
             self._intake.finished(self)
         if len(incoming) > _AT_A_STRETCH:

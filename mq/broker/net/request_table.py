@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mq.broker.net.call import Call, Handler
@@ -20,12 +20,17 @@ class RequestTable:
     Attributes:
         leader_handlers: what serves requests that only the leader can serve.
         repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
+        plain_sends: queues the plain sends that a chunk begins with and returns how many bytes they take; called only
+            while this replica leads.
     """
+
+    plain_sends: Callable[[ClientConnection, bytes], int] | None = None
 
     def __init__(self) -> None:
         self.leader_handlers: dict[type[Any], Handler] = {}
         self.repeatable: set[type[Any]] = set()
         self._handlers: dict[type[Any], Handler] = {}
+        self._leads = False
 
     def add(self, routes: Iterable[Route]) -> None:
         """Add routes; no two may be for one type of request."""
@@ -43,11 +48,17 @@ class RequestTable:
 
     def serve_as_leader(self) -> None:
         """Serve everything here."""
+        self._leads = True
         self._handlers.update(self.leader_handlers)
 
     def serve_as_follower(self, forward: Handler) -> None:
         """Let ``forward`` hand what needs the leader to it."""
+        self._leads = False
         self._handlers.update(dict.fromkeys(self.leader_handlers, forward))
+
+    def take_plain(self, connection: ClientConnection, chunk: bytes) -> int:
+        """Serve the plain sends that ``chunk`` begins with, as a whole; returns how many bytes they take."""
+        return self.plain_sends(connection, chunk) if self._leads and self.plain_sends is not None else 0
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""

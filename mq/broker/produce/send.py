@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends
@@ -20,15 +21,19 @@ from mq.broker.produce.retry import Retries
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.metadata import auto_create
+from mq.broker.write_path.entry_builder import CLIENT_FLAGS
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.compiled import IS_COMPILED, PlainSends
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2
+from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2, SendReplyTemplate
 from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.records import MAGIC_V1
 
 _WRITABLE = 2
+_IPV4_HOST_BYTES = 8
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
@@ -61,6 +66,7 @@ class Sends(Service):
             suffix=self._suffix,
             body_bytes_max=context.settings.message_bytes_max,
         )
+        self._plain = self._plain_sends(context)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -80,6 +86,21 @@ class Sends(Service):
     def topic_changed(self, topic: str) -> None:
         """Look at the topic anew with its next message."""
         self._writable.pop(topic, None)
+
+    def take_plain(self, connection: ClientConnection, chunk: bytes) -> int:
+        """Queue the plain sends that ``chunk`` begins with, as `handle` does; returns how many bytes they take.
+
+        None are taken without the compiled module, and when too much is pending.
+        """
+        plain, appender, at = self._plain, self._appender, 0
+        if plain is None:
+            return 0
+        while appender.pending_bytes <= self._pending_bytes_max:
+            block, at = plain.take(chunk, at, connection, connection.host)
+            if block is None:
+                break
+            appender.add_block(block)
+        return at
 
     def handle(self, call: Call[SendRequest]) -> None:
         """Check one message and queue it; its reply follows when it is committed.
@@ -160,6 +181,21 @@ class Sends(Service):
         """
         call.request.ext.batch = True
         self.handle(call)
+
+    def _plain_sends(self, context: BrokerContext) -> PlainSends | None:
+        if not IS_COMPILED or len(context.store_host) != _IPV4_HOST_BYTES:
+            return None
+        return PlainSends(
+            writable=self._writable,
+            tag_codes=self._tag_codes,
+            suffix=self._suffix,
+            store_host=context.store_host,
+            reply_parts=SendReplyTemplate(context.store_host).parts,
+            magic=MAGIC_V1,
+            client_flags=CLIENT_FLAGS,
+            body_bytes_max=self._body_bytes_max,
+            block_bytes_max=context.appender.entry_bytes_max,
+        )
 
     def _chosen_queue(self, ext: SendExt, count: int) -> int:
         """A queue for a message that leaves the choice to the broker. Raises RequestRefused for one out of range."""

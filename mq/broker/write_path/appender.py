@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -29,6 +29,8 @@ from mq.broker.write_path.pending import (
     PendingSend,
     SendRequest,
 )
+from mq.compiled import SendBlock
+from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendReplyTemplate
 from mq.store.queue_store import BuiltRun
@@ -126,6 +128,9 @@ class Appender:
                 _give_back(item[1], outcome)
             elif isinstance(other := item[1], PendingBatch):
                 _give_back(other.call, outcome)
+            elif isinstance(other, SendBlock):
+                for request, body, serialization in decode_chunk(other.frames)[0]:
+                    _give_back(Call(other.connection, cast("SendRequest", request), body, serialization), outcome)
             else:
                 for one in other:
                     if isinstance(one, PendingSend):
@@ -158,6 +163,11 @@ class Appender:
         nbytes = group[0].nbytes if len(group) == 1 else sum([item.nbytes for item in group])
         self.pending.append((nbytes, group))
         self.pending_bytes += nbytes
+
+    def add_block(self, block: SendBlock) -> None:
+        """Store plain sends of one connection, in one entry."""
+        self.pending.append((block.nbytes, block))
+        self.pending_bytes += block.nbytes
 
     def add_batch(self, batch: PendingBatch) -> None:
         """Store a client's batch, in one entry."""

@@ -21,6 +21,7 @@ from mq.broker.write_path.pending import (
     PendingSend,
 )
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.compiled import SendBlock
 from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.records import (
@@ -35,13 +36,13 @@ from mq.protocol.records import (
 from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.store.annotation import ANNOTATION_START, RUN_HEAD, Span, join_annotation
-from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
+from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.queue_store import BuiltRun
 from mq.store.sequenced import SequencedRecord, sequenced_record
 
 _PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]
 """By length of the properties: packed beforehand, which is twice as fast."""
-_CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
+CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 """A sender does not decide how hosts are laid out, nor what a message is to a transaction."""
 
 
@@ -95,7 +96,14 @@ class EntryBuilder:
         for item in items:
             if len(item) == 2:
                 nbytes, other = item
-                if isinstance(other, PendingBatch):
+                if isinstance(other, SendBlock):
+                    records, block_replies = other.build(pos, store_ms, touched)
+                    parts.append(records)
+                    if block_replies:
+                        entry.replies.append((other.connection, [block_replies]))
+                    entry.messages += other.count - 1
+                    pos += nbytes
+                elif isinstance(other, PendingBatch):
                     self._build_batch(other, parts, touched, entry, sequenced, pos, store_ms)
                     pos += nbytes
                 else:
@@ -129,7 +137,7 @@ class EntryBuilder:
                     ext.flag,
                     offset,
                     pos,
-                    ext.sys_flag & _CLIENT_FLAGS,
+                    ext.sys_flag & CLIENT_FLAGS,
                     ext.born_timestamp_ms,
                     item_sender.host,
                     store_ms,
@@ -157,9 +165,9 @@ class EntryBuilder:
         for tail in touched:
             run, name = tail.run, tail.topic_bytes
             assert run, f"{tail.topic}/{tail.queue_id}: a run without entries"
-            count = len(run)
+            entries = run[0] if len(run) == 1 else b"".join(run)
+            count = len(entries) // QUEUE_ENTRY_BYTES
             first_offset = tail.next_offset - count
-            entries = run[0] if count == 1 else b"".join(run)
             shipped += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
             runs.append((tail, first_offset, count, entries))
             tail.run = None
@@ -180,7 +188,7 @@ class EntryBuilder:
         ext, host = call.request.ext, call.connection.host
         topic_field, queue_id, first = tail.topic_field, tail.queue_id, tail.next_offset
         pack_head, pack_cq, lengths, crc32 = HEAD.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTHS, zlib.crc32
-        sys_flag, born_ms, reconsume_times = ext.sys_flag & _CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
+        sys_flag, born_ms, reconsume_times = ext.sys_flag & CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
         if tail.run is None:
             tail.run = []
             touched.append(tail)
@@ -251,7 +259,7 @@ class EntryBuilder:
         if isinstance(record, PendingSend):
             call, sequence = record.call, record.sequence
             ext, body = call.request.ext, call.body
-            flag, sys_flag, reconsume_times = ext.flag, ext.sys_flag & _CLIENT_FLAGS, ext.reconsume_times
+            flag, sys_flag, reconsume_times = ext.flag, ext.sys_flag & CLIENT_FLAGS, ext.reconsume_times
             born_ms, born_host, prepared_offset = ext.born_timestamp_ms, call.connection.host, 0
             if not call.request.flag & ONEWAY_FLAG:
                 entry.replies.append((call.connection, [self._reply(record, offset, pos)]))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mq.broker.net.call import Call
 from mq.broker.write_path.outcome import OnOutcome, Stored
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.compiled import SendBlock
 from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
 from mq.protocol.sequencing import SequenceRange
@@ -119,5 +120,5 @@ class PendingBatch:
 PendingGroup = list[InternalRecord | PendingCommand | PendingSend]
 """What enters the log in one entry, or not at all."""
 
-Pending = PendingMessage | tuple[int, PendingBatch] | tuple[int, PendingGroup]
+Pending = PendingMessage | tuple[int, SendBlock] | tuple[int, PendingBatch] | tuple[int, PendingGroup]
 """Each begins with its bytes; the lengths of the tuples tell them apart."""

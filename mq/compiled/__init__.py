@@ -1,0 +1,37 @@
+"""Parts of the data path in compiled form, each with a reference in Python that does the same byte for byte.
+
+They are optional: without a compiler, or with ``RAFTMQ_PURE_PYTHON`` set in the environment, the reference serves
+everything. ``python -m mq.compiled`` compiles them for the interpreter that runs it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+PURE_PYTHON = "RAFTMQ_PURE_PYTHON"
+"""With this variable in the environment, and not empty, the compiled parts are not used."""
+
+IS_COMPILED: bool
+"""Whether the compiled parts are there and used."""
+
+if TYPE_CHECKING:
+    from mq.compiled.plain_sends import PlainSends, SendBlock
+else:
+    try:
+        if os.environ.get(PURE_PYTHON):
+            raise ImportError(f"{PURE_PYTHON} is set")
+        from mq.compiled.plain_sends import PlainSends, SendBlock
+
+        IS_COMPILED = True
+    except ImportError:
+        IS_COMPILED = False
+
+        class PlainSends:
+            """Stands for the compiled class, which is not there."""
+
+        class SendBlock:
+            """Stands for the compiled class, which is not there: no block is ever pending."""
+
+
+__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock"]

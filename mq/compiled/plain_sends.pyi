@@ -1,0 +1,29 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+class SendBlock:
+    @property
+    def connection(self) -> Any: ...
+    @property
+    def frames(self) -> bytes: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    def build(self, position: int, store_ms: int, touched: list[Any]) -> tuple[bytes, bytes]: ...
+
+class PlainSends:
+    def __init__(
+        self,
+        *,
+        writable: dict[str, Any],
+        tag_codes: Mapping[bytes, int],
+        suffix: bytes,
+        store_host: bytes,
+        reply_parts: Sequence[bytes],
+        magic: int,
+        client_flags: int,
+        body_bytes_max: int,
+        block_bytes_max: int,
+    ) -> None: ...
+    def take(self, chunk: bytes, start: int, connection: Any, host: bytes) -> tuple[SendBlock | None, int]: ...

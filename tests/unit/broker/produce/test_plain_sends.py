@@ -1,0 +1,390 @@
+"""The compiled handling of plain sends against its reference in Python: the same bytes for every chunk."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.send import Sends
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.compiled import IS_COMPILED
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.errors import FrameError
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
+from mq.protocol.properties import PROPERTIES_BYTES_MAX
+from tests.support.broker_contexts import context_of
+from tests.support.model_log import HOST, Log
+
+pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+
+TOPICS = {"T": 4, "Orders": 300}
+BODY_BYTES_MAX = 2000
+NOW_MS = 1_700_000_000_123
+
+
+class Connection:
+    """A client that keeps what it is sent."""
+
+    def __init__(self, host: bytes) -> None:
+        self.host = host
+        self.received = b""
+        self.served_again: list[tuple[str, bytes]] = []
+
+    def send(self, data: bytes) -> None:
+        self.received += data
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        if not request.flag & 2:
+            self.send(reply)
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        self.served_again.append((repr(request), body))
+
+
+class Elsewhere:
+    """Takes what is not stored by a plain send, and remembers it."""
+
+    def __init__(self) -> None:
+        self.taken: list[object] = []
+
+    def add(self, call: Call[Any], *rest: object) -> None:
+        self.taken.append((repr(call.request), call.body, *map(repr, rest)))
+
+    def takes(self, call: Call[Any]) -> bool:
+        self.taken.append((repr(call.request), call.body))
+        return True
+
+
+class Broker:
+    """The send path of a broker, with or without the compiled module."""
+
+    def __init__(self, *, compiled: bool, entry_bytes_max: int = 1 << 20, pending_bytes_max: int = 1 << 20) -> None:
+        self.log = Log()
+        self.appender = Appender(
+            log=self.log,
+            store_host=HOST,
+            reply_template=SendReplyTemplate(HOST),
+            entry_bytes_max=entry_bytes_max,
+            rounds_in_flight=100,
+            wall_clock_ms=lambda: NOW_MS,
+            disk_used=lambda: 0.5,
+            pending_bytes_max=pending_bytes_max,
+        )
+        self.appender.open()
+        self.elsewhere = Elsewhere()
+        special: Any = self.elsewhere
+        self.tails = {name: [NextOffset(TopicName(name), n, 7 * n) for n in range(TOPICS[name])] for name in TOPICS}
+        context = context_of(
+            settings__message_bytes_max=BODY_BYTES_MAX,
+            settings__pending_bytes_max=pending_bytes_max,
+            settings__cluster="C",
+            settings__auto_create_topics=False,
+            metadata__topics={name: SimpleNamespace(write_queues=count) for name, count in TOPICS.items()},
+            appender=self.appender,
+            queue_offsets=None,
+            store_host=HOST,
+            unique_keys=UniqKeyGenerator(ip="10.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: NOW_MS),
+            rng=random.Random(1),
+            wall_clock_ms=lambda: NOW_MS,
+        )
+        self.sends = Sends(context, special=special, repeats=special, retries=special)
+        self.sends._writable.update(self.tails)
+        if not compiled:
+            self.sends._plain = None
+        self.refused: list[tuple[int, int, str]] = []
+        self.others: list[str] = []
+        self.taken_plain = 0
+
+    def receive(self, connection: Connection, chunk: bytes) -> int | str:
+        """As a connection does: bytes consumed, or why the connection is closed."""
+        sender: Any = connection
+        taken = self.sends.take_plain(sender, chunk)
+        self.taken_plain += taken
+        try:
+            incoming, consumed = decode_chunk(chunk[taken:])
+        except FrameError as error:
+            return str(error)
+        for request, body, serialization in incoming:
+            if not isinstance(request, SendMessageV2 | SendBatchMessage):
+                self.others.append(repr(request))
+                continue
+            try:
+                if isinstance(request, SendBatchMessage):
+                    self.sends.handle_batch(Call(sender, request, body, serialization))
+                else:
+                    self.sends.handle(Call(sender, request, body, serialization))
+            except RequestRefused as refused:
+                self.refused.append((request.opaque, refused.code, refused.remark))
+        return taken + consumed
+
+    def commit(self) -> list[object]:
+        """Frame and commit all that is pending; everything that can be seen of it."""
+        while self.appender.start_round():
+            pass
+        number = len(self.log.framed)
+        framed = [(position, body, annotation) for position, body, annotation in self.log.framed]
+        runs = [self.appender.runs_of(n + 1, framed[n][2]) or [] for n in range(number)]
+        named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each] for each in runs]
+        self.appender.committed(number)
+        return [framed, named, self.ends(), self.appender.pending_bytes, self.appender.messages]
+
+    def ends(self) -> dict[tuple[str, int], int]:
+        return {(each.topic, each.queue_id): each.next_offset for tails in self.tails.values() for each in tails}
+
+
+def properties(**more: str) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in more.items())
+
+
+def frame(
+    body: bytes = b"body", *, header: dict[str, Any] | None = None, raw: bytes | None = None, **ext: str
+) -> bytes:
+    fields = {"a": "P", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0"}
+    fields |= {"i": properties(UNIQ_KEY="0A0B0C", WAIT="true", TAGS="TagA"), "j": "0", "k": "false", "m": "false"}
+    fields |= ext
+    values: dict[str, Any] = {"code": 310, "extFields": {name: text for name, text in fields.items() if text != "-"}}
+    values |= {"flag": 0, "language": "JAVA", "opaque": 5, "serializeTypeCurrentRPC": "JSON", "version": 409}
+    values |= header or {}
+    encoded = raw if raw is not None else json.dumps(values, separators=(",", ":")).encode()
+    return struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
+
+
+def compare(chunks: Sequence[bytes]) -> Broker:
+    """Give both brokers the same chunks, from two clients in turns; returns the compiled one."""
+    both = Broker(compiled=True), Broker(compiled=False)
+    seen: list[list[object]] = []
+    for broker in both:
+        clients = [Connection(HOST), Connection(b"\x0a\x00\x00\x02\x00\x00\x12\x34")]
+        closed: dict[int, object] = defaultdict(lambda: None)
+        results: list[object] = []
+        for number, chunk in enumerate(chunks):
+            if closed[number % 2] is None:
+                result = broker.receive(clients[number % 2], chunk)
+                results.append(result)
+                if isinstance(result, str):
+                    closed[number % 2] = result
+        stored = broker.commit()
+        seen.append([results, stored, broker.refused, broker.others, broker.elsewhere.taken])
+        seen[-1].append([client.received for client in clients])
+    assert seen[0] == seen[1]
+    return both[0]
+
+
+INTEGERS = "0 1 3 4 -1 -0 +1 007 1e3 1.0 2147483647 2147483648 -2147483648 9223372036854775807 999999999999999999"
+VALUES = st.sampled_from([*INTEGERS.split(), "9" * 22, "", " 1", "true", "false", "TRUE", "x", "é", "-"])
+NAMES = st.sampled_from(["UNIQ_KEY", "TAGS", "WAIT", "KEYS", "DELAY", "TIMER_DELAY_MS", "TRAN_MSG", "POP_CK"])
+PROPERTIES = st.one_of(
+    st.lists(
+        st.tuples(
+            NAMES | st.sampled_from(["XTAGS", "MY_UNIQ_KEY", "RAFTMQ_SEQ", "a"]),
+            st.text('Ab0\x00\x01\x02_é"\\/\n', max_size=6),
+        )
+    ).map(lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)),
+    st.text("TAGS\x01\x02UNIQ_KEYab\x7f", max_size=40),
+    st.just(properties(UNIQ_KEY="0A0B0C", TAGS="TagB", KEYS="k")),
+    st.just(properties(UNIQ_KEY="0A0B0C")[:-1]),
+)
+FIELDS: dict[str, st.SearchStrategy[str]] = {
+    "b": st.sampled_from(["T", "Orders", "Unknown", "%RETRY%g", "", "T\u00e9"]),
+    "d": VALUES,
+    "e": VALUES,
+    "f": st.just("48") | VALUES,
+    "g": VALUES,
+    "h": VALUES,
+    "i": PROPERTIES,
+    "j": VALUES,
+    "k": VALUES,
+    "l": st.just("16") | VALUES,
+    "m": VALUES,
+    "n": st.just("broker-a"),
+    "o": st.just("x"),
+}
+HEADER: dict[str, st.SearchStrategy[Any]] = {
+    "flag": st.sampled_from([0, 2, 1, 3, 4, -1]),
+    "version": st.sampled_from([0, 2**31, -1, None]),
+    "language": st.sampled_from(["GO", "", None, "é"]),
+    "code": st.sampled_from([310, 320, 10, 34, 99999]),
+    "opaque": st.sampled_from([0, -1, 2**31 - 1, 2**31, -(2**31)]),
+    "remark": st.sampled_from(["", "r", None]),
+}
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> bytes:
+    """A plain send in which one or two things may be odd: with more of them, nothing would be plain."""
+    ext = {"e": draw(st.sampled_from("0123")), "i": properties(UNIQ_KEY=draw(st.sampled_from("ABC")), TAGS="T")}
+    header: dict[str, Any] = {"opaque": draw(st.integers(0, 1000))}
+    is_batch = draw(st.booleans())
+    body = draw(st.binary(max_size=20)) if not is_batch else draw(BATCHES)
+    if is_batch:
+        ext |= {"m": "true", "i": draw(st.sampled_from(["", "WAIT\x01true", "UNIQ_KEY\x01Z\x02TAGS\x01b\x02\x02"]))}
+        header["code"] = draw(st.sampled_from([310, 320]))
+    for _ in range(draw(st.integers(0, 2))):
+        if draw(st.booleans()):
+            name = draw(st.sampled_from(sorted(FIELDS)))
+            ext[name] = draw(FIELDS[name])
+        else:
+            name = draw(st.sampled_from(sorted(HEADER)))
+            header[name] = draw(HEADER[name])
+    return frame(body, header=header, raw=None, **ext)
+
+
+def batched(body: bytes, text: str, flag: int = 0) -> bytes:
+    encoded = text.encode()
+    size = 22 + len(body) + len(encoded)
+    return struct.pack(">iiiii", size, 0, 0, flag, len(body)) + body + struct.pack(">h", len(encoded)) + encoded
+
+
+MESSAGES = st.builds(
+    batched,
+    st.binary(max_size=9) | st.just(b"x" * (BODY_BYTES_MAX // 3)),
+    st.sampled_from(["UNIQ_KEY\x01A1\x02", "UNIQ_KEY\x01B2\x02TAGS\x01a", "UNIQ_KEY\x01C3\x02KEYS\x01k\x02"] * 3)
+    | PROPERTIES,
+    st.sampled_from([0, 0, -5]),
+)
+BATCHES = st.one_of(
+    st.lists(MESSAGES, max_size=4).map(b"".join),
+    st.lists(MESSAGES, min_size=1, max_size=2).map(lambda parts: b"".join(parts)[:-1]),
+    st.binary(max_size=30),
+)
+FRAMES = frames()
+
+
+@settings(max_examples=400)
+@given(st.lists(st.lists(FRAMES, max_size=6).map(b"".join), max_size=5))
+def test_any_requests_give_the_same_log_and_the_same_replies(chunks: list[bytes]) -> None:
+    compare(chunks)
+
+
+@given(st.data())
+def test_damaged_chunks_give_the_same_log_and_the_same_replies(data: st.DataObject) -> None:
+    # A closed connection gets no reply in either form, but what came before the damage may have been stored: the
+    # damaged frame is in a chunk of its own, which nothing comes before.
+    damaged = bytearray(frame(b"body", n="b"))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        match data.draw(st.integers(0, 3)):
+            case 0:
+                damaged[at] = data.draw(st.integers(0, 255))
+            case 1:
+                del damaged[at : at + data.draw(st.integers(1, 8))]
+            case 2:
+                damaged[at:at] = data.draw(st.binary(min_size=1, max_size=8))
+            case _:
+                damaged[at:] = damaged[at:][: data.draw(st.integers(0, 20))]
+        if not damaged:
+            break
+    compare([frame(), bytes(damaged), frame()])
+
+
+@given(st.integers(0, 700), st.integers(1, 3))
+def test_a_chunk_may_end_anywhere(cut: int, count: int) -> None:
+    chunk = frame(b"first", e="2") + b"".join(frame(b"%d" % n) for n in range(count))
+    broker = compare([chunk[:cut]])
+    assert broker.taken_plain <= cut
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        properties(UNIQ_KEY="K", TAGS="a", X="TAGS"),
+        properties(X="1UNIQ_KEY", UNIQ_KEY="K"),
+        properties(UNIQ_KEY="K", TAGS="a", KEYS="1") + "TAGS\x01b\x02",
+        "XTAGS\x01a\x02" + properties(UNIQ_KEY="K", TAGS="b"),
+        properties(UNIQ_KEY="") + "TAGS\x01\x02",
+        properties(UNIQ_KEY="K-1"),
+        "UNIQ_KEY\x01K",
+        properties(UNIQ_KEY="K", TAGS="TIMER_DELAY"),
+        properties(UNIQ_KEY="K", TAGS="x", Y="POP_CK") + "POP_CK\x01z\x02",
+        properties(UNIQ_KEY="K") + "x" * (PROPERTIES_BYTES_MAX - 20),
+        properties(UNIQ_KEY="K") + "x" * (PROPERTIES_BYTES_MAX + 1),
+    ],
+)
+def test_properties_are_read_as_the_reference_reads_them(text: str) -> None:
+    compare([frame(i=text), frame(i=text, header={"opaque": 6})])
+
+
+EXT = r'''"a":"P","b":"T","c":"D","d":"4","e":"0","f":"0","g":"1","h":"0"'''
+KEY = r'''"i":"UNIQ_KEY\u0001K"'''
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "",
+        "{}",
+        '{"code":310}',
+        '{"code":310,"code":310,"extFields":{},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + "," + KEY + "," + KEY + '},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + "," + KEY + '},"extFields":{},"flag":0,"opaque":1}',
+        '{ "code":310,"extFields":{' + EXT + "," + KEY + '},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + "," + KEY + '},"flag":0,"opaque":1} ',
+        '{"code":310,"extFields":{' + EXT + "," + KEY + '},"flag":0,"opaque":1}}',
+        '{"opaque":1,"flag":0,"extFields":{' + KEY + "," + EXT + '},"code":310}',
+        '{"code":310,"extFields":{'
+        + EXT
+        + r',"i":"UNIQ_KEY\u0001\u004b\u0002A\u0001\"\\\/\b\f\n\r\t"},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + r',"i":"UNIQ_KEY\u0001K\u00e9"},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + r',"i":"UNIQ_KEY\u0001K\ud83d"},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + r',"i":"UNIQ_KEY\x01K"},"flag":0,"opaque":1}',
+        '{"code":310,"extFields":{' + EXT + ',"i":"UNIQ_KEY\x01K"},"flag":0,"opaque":1}',
+    ],
+)
+def test_headers_are_read_as_the_reference_reads_them(raw: str) -> None:
+    compare([frame(raw=raw.encode())])
+
+
+def test_most_sends_of_stock_clients_are_plain() -> None:
+    chunk = b"".join(frame(b"%d" % n, e=str(n % 4), n="broker-a", l="16", header={"opaque": n}) for n in range(100))
+    broker = compare([chunk])
+    assert broker.taken_plain == len(chunk)
+
+
+def test_sends_to_more_queues_than_a_block_knows_are_stored_all_the_same() -> None:
+    chunk = b"".join(frame(b"", b="Orders", e=str(n)) for n in range(TOPICS["Orders"]))
+    broker = compare([chunk])
+    assert broker.taken_plain > 0
+
+
+def test_a_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> None:
+    chunk = b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(3))
+    seen = []
+    for compiled in (True, False):
+        broker, client = Broker(compiled=compiled), Connection(HOST)
+        broker.receive(client, chunk)
+        broker.appender.close()
+        assert broker.appender.pending_bytes == 0
+        assert broker.ends() == Broker(compiled=False).ends()
+        seen.append(client.served_again)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3
+
+
+def test_with_too_much_pending_each_send_is_refused() -> None:
+    broker, client = Broker(compiled=True, pending_bytes_max=1000), Connection(HOST)
+    for number in range(30):
+        broker.receive(client, frame(b"x" * 100, header={"opaque": number}))
+    assert broker.appender.pending_bytes < 1500
+    assert len(broker.refused) > 20
+
+
+def test_an_entry_has_no_more_than_fits_it() -> None:
+    broker, client = Broker(compiled=True, entry_bytes_max=1000), Connection(HOST)
+    chunk = b"".join(frame(b"x" * 100, header={"opaque": n}) for n in range(50))
+    assert broker.receive(client, chunk) == broker.taken_plain == len(chunk)
+    broker.commit()
+    assert all(len(body) <= 1000 for _, body, _ in broker.log.framed)
+    assert len(client.received) > 50 * 100
