@@ -27,7 +27,7 @@ STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench bench-peers
-.PHONY: bench-steady bench-curves bench-gate bench-store bench-special bench-metrics bench-once bench-fair bench-failover bench-spark
+.PHONY: bench-steady bench-curves bench-gate bench-store bench-special bench-metrics bench-backup bench-once bench-fair bench-failover bench-spark
 .PHONY: fmt sim lock clean
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
 	@echo 'make bench-metrics   what a scrape of /metrics costs, with few and with many topics; writes docs/performance.md'
+	@echo 'make bench-backup   what a backup costs producers, and how fast a restore is; 40 GB of disk; writes docs/performance.md'
 	@echo 'make bench-fair   what clients notice of others that ask for much; writes docs/performance.md'
 	@echo 'make bench-once   each delayed and transactional message is visible once while leaders die; writes a report'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'
@@ -168,6 +169,9 @@ bench-special: $(INSTALLED)
 
 bench-metrics: $(INSTALLED)
 	@$(PY) -m benchmarks.scraping $(ARGS)
+
+bench-backup: $(INSTALLED)
+	@$(PY) -m benchmarks.backup $(ARGS)
 
 bench-fair: $(INSTALLED)
 	@$(PY) -m benchmarks.fair $(ARGS)

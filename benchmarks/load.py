@@ -75,7 +75,7 @@ class Report:
     latencies: list[dict[int, int]]
 
 
-class _Connection:
+class Connection:
     __slots__ = ("fd", "received", "sock", "started", "unsent", "wire")
 
     def __init__(self, job: Job, number: int) -> None:
@@ -113,7 +113,7 @@ def generate(job: Job) -> Report:
     monotonic = time.clock_gettime
     clock_id = time.CLOCK_MONOTONIC
     epoll = select.epoll()
-    connections = {c.fd: c for c in (_Connection(job, number) for number in range(job.connections))}
+    connections = {c.fd: c for c in (Connection(job, number) for number in range(job.connections))}
     for connection in connections.values():
         epoll.register(connection.fd, select.EPOLLIN)
         keys, data = connection.wire.first()
@@ -129,7 +129,7 @@ def generate(job: Job) -> Report:
         events = epoll.poll(max(0.0, boundary - monotonic(clock_id)))
         now = monotonic(clock_id)
         while now >= boundary:
-            cpu_marks.append(_cpu_seconds())
+            cpu_marks.append(process_cpu_seconds())
             window += 1
             if window == job.windows:
                 return Report(
@@ -147,7 +147,7 @@ def generate(job: Job) -> Report:
                 _receive(connection, samples, epoll)
 
 
-def _receive(connection: _Connection, samples: array[float], epoll: select.epoll) -> None:
+def _receive(connection: Connection, samples: array[float], epoll: select.epoll) -> None:
     try:
         size = connection.sock.recv_into(RECEIVE_BUFFER)
     except ssl.SSLWantReadError:
@@ -172,7 +172,7 @@ def _receive(connection: _Connection, samples: array[float], epoll: select.epoll
         epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
 
-def _cpu_seconds() -> float:
+def process_cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +32,10 @@ ASK_SECONDS = 5.0
 SNAPSHOT_SECONDS = 15.0
 """Time to wait for a checkpoint that the vote file does not show as committed yet."""
 PROGRESS_SECONDS = 10.0
+NICE = 10
+"""As the command nice has it."""
+CATCH_UP_SECONDS = 0.1
+"""What was late by more than this is not made up for by going faster than the rate."""
 
 EXIT_LEADS = 3
 """Nothing was copied, since the replica leads: not a failure for a timer that runs on every replica."""
@@ -109,6 +116,7 @@ def take(
     from raftlog.segment.running_log import RunningLog
 
     store = open_store(target, endpoint_url, RealDisk())
+    yield_processors()
     try:
         source = RunningLog(ReadOnlyDisk(), str(data_dir / LOG_DIRECTORY))
         if not leader and _leads(source, namesrv):
@@ -174,23 +182,44 @@ def verify(target: Target, as_json: Json = False, endpoint_url: EndpointUrl = No
 
 
 class Pace:
-    """Limits the rate, and prints progress now and then."""
+    """Limits the rate, and prints progress now and then.
 
-    def __init__(self, bytes_per_second: float, done: str = "copied") -> None:
+    After a pause, because the disk was slow or the process was stopped, it does not catch up.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        done: str = "copied",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.nbytes = 0
         self._done = done
         self._bytes_per_second = bytes_per_second
-        self._begin = self._told_at = time.monotonic()
+        self._clock = clock
+        self._sleep = sleep
+        self._due_at = self._told_at = clock()
 
     def copied(self, nbytes: int) -> None:
         """This many more bytes were copied; sleeps if that was too fast."""
         self.nbytes += nbytes
-        now = time.monotonic()
+        now = self._clock()
         if now > self._told_at + PROGRESS_SECONDS:
             self._told_at = now
             print(f"{decimal(self.nbytes)} {self._done}", file=sys.stderr)
-        if self._bytes_per_second and (early := self._begin + self.nbytes / self._bytes_per_second - now) > 0:
-            time.sleep(early)
+        if not self._bytes_per_second:
+            return
+        self._due_at = max(self._due_at, now - CATCH_UP_SECONDS) + nbytes / self._bytes_per_second
+        if self._due_at > now:
+            self._sleep(self._due_at - now)
+
+
+def yield_processors() -> None:
+    """Let whatever else runs on this machine have the processors first."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _leads(source: RunningLog, namesrv: str) -> bool:

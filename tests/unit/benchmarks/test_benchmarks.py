@@ -10,15 +10,19 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Hashable
+from typing import cast
 
 import pytest
 
+from benchmarks import backup
 from benchmarks.burning import burn
 from benchmarks.cases import Case, Measurement, Window
 from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
-from benchmarks.load import BUCKETS_PER_E, Report, quantile
+from benchmarks.load import BUCKETS_PER_E, Connection, Report, quantile
+from benchmarks.paced_load import Sender
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
 from benchmarks.pulling import Pulled, walk
@@ -180,3 +184,45 @@ def test_own_cpu_time_is_without_that_of_children() -> None:
     subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
     assert cpu_seconds(os.getpid()) - whole >= 0.05
     assert own_cpu_seconds(os.getpid()) - own < cpu_seconds(os.getpid()) - whole
+
+
+def test_messages_with_a_rate_are_sent_when_they_are_due_and_wait_for_a_slot() -> None:
+    class Line:
+        unsent = None
+
+        def __init__(self) -> None:
+            self.wire, self.started, self.sent = self, dict[Hashable, float](), list[Hashable]()
+
+        def first(self) -> tuple[list[str], bytes]:
+            return [f"{id(self)}-{slot}" for slot in range(5)], b""
+
+        def again(self, keys: list[Hashable]) -> tuple[list[Hashable], bytes]:
+            self.sent += keys
+            return keys, b"frames" * len(keys)
+
+        def send(self, data: bytes) -> bool:
+            return True
+
+    lines = [Line(), Line()]
+    sender = Sender(cast("list[Connection]", lines), rate=1000.0, begin=10.0)
+    assert sender.send_due(10.003) == []
+    assert [len(line.sent) for line in lines] == [3, 0]
+    assert list(lines[0].started.values()) == pytest.approx([10.0, 10.001, 10.002])
+    sender.send_due(10.100)  # 97 are due, and 7 slots are free
+    assert [len(line.sent) for line in lines] == [5, 5]
+    sender.free[cast("Connection", lines[0])].append("answered")
+    sender.send_due(10.200)
+    assert lines[0].started["answered"] == pytest.approx(10.010), "it counts from when it was due"
+
+
+def test_a_backup_costs_what_windows_with_it_differ_by() -> None:
+    def window(rate: float, p50: float, leader: float) -> Window:
+        return Window(rate, p50, 3 * p50, leader, (1.0, 2.0), 0.1, 0.1)
+
+    off, on = [window(100.0, 1.0, 10.0)] * 3, [window(95.0, 1.05, 12.0)] * 3
+    found = {figure.name: figure for figure in backup.figures_of(off, on)}
+    assert found["lost rate"].value == pytest.approx(5.0)
+    assert found["lost rate"].is_met
+    assert found["p50, growth"].value == pytest.approx(5.0)
+    assert not found["CPU of the leader, growth"].is_met
+    assert backup.data_bytes(quick=False, free=20 * 10**9) == 4 * 10**9

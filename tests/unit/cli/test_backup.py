@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +49,42 @@ def test_backup_of_a_log_in_use_is_taken_and_intact(data_dir: Path, tmp_path: Pa
     assert result.exit_code == 0, result.output
     assert "100 new entries" in result.output
     assert "entries 1 to 100" in run("verify", tmp_path / "backup").output
+
+
+class Clock:
+    """Time that passes only by sleeping, and when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += seconds
+
+
+def test_rate_holds_and_a_pause_is_not_made_up_for() -> None:
+    """After a second in which the disk hung or the process was stopped, it must not copy twice as fast."""
+    clock = Clock()
+    pace = command.Pace(1000.0, clock=clock.read, sleep=clock.sleep)
+    for _ in range(20):
+        pace.copied(100)
+    assert clock.slept == pytest.approx(2.0)
+    clock.now += 60.0
+    for _ in range(20):
+        pace.copied(100)
+    assert clock.slept == pytest.approx(4.0 - command.CATCH_UP_SECONDS)
+    assert pace.nbytes == 4000
+
+
+def test_brokers_have_the_processors_first() -> None:
+    """In a process of its own, since a priority does not come back."""
+    text = "import os; from mq.cli.backup import yield_processors as y; y(); y(); print(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
+    assert int(done.stdout) >= command.NICE
 
 
 def test_second_run_says_how_little_it_copied(tmp_path: Path) -> None:

@@ -1,0 +1,317 @@
+"""What a backup costs the producers of a group, and how fast a group is restored from it.
+
+- ``backup``: three replicas hold 10 GB of messages, all on the same disk. Then messages of 1 KiB are sent at 20,000 a
+  second, while `raftmq backup` copies the log of a follower at its default rate. In one window of four the backup is
+  stopped (SIGSTOP), so that windows with and without it are neighbours. A latency counts from when its message was due.
+- ``restore``: `raftmq restore` makes a replica from a backup of 3 GB. In front of it and after it, the rate is measured
+  at which the same disk takes a plain file. Neither finds what it reads in the page cache.
+
+Real processes and files, the default durability. ``python -m benchmarks.backup`` (``make bench-backup``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from benchmarks.cases import Window
+from benchmarks.figures import Figure
+from benchmarks.load import Job, Report
+from benchmarks.paced_load import PacedJob
+from benchmarks.produce import windows_of
+from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suite import Suite
+from benchmarks.workers import ROOT, cpu_meters, drive, share_out
+from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.monitoring.cpu_time import cpu_seconds
+
+DATA_BYTES = 10_000_000_000
+FILL_BODY_BYTES = 256 * 1024
+FILL_SECONDS = 5.0
+RATE = 20_000.0
+BODY_BYTES = 1024
+WINDOW_SECONDS = 8.0
+WINDOWS = 4
+"""Of a round: one without the backup, three with it."""
+ROUNDS_MAX = 20
+CONNECT_SECONDS = 1.5
+RESTORED_BYTES = 3_000_000_000
+PROBE_BYTES = 1_000_000_000
+PIECE_BYTES = 1 << 20
+COPIES = 4
+"""Of the data: one for each replica, one in the backup."""
+POLL_SECONDS = 0.1
+SETTLE_SECONDS = 2.0
+"""Until a replica has noted what is committed: a backup copies nothing newer."""
+IN_FLIGHT = 1024
+"""On each connection, at most: half a second's messages altogether wait no longer than that for a slot."""
+COST_PERCENT = 10.0
+DISK_PERCENT = 80.0
+
+
+def data_bytes(quick: bool, free: int) -> int:
+    """Of the messages: what fits into the ``free`` bytes of the disk and leaves a fifth of them."""
+    return DATA_BYTES // 100 if quick else min(DATA_BYTES, int(0.8 * free) // COPIES)
+
+
+async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
+    """See the module."""
+    data = data_bytes(plan.quick, _free_bytes(directory))
+    target = directory / "backup"
+    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        filled, seconds = await _fill(cluster, leader, data)
+        note(Figure("fill", "bodies of 256 KiB, each on three replicas", filled / 1e9, "GB"))
+        note(Figure("fill", "bodies a second", filled / 1e6 / seconds, "MB/s"))
+        window_seconds = 1.0 if plan.quick else WINDOW_SECONDS
+        off, on, backup = await _load_with_backup(cluster, leader, target, window_seconds)
+        if await cluster.leader() != leader:
+            raise DevClusterFailed("the leader changed meanwhile; is this machine too busy?")
+    for figure in figures_of(off, on):
+        note(figure)
+    note(Figure("backup", "copied while messages were produced", backup.nbytes / 1e9, "GB"))
+    note(Figure("backup", "copied a second, pauses left out", backup.nbytes / 1e6 / backup.seconds, "MB/s"))
+    note(Figure("backup", "CPU of the backup", 1e9 * backup.cpu / backup.nbytes, "s/GB"))
+
+
+async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
+    """See the module."""
+    _free_bytes(directory)
+    data, probe = (nbytes // 100 if plan.quick else nbytes for nbytes in (RESTORED_BYTES, PROBE_BYTES))
+    backup, replicas = directory / "backup", directory / "replicas"
+    async with DevCluster.open(replicas, nodes=1, ports=Ports.free(1), settings=DISK) as cluster:
+        await create_topics(cluster, 1, "n0")
+        await _fill(cluster, "n0", data)
+        await trio.sleep(SETTLE_SECONDS)
+        command = [sys.executable, "-m", "mq.cli", "backup", str(backup), "--data-dir", str(replicas / "n0")]
+        await trio.run_process([*command, "--leader", "--rate", "0"], cwd=ROOT, capture_stdout=True)
+    shutil.rmtree(replicas)
+    for figure in await trio.to_thread.run_sync(_restore, backup, directory, probe):
+        note(figure)
+
+
+def _free_bytes(directory: Path) -> int:
+    """On the disk of a directory, which is made."""
+    directory.mkdir(parents=True)
+    return shutil.disk_usage(directory).free
+
+
+async def _fill(cluster: DevCluster, leader: str, wanted: int) -> tuple[int, float]:
+    """Store so many bytes of bodies or a few more; returns how many in how many seconds."""
+    stored, seconds = 0, 0.0
+    while stored < wanted:
+        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 0.2, 1, 0.5)
+        reports, _ = await drive(share_out(job), [])
+        stored += FILL_BODY_BYTES * sum(sum(report.messages) for report in reports)
+        seconds += job.window_seconds
+    return stored, seconds
+
+
+def _job(
+    cluster: DevCluster,
+    leader: str,
+    body: int,
+    in_flight: int,
+    seconds: float,
+    windows: int,
+    connect_seconds: float = CONNECT_SECONDS,
+) -> Job:
+    return Job(
+        address=(HOST, cluster.port(leader)),
+        connections=4,
+        in_flight=in_flight,
+        body_bytes=body,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + connect_seconds,
+        window_seconds=seconds,
+        windows=windows,
+        first_slot=1,
+    )
+
+
+class BackupProcess:
+    """`raftmq backup`, which is stopped and goes on.
+
+    ``seconds`` are those in which it was not stopped, ``cpu`` what it used in them; ``nbytes`` is what it has copied,
+    once it has ended.
+    """
+
+    def __init__(self, command: Sequence[str], output: Path) -> None:
+        self._command = command
+        self._output = output
+        self._process: trio.Process | None = None
+        self.seconds = self.cpu = 0.0
+        self.nbytes = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has begun and not ended; it may be stopped."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has done all. Raises DevClusterFailed if it has failed."""
+        code = None if self._process is None else self._process.poll()
+        if code:
+            raise DevClusterFailed(f"raftmq backup ended with exit code {code}")
+        return code == 0
+
+    async def work(self, seconds: float) -> bool:
+        """Let it run for so long, then stop it. Returns whether it had work for all that time."""
+        if self._process is None:
+            with self._output.open("wb") as output:
+                self._process = await trio.lowlevel.open_process(self._command, stdout=output, cwd=ROOT)
+        elif self.is_running:
+            self._process.send_signal(signal.SIGCONT)
+        begin, used = trio.current_time(), cpu_seconds(self._process.pid)
+        with trio.move_on_after(seconds):
+            while self.is_running:
+                await trio.sleep(POLL_SECONDS)
+                self.cpu += max(0.0, -used + (used := cpu_seconds(self._process.pid)))
+        self.seconds += trio.current_time() - begin
+        if self.is_running:
+            self._process.send_signal(signal.SIGSTOP)
+            return True
+        if self.has_ended:
+            self.nbytes = json.loads(self._output.read_text())["copied_bytes"]
+        return False
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        if self._process is not None and self.is_running:
+            self._process.kill()
+
+
+async def _load_with_backup(
+    cluster: DevCluster, leader: str, target: Path, window_seconds: float
+) -> tuple[list[Window], list[Window], BackupProcess]:
+    """The windows without the backup, and those during all of which it worked."""
+    followers = [node for node in cluster.node_ids if node != leader]
+    meters = cpu_meters([cluster.pid(node) for node in (leader, *followers)])
+    command = [sys.executable, "-m", "mq.cli", "backup", str(target), "--namesrv", cluster.namesrv, "--json"]
+    command += ["--data-dir", str(cluster.directory / followers[0])]
+    backup = BackupProcess(command, target.with_suffix(".log"))
+    off, on = list[Window](), list[Window]()
+    try:
+        for number in range(ROUNDS_MAX):
+            job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, window_seconds, WINDOWS)
+            reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_follow, job, backup, 0 if number % 2 == 0 else WINDOWS - 1, worked)
+                reports, used = await drive([PacedJob(job, RATE)], meters, "benchmarks.paced_load")
+            cluster.check()
+            windows = windows_of(reports, used, job.window_seconds)
+            off += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked is None]
+            on += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked]
+            if backup.has_ended:
+                return off, on, backup
+    finally:
+        backup.kill()
+    raise DevClusterFailed(f"the backup did not end within {ROUNDS_MAX} rounds")
+
+
+async def _follow(job: Job, backup: BackupProcess, without: int, worked: list[bool | None]) -> None:
+    """Let the backup work in all windows but one; notes for each whether it did, None for that one."""
+    for window in range(job.windows):
+        end = job.begin + (window + 1) * job.window_seconds
+        await trio.sleep(max(0.0, end - job.window_seconds - time.clock_gettime(time.CLOCK_MONOTONIC)))
+        if window == without:
+            worked.append(None)
+        else:
+            worked.append(await backup.work(max(0.0, end - time.clock_gettime(time.CLOCK_MONOTONIC))))
+
+
+def figures_of(off: Sequence[Window], on: Sequence[Window]) -> list[Figure]:
+    """Medians of the windows without a backup and with it, and how they differ."""
+
+    def median(windows: Sequence[Window], name: str) -> float:
+        return statistics.median(float(getattr(window, name)) for window in windows)
+
+    figures = [Figure("producers", "windows with a backup", len(on), "")]
+    names = (
+        ("messages_per_second", "messages/s", "/s"),
+        ("p50_ms", "p50", "ms"),
+        ("p99_ms", "p99", "ms"),
+        ("leader_us", "CPU of the leader", "us/message"),
+    )
+    for name, text, unit in names:
+        without, with_it = median(off, name), median(on, name)
+        figures.append(Figure("producers", f"{text}, without a backup", without, unit))
+        figures.append(Figure("producers", f"{text}, with a backup", with_it, unit))
+        if name == "messages_per_second":
+            figures.append(Figure("producers", "lost rate", 100 * (1 - with_it / without), "%", COST_PERCENT))
+        else:
+            goal = None if name == "p99_ms" else COST_PERCENT
+            figures.append(Figure("producers", f"{text}, growth", 100 * (with_it / without - 1), "%", goal))
+    without, with_it = (statistics.median(sum(each.follower_us) for each in windows) for windows in (off, on))
+    figures.append(Figure("producers", "CPU of both followers, without a backup", without, "us/message"))
+    figures.append(Figure("producers", "CPU of both followers, with a backup", with_it, "us/message"))
+    return figures
+
+
+def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
+    """Restore one replica. The disk is measured in front of it and after it, with a plain file."""
+    nbytes = sum(path.stat().st_size for path in backup.rglob("*") if path.is_file())
+    before = _disk_rates(directory / "probe", probe)
+    _forget(backup)
+    command = [sys.executable, "-m", "mq.cli", "restore", str(backup), f"n0={directory / 'restored'}"]
+    command += ["--peers", "n0@127.0.0.1:10931,n1@127.0.0.1:10932,n2@127.0.0.1:10933"]
+    begin = time.monotonic()
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    seconds = time.monotonic() - begin
+    after = _disk_rates(directory / "probe", probe)
+    written, read = (max(rates) for rates in zip(before, after, strict=True))
+    rate = nbytes / 1e6 / seconds
+    return [
+        Figure("restore", "the backup", nbytes / 1e9, "GB"),
+        Figure("restore", "the disk writes a plain file", written, "MB/s"),
+        Figure("restore", "the disk reads it", read, "MB/s"),
+        Figure("restore", "one replica", rate, "MB/s"),
+        Figure("restore", "share of what the disk writes", 100 * rate / written, "%", DISK_PERCENT, is_limit=False),
+    ]
+
+
+def _disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
+    """MB/s at which a plain file is written with a sync at its end, and read again from the disk."""
+    piece = os.urandom(PIECE_BYTES)
+    begin = time.monotonic()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(nbytes // PIECE_BYTES):
+            file.write(piece)
+        os.fsync(file.fileno())
+        written = time.monotonic() - begin
+    _forget(path.parent)
+    begin = time.monotonic()
+    with path.open("rb", buffering=0) as file:
+        while file.read(PIECE_BYTES):
+            pass
+    read = time.monotonic() - begin
+    path.unlink()
+    return nbytes / 1e6 / written, nbytes / 1e6 / read
+
+
+def _forget(directory: Path) -> None:
+    """Take the files of a directory out of the page cache."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+CASES: dict[str, Measure] = {"backup": measure_backup, "restore": measure_restore}
+
+BACKUP = Suite("backup", __doc__, CASES)
+
+if __name__ == "__main__":
+    BACKUP.main()
