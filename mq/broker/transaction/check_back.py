@@ -34,6 +34,7 @@ from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.give_up import GiveUp
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
 from mq.broker.write_path.outcome import Outcome, Stored
+from mq.broker.write_path.pending import PendingCommand
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
@@ -47,6 +48,10 @@ Log = structlog.stdlib.BoundLogger
 
 _UNREADABLE = (StoreError, SegmentError, RecordError, OSError)
 _TOGETHER_MAX = 32
+_LOST_MAX = 1000
+"""Maximum number of deleted half messages in one entry."""
+_LOST_BYTES = 16
+"""Maximum bytes of the entry for each of them."""
 _SAMPLES = 32
 _WAITING_BYTES_MAX = 1024 * 1024
 """A producer with this many unread bytes is not asked more."""
@@ -311,20 +316,30 @@ class CheckBacks(Service):
         yield from opened
 
     def _skip(self, offset: int) -> None:
-        """Open ones below ``offset`` were deleted with the beginning of the log."""
-        if 0 in self._busy:
+        """Open ones below ``offset`` were deleted with the beginning of the log: mark them as rolled back.
+
+        Otherwise another replica that still has them would confirm a commit of a message that nobody sees.
+        """
+        marks, lost = self._halves.marks, list[int]()
+        lost_max = min(_LOST_MAX, self._appender.entry_bytes_max // _LOST_BYTES)
+        for each in marks.open_offsets(0, offset):
+            if len(lost) == lost_max or self._transactions.is_ending(each):
+                offset = each
+                break
+            lost.append(each)
+        if 0 in self._busy or offset <= marks.low:
             return
         self._busy.add(0)
-        lost = self._halves.marks.count_open(offset)
-        command = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
 
         def settled(outcome: Outcome) -> None:
             self._busy.discard(0)
             if isinstance(outcome, Stored):
-                self.expired += lost
+                self.expired += len(lost)
                 self._log.warning("half_messages_expired", expired=self.expired)
 
-        self._appender.add_command(command, settled)
+        skipped = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
+        discards = map(PendingCommand, map(encode_command, self._halves.discards(lost)))
+        self._appender.add_atomically([*discards, PendingCommand(skipped, settled)])
 
 
 def _check_request(message: StoredMessage, number: int, opaque: int) -> bytes:

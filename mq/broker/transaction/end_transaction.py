@@ -202,7 +202,7 @@ class Transactions(Service):
             )
         discarded = self._halves.is_discarded(offset)
         if discarded is not None and discarded == (outcome == COMMITTED):
-            how = "rolled back or given up" if discarded else "committed"
+            how = "rolled back, given up, or deleted by retention" if discarded else "committed"
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {offset} was {how} before")
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:

@@ -20,7 +20,7 @@ from raftlog.segment import EntryGone
 
 HALF_QUEUE_ID = 0
 DISCARDED_QUEUE_ID = 1
-"""Not a real queue: marks with this number record which half messages were rolled back or given up."""
+"""Not a real queue: marks with this number record which half messages were rolled back, given up, or deleted."""
 DISCARDED_KNOWN = 500_000
 """Number of half messages before the first open one for which that is kept, at least; takes at most 250 KB of marks."""
 

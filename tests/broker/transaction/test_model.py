@@ -52,10 +52,10 @@ TOPIC = PutTopic(config=TopicConfig(name="T", read_queues=2, write_queues=2), ti
 class HalfQueue:
     """The consume queue of half messages, as far as it is committed."""
 
-    min_offset = 0
     key = (HALF_TOPIC, 0)
 
     def __init__(self) -> None:
+        self.min_offset = 0
         self.entries: list[bytes] = []
 
     @property
@@ -511,6 +511,35 @@ def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_put_aside(
         assert machine.outcomes == {1: "put aside"}
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
     assert machine.outcomes == {0: "put aside", 1: "put aside"}
+
+
+def test_a_half_message_that_retention_removed_was_not_committed(machine: TransactionsMachine) -> None:
+    """A replica that still has its log file must neither confirm a commit that nobody sees, nor refuse a rollback."""
+    machine.begin(4, False, 5, False)
+    pass_time(machine, 3)
+    machine._end(1, COMMIT, False, False)
+    pass_time(machine, 3)
+    assert machine.outcomes == {1: "committed"}
+    machine._end(2, COMMIT, False, False)
+    machine.queue.min_offset = 3
+    pass_time(machine, 3)
+    assert machine.outcomes == {1: "committed", 2: "committed"}, "that one was on its way"
+    assert machine.leader.check_backs.counters()["transactions_expired"] == 1
+    machine.queue.min_offset = 0
+    machine.another_leads(0, False)
+    machine.outcomes[0] = "expired"
+    answers = {}
+    for offset, outcome in ((0, COMMIT), (0, ROLLBACK), (1, COMMIT), (1, ROLLBACK), (2, ROLLBACK)):
+        ending = Ending(machine, machine._request(offset, machine.positions[offset], outcome, False, False))
+        machine.serve(ending)
+        answers[offset, outcome] = ending.answers
+    assert answers == {
+        (0, COMMIT): [ResponseCode.SYSTEM_ERROR],
+        (0, ROLLBACK): [ResponseCode.SUCCESS],
+        (1, COMMIT): [ResponseCode.SUCCESS],
+        (1, ROLLBACK): [ResponseCode.SYSTEM_ERROR],
+        (2, ROLLBACK): [ResponseCode.SYSTEM_ERROR],
+    }
 
 
 def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
