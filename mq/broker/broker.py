@@ -435,14 +435,17 @@ class Broker:
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
         """Begin a checkpoint of what has been applied.
 
-        None if this replica's disk does not have all of it yet, or if nothing was applied since the last one.
+        None if this replica's disk does not have all of it yet, or if nothing was applied since the last one. An idle
+        broker writes its last one twice if retention waits for that: the one before it still needs older files.
         """
         index = self._applied_index
         last = self._last_checkpoint
         if index > self._replica.core.durable or index == 0 or self._filling is not None:
             return None
         if last is not None and last.committed and last.checkpoint.applied_index == index:
-            return None
+            file_start = last.checkpoint.applied_pos // self._settings.segment_bytes * self._settings.segment_bytes
+            if self._checkpointer.floor_pos >= file_start:
+                return None
         ref = self._replica.log.locate(index)
         self._last_checkpoint = self._checkpointer.prepare(
             applied_index=index,

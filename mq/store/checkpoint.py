@@ -276,13 +276,15 @@ class Checkpointer:
         self._queues_at_once = queues_at_once
         self._last: PendingCheckpoint | None = None
         self._durable = [_applied_pos(directory, PREVIOUS_NAME), _applied_pos(directory, CHECKPOINT_NAME)]
+        self._noted: PendingCheckpoint | None = None
 
     @property
     def floor_pos(self) -> int:
         """Physical offset below which neither of the last two durable checkpoints needs the log."""
         last = self._last
-        if last is not None and last.committed and last.checkpoint.applied_pos != self._durable[1]:
+        if last is not None and last.committed and last is not self._noted:
             self._durable = [self._durable[1], last.checkpoint.applied_pos]
+            self._noted = last
         return min(self._durable)
 
     def prepare(
