@@ -139,7 +139,12 @@ class BrokerSettings(ProcessSettings):
         ge=64 * 1024,
         description="size of a segment file, the same on all replicas; a node that joins takes it from its group",
     )
-    message_bytes_max: int = Field(4 * MIB, ge=1024, le=MESSAGE_BYTES_LIMIT, description="largest message body")
+    message_bytes_max: int = Field(
+        4 * MIB,
+        ge=1024,
+        le=MESSAGE_BYTES_LIMIT,
+        description="largest message body; a node that joins lowers the default to what fits `segment_bytes`",
+    )
     entry_bytes_max: int = Field(
         256 * 1024, ge=1024, le=16 * MIB, description="maximum size of a log entry with several messages"
     )
@@ -289,10 +294,14 @@ class BrokerSettings(ProcessSettings):
     def with_segment_bytes(self, segment_bytes: int) -> Self:
         """These settings with the log file size of the directory or group.
 
+        If nobody has set ``message_bytes_max``, it is lowered to what such a file has room for.
+
         Raises:
-            ValueError: the largest message does not fit into such a file.
+            ValueError: ``message_bytes_max`` was set, and does not fit into such a file.
         """
         limit = self._message_bytes_limit(segment_bytes)
+        if self.message_bytes_max > limit and "message_bytes_max" not in self.model_fields_set:
+            return self.model_copy(update={"segment_bytes": segment_bytes, "message_bytes_max": limit})
         if self.message_bytes_max > limit:
             raise ValueError(
                 f"the segment files of this group have {segment_bytes} bytes (segment_bytes), too small for a "
