@@ -8,7 +8,8 @@ The earlier version is built from a tag or commit of this repository into a virt
 4. all of this version, followers first; each is stopped when `raftmq group upgrade-check` would allow it;
 5. one of the earlier version once more, which must not start, or be let in by nobody, now that the level has risen.
 
-Exit code 1 unless every send succeeded, and every message that was stored is there.
+Exit code 1 unless every send succeeded, and every message that was stored is there. With ``--write`` the figures go
+into docs/upgrade.md.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import trio
 
+from benchmarks.procfs import load_average, machine
+from benchmarks.report import replace_section
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.cli.upgrade_verdict import UpgradeReport, upgrade_report
 from mq.client import Admin, Message, Producer, PushConsumer
@@ -36,6 +41,14 @@ PATIENCE_SECONDS = 120.0
 HALF_WAY_SECONDS = 5.0
 QUIET_SECONDS = 3.0
 """For so long nothing may come before all messages are taken to be read."""
+
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "upgrade.md"
+MARKS = (
+    "<!-- measured by `python -m benchmarks.rolling_upgrade`: begin -->",
+    "<!-- measured by `python -m benchmarks.rolling_upgrade`: end -->",
+)
+PAUSE_GOAL_MS = 300.0
 
 
 class UpgradeFailed(Exception):
@@ -88,6 +101,63 @@ class Load:
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
+@dataclass(slots=True)
+class Step:
+    """A replica was stopped and started with the other version. ``pause_ms``: nothing was acknowledged for so long."""
+
+    what: str
+    seconds: float
+    pause_ms: float
+    failed: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of all sends; ``waits_ms`` are those of the acknowledged ones, in ascending order."""
+
+    steps: list[Step] = field(default_factory=list)
+    seconds: float = 0.0
+    sent: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    twice: int = 0
+    waits_ms: list[float] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing failed and nothing was lost."""
+        return not self.failed and not self.lost
+
+    def lines(self) -> list[str]:
+        """For people."""
+        waits = self.waits_ms
+        p99 = waits[len(waits) * 99 // 100]
+        return [
+            f"{self.sent:,} sends in {self.seconds:.0f} s, {self.sent / self.seconds:,.0f} a second, "
+            f"{self.failed.total()} failed; {self.lost} messages lost, {self.twice} stored more than once.",
+            f"A send took {waits[len(waits) // 2]:.1f} ms at the median, {p99:.0f} ms at the 99th percentile "
+            f"(goal: less than {PAUSE_GOAL_MS:.0f} ms, {'met' if p99 < PAUSE_GOAL_MS else 'missed'}), "
+            f"{waits[-1]:.0f} ms at most.",
+        ]
+
+    def section(self, *, command: str, earlier: str, load: float) -> str:
+        """For the document."""
+        rows = [f"| {s.what} | {s.seconds:.1f} s | {s.pause_ms:.0f} ms | {s.failed} |" for s in self.steps]
+        return "\n".join(
+            [
+                f"Command: `{command}`. Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Load average before: {load:.1f}.",
+                f"Machine: {machine()}; all replicas and the client share it.",
+                f"Earlier version: {earlier}.",
+                "",
+                "| step | until the group was safe again | longest time without an acknowledgement | failed sends |",
+                "|---|---:|---:|---:|",
+                *rows,
+                "",
+                *self.lines(),
+            ]
+        )
+
+
 def build(reference: str, directory: Path) -> Path:
     """A checkout of ``reference`` with its virtual environment."""
     archive = subprocess.run(["git", "archive", reference], check=True, stdout=subprocess.PIPE).stdout
@@ -134,6 +204,7 @@ class Upgrade:
         self._cluster = cluster
         self._load = load
         self._earlier = earlier
+        self.steps: list[Step] = []
 
     async def run(self) -> None:
         """Raises UpgradeFailed."""
@@ -170,9 +241,10 @@ class Upgrade:
         await cluster.wait_ready()
         await safe_report(cluster)
         end = trio.current_time()
-        pause = 1000 * load.longest_pause(begin, end)
+        step = Step(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.failed) - failed)
+        self.steps.append(step)
         print(
-            f"{what}: {end - begin:.1f} s, longest pause {pause:.0f} ms, {len(load.failed) - failed} failed sends",
+            f"{what}: {step.seconds:.1f} s, longest pause {step.pause_ms:.0f} ms, {step.failed} failed sends",
             flush=True,
         )
 
@@ -222,8 +294,9 @@ async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
                 return found
 
 
-async def measure(directory: Path, earlier: Path, rate: int) -> bool:
-    """Run it all, and print figures. Returns whether nothing failed."""
+async def measure(directory: Path, earlier: Path, rate: int) -> Outcome:
+    """Run it all, and print figures."""
+    outcome = Outcome()
     async with DevCluster.open(directory, ports=Ports.free(3, random.Random()), checkout=earlier) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, QUEUES)
@@ -231,25 +304,27 @@ async def measure(directory: Path, earlier: Path, rate: int) -> bool:
             load = Load(producer, rate)
             scope = await nursery.start(load.run)
             begun = trio.current_time()
-            await Upgrade(cluster, load, earlier).run()
-            seconds = trio.current_time() - begun
+            upgrade = Upgrade(cluster, load, earlier)
+            await upgrade.run()
+            outcome.seconds = trio.current_time() - begun
             scope.cancel()
         found = await read_all(cluster.namesrv, len(load.stored))
-    lost = [body for body, _, _ in load.stored if body not in found]
-    twice = sum(count - 1 for count in found.values())
-    waits = sorted(1000 * (end - begin) for _, begin, end in load.stored)
-    sent = len(load.stored) + len(load.failed)
-    print(
-        f"{sent:,} sends in {seconds:.0f} s, {sent / seconds:,.0f} a second, {len(load.failed)} failed; "
-        f"{len(lost)} messages lost, {twice} there more than once"
-    )
-    print(
-        f"a send took {waits[len(waits) // 2]:.1f} ms at the median, {waits[len(waits) * 99 // 100]:.0f} ms at the "
-        f"99th percentile, {waits[-1]:.0f} ms at most"
-    )
-    for text, count in Counter(load.failed).most_common(5):
+    outcome.steps = upgrade.steps
+    outcome.sent = len(load.stored) + len(load.failed)
+    outcome.failed = Counter(load.failed)
+    outcome.lost = sum(body not in found for body, _, _ in load.stored)
+    outcome.twice = sum(count - 1 for count in found.values())
+    outcome.waits_ms = sorted(1000 * (end - begin) for _, begin, end in load.stored)
+    print("\n".join(outcome.lines()))
+    for text, count in outcome.failed.most_common(5):
         print(f"{count} times: {text}")
-    return not load.failed and not lost
+    return outcome
+
+
+def described(reference: str) -> str:
+    """A commit with its date."""
+    command = ["git", "log", "-1", "--date=short", "--format=%h of %ad", reference]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:
@@ -257,16 +332,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--from", dest="reference", metavar="REF", help="tag or commit; default: the last tag")
     parser.add_argument("--rate", type=int, default=1000, help="messages a second, default 1000")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/upgrade.md")
     options = parser.parse_args()
+    load = load_average()
     try:
         reference = options.reference or last_tag()
         with tempfile.TemporaryDirectory(prefix="raftmq-upgrade-") as directory:
             print(f"building {reference}", flush=True)
             earlier = build(reference, Path(directory))
-            return 0 if trio.run(measure, Path(directory) / "group", earlier, options.rate) else 1
+            outcome = trio.run(measure, Path(directory) / "group", earlier, options.rate)
     except UpgradeFailed as failed:
         print(f"rolling upgrade: {failed}", file=sys.stderr)
         return 1
+    if options.write:
+        command = "python -m benchmarks.rolling_upgrade " + " ".join(sys.argv[1:])
+        section = outcome.section(command=command, earlier=described(reference), load=load)
+        DOCUMENT.write_text(replace_section(DOCUMENT.read_text(), section, *MARKS))
+        print("wrote docs/upgrade.md")
+    return 0 if outcome.is_good else 1
 
 
 if __name__ == "__main__":
