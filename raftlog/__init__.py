@@ -1,13 +1,13 @@
-"""A replicated log: entries of bytes, on disk on a majority, in one order on every replica.
+"""A replicated log: entries of bytes, durable on a majority, in the same order on every replica.
 
-It knows nothing of messages. Two ways in:
+It knows nothing of messages. There are two ways to use it:
 
-- `open_node` runs a node with a `StateMachine` of yours; see ``docs/embedding.md``.
-- `serve_node` is what is underneath, for a server with its own event loop turns and connections (`Reactor`, `Listener`,
-  `StreamSocket`): its `Application` gets whole batches of committed entries, and it appends with plain calls to
+- `open_node` runs a node with your `StateMachine`; see ``docs/embedding.md``.
+- `serve_node` is the layer below, for a server with its own event loop turns and connections (`Reactor`, `Listener`,
+  `StreamSocket`): its `Application` gets whole batches of committed entries, and appends by plain calls to
   `Replica`.
 
-The parts below (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log on a disk) can be used by themselves.
+The lower parts (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log on disk) can be used separately.
 """
 
 from raftlog.consensus.causes import CauseKind

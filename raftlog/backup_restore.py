@@ -1,9 +1,9 @@
-"""The log of a backup, put into the directory of a new replica.
+"""Restores the log of a backup into the directory of a new replica.
 
-A restore has two parts. `survey` reads and verifies the whole backup and finds its last entry that is wanted; nothing
-is written before that. `restore` writes a directory: closed files and the snapshot in the way in which a replica takes
-over a log from another one (`SnapshotInstall`), the entries behind them as a follower appends them, and at last who
-belongs to the new group. All directories that are restored from the same backup with the same members have equal logs.
+A restore has two steps. `survey` reads and verifies the whole backup and finds the last wanted entry; nothing is
+written before. `restore` writes a directory: closed files and the snapshot as when a replica takes over a log from
+another one (`SnapshotInstall`), the following entries as a follower appends them, and finally the members of the new
+group. All directories restored from the same backup with the same members have equal logs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from raftlog.segment.meta_keys import CONF
 from raftlog.segment.snapshot_install import SnapshotInstall
 
 Wanted = Callable[[bytes], bool]
-"""Whether a normal entry with this body is to be restored; the log ends in front of the first one that is not."""
+"""Whether to restore a normal entry with this body; the log ends before the first one that is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What of a backup is restored.
+    """The part of a backup to restore.
 
-    ``last`` is its last entry, ``closed_last`` the last one in a file before that of ``last``, or the stand-in for the
-    base. ``base_conf`` is the configuration that the log begins with, ``conf`` the one in force at its end; both are
-    None if nothing says so.
+    ``last`` is its last entry, ``closed_last`` the last one in the file before that of ``last``, or the placeholder for
+    the base. ``base_conf`` is the configuration at the base of the log, ``conf`` the one at its end; both are None if
+    unknown.
     """
 
     last: EntryRef
@@ -51,7 +51,7 @@ def survey(backup: Backup, wanted: Wanted | None = None, read: Callable[[int], N
         read: called with the bytes of each piece.
 
     Raises:
-        BackupRefused: it has no entry that is wanted, or cannot be restored to a point that early.
+        BackupRefused: it has no wanted entry, or cannot be restored to such an early point.
         BackupDamaged, StorageFailed, StoreFailed: it cannot be read.
     """
     manifest = backup.manifest
@@ -94,19 +94,19 @@ def restore(
     addresses: Mapping[NodeId, str],
     copied: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[int, int]:
-    """Make the log of one replica of a new group.
+    """Create the log of one replica of a new group.
 
     Args:
-        directory: is empty, or missing.
-        addresses: of all voters of the new group, this one included, ``HOST:PORT``.
+        directory: empty or missing.
+        addresses: of all voters of the new group, including this one, ``HOST:PORT``.
 
     Returns:
-        Index and term of the last entry: equal for all replicas that were restored from the same backup.
+        Index and term of the last entry: equal for all replicas restored from the same backup.
 
     Raises:
-        MembersRefused: there is no way from the old members to the new ones.
-        BackupDamaged: the backup is not what `survey` has read.
-        SegmentError: a disk refused. The directory is of no use then.
+        MembersRefused: the new members cannot be reached from the old ones.
+        BackupDamaged: the backup has changed since `survey`.
+        SegmentError: a disk error. The directory is unusable then.
     """
     manifest = backup.manifest
     base_conf = found.base_conf or ConfState(tuple(addresses), (), (), tuple(addresses.items()))

@@ -1,4 +1,4 @@
-"""From what a directory holds to a consensus core: who belongs to the group, and what this replica may do in it."""
+"""Builds a consensus core from a directory: the members of the group, and what this replica may do in it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Confs = list[tuple[int, ConfState]]
 
 
 def configurations(log: SegmentLog, initial: ConfState) -> Confs:
-    """The configuration that the log begins with, and each one in it, with the entries that set them.
+    """The configuration at the base of the log, and each one in it, with the entries that set them.
 
-    ``initial`` is the group's first one, for a log that has its beginning. Raises ValueError for a body that is none.
+    ``initial`` is the group's first one, for a log that has its beginning. Raises ValueError for an invalid body.
     """
     note = log.notes.get(CONF)
     first = initial if note is None else decode_conf(note)
@@ -36,18 +36,18 @@ def core_for(
     applied_index: int = 0,
     core_class: type[RaftCore] = RaftCore,
 ) -> RaftCore:
-    """The core of the replica that this log belongs to; ``confs`` are its `configurations`.
+    """The core of this log's replica; ``confs`` are its `configurations`.
 
-    It abstains when entries that it acknowledged may be missing, unless it is the only voter: whom should it ask.
-    ``applied_index`` is what the application remembers by itself.
+    It abstains if entries that it acknowledged may be missing, unless it is the only voter, which has nobody to ask.
+    ``applied_index`` is the one that the application has stored itself.
 
     Raises:
-        TermUnusable: nobody could be elected after the directory's term.
+        TermUnusable: no election is possible after the directory's term.
     """
     meta = log.meta
     if (term := max(meta.term, log.last_term)) >= TERM_MAX:
         raise TermUnusable(log.files.directory, term, log.last_term)
-    # What was applied was committed, even if the application wrote that down sooner than the log did.
+    # Applied implies committed, even if the application recorded it before the log did.
     applied = applied_index if applied_index <= log.last_index else 0
     return core_class(
         node_id=node_id,

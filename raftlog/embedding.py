@@ -1,7 +1,7 @@
-"""A replicated state machine in a program of one's own: see ``docs/embedding.md``.
+"""A replicated state machine for other programs: see ``docs/embedding.md``.
 
-Everything here is for one trio event loop. Underneath is what the broker runs on, with no code path of its own: a
-program in a hurry takes `Node.replica` and appends with plain calls.
+Everything here is for one trio event loop. The broker runs on the same code below it: a program that needs speed uses
+`Node.replica` and appends by plain calls.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _RETRY_SECONDS: Final = 0.02
 _ASIDE: Final = ".tmp"
 
 _LOGGER: Final = logging.getLogger("raftlog")
-_LOGGER.addHandler(logging.NullHandler())  # a library writes nothing unless its program asks for it
+_LOGGER.addHandler(logging.NullHandler())  # a library logs nothing unless its program configures it
 
 
 class StateMachine(Protocol):
-    """What is replicated: the same bodies in the same order make the same state on every node."""
+    """The replicated state machine: the same bodies in the same order give the same state on every node."""
 
     def apply(self, index: int, body: bytes) -> None:
-        """Take one committed body."""
+        """Apply one committed body."""
 
     def snapshot(self) -> bytes:
-        """Everything that was applied so far."""
+        """The state after everything applied so far."""
 
     def restore(self, data: bytes) -> None:
-        """Become what `snapshot` gave, on this or on another node."""
+        """Restore the state from a `snapshot` of this or another node."""
 
 
 M = TypeVar("M", bound=StateMachine)
 
 
 class Refused(Exception):
-    """The node did not do what was asked for; nothing happened."""
+    """The node refused the operation; nothing happened."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.value)
@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 class NotLeader(Refused):
-    """Another node leads: ``leader``, or None when nobody is known to."""
+    """Another node leads: ``leader``, or None if unknown."""
 
     def __init__(self, leader: NodeId | None) -> None:
         super().__init__(Refusal.NOT_LEADER)
@@ -63,15 +63,15 @@ class NotLeader(Refused):
 
 
 class OutcomeUnknown(Exception):
-    """What was asked for may happen, may have happened, or never will. Asking again may do it twice."""
+    """The operation may take effect, may have taken effect, or never will. Repeating it may execute it twice."""
 
 
 class SnapshotMissing(Exception):
-    """The log begins in the middle, and the snapshot that stands for its beginning is gone."""
+    """The beginning of the log was deleted, and the snapshot that replaces it is missing."""
 
 
 class Node(Generic[M]):
-    """A running node; made by `open_node`. After a restart in place ``machine`` is another object."""
+    """A running node; created by `open_node`. After a restart in place ``machine`` is another object."""
 
     machine: M
 
@@ -86,13 +86,13 @@ class Node(Generic[M]):
 
     @property
     def replica(self) -> Replica:
-        """The replica of the present run. Raises `Refused` between two runs."""
+        """The replica of the current run. Raises `Refused` between two runs."""
         if self._run is None:
             raise Refused(Refusal.NOT_READY)
         return self._run.replica
 
     def status(self) -> CoreStatus:
-        """What this node knows of itself and, while it leads, of the others."""
+        """The status of this node and, while it leads, of the others."""
         return self.replica.core.status()
 
     async def append(self, body: bytes) -> int:
@@ -100,8 +100,8 @@ class Node(Generic[M]):
 
         Raises:
             NotLeader: append it there.
-            Refused: too much is under way, no room on the disk, the node is starting, or the like.
-            OutcomeUnknown: leadership was lost meanwhile.
+            Refused: too much in flight, disk full, the node is starting, or the like.
+            OutcomeUnknown: leadership was lost in the meantime.
         """
         index = self._taken(self.replica.append(len(body), lambda pos: (body, b"")))
         return await self._until_applied(index)
@@ -109,8 +109,8 @@ class Node(Generic[M]):
     async def read(self) -> None:
         """Wait until ``machine`` has everything that was acknowledged anywhere before this call (linearizable read).
 
-        Works on every node. Raises `OutcomeUnknown` when nobody can tell, for want of a majority, and `Refused` while
-        the node is starting.
+        Works on every node. Raises `OutcomeUnknown` if it cannot be confirmed, for want of a majority, and `Refused`
+        while the node is starting.
         """
         answered, answers = trio.Event(), list[bool]()
 
@@ -124,16 +124,16 @@ class Node(Generic[M]):
             raise OutcomeUnknown("no majority answers")
 
     async def change(self, change: ConfChange) -> None:
-        """Change the membership; returns once the change is complete and committed. Raises as `append` does."""
+        """Change the membership; returns once the change is complete and committed. Raises the errors of `append`."""
         await self._until_applied(self._taken(self.replica.change(change)))
         while self.replica.core.conf.is_joint:  # noqa: ASYNC110 - plain state that tells nobody
             await trio.sleep(_RETRY_SECONDS)
 
     async def transfer(self, to: NodeId | None = None) -> None:
-        """Hand leadership to ``to``, or to the best other voter; returns once this node leads no more.
+        """Transfer leadership to ``to``, or to the best other voter; returns once this node has stopped leading.
 
         Raises:
-            NotLeader, Refused: it cannot be, or the other node did not take it.
+            NotLeader, Refused: it is not possible, or the other node did not take over.
         """
         await trio.lowlevel.checkpoint()
         replica = self.replica
@@ -145,16 +145,16 @@ class Node(Generic[M]):
             raise Refused(Refusal.NOT_CAUGHT_UP)
 
     async def compact(self) -> None:
-        """Write a snapshot, and drop the files of the log that it stands for. Raises OSError; then nothing is lost.
+        """Write a snapshot, and delete the log files that it replaces. Raises OSError; then nothing is lost.
 
-        Nothing happens to a log that was replaced meanwhile.
+        No effect on a log that was replaced in the meantime.
         """
         async with self._compacting:
             run, replica = self._run, self.replica
             index, data = self._applied_index, self.machine.snapshot()
             await trio.to_thread.run_sync(write_file, self._disk, self._path + _ASIDE, _INDEX.pack(index) + data)
             if self._run is not run:
-                return  # a newer snapshot may lie there by now
+                return  # there may be a newer snapshot by now
             self._disk.rename(self._path + _ASIDE, self._path)
             await trio.to_thread.run_sync(self._disk.sync_directory, self.settings.directory)
             last = min(index, replica.log.durable_index)
@@ -163,7 +163,7 @@ class Node(Generic[M]):
                 replica.drop_prefix(fit[-1])
 
     async def stop(self) -> None:
-        """End this node, handing leadership over first if it leads and somebody takes it at once."""
+        """Stop this node; if it leads, transfer leadership first if another node takes over at once."""
         await trio.lowlevel.checkpoint()
         if self._run is None:
             return
@@ -253,10 +253,10 @@ class Node(Generic[M]):
 
 @contextlib.asynccontextmanager
 async def open_node(settings: NodeSettings, machine: Callable[[], M]) -> AsyncIterator[Node[M]]:
-    """Run a node while the block runs; ``machine()`` makes the empty state machine that it begins with.
+    """Run a node while the block runs; ``machine()`` creates the empty state machine.
 
     Raises:
-        SecretUnusable, ListenRefused, SegmentError, SnapshotMissing: as `serve_node` does.
+        SecretUnusable, ListenRefused, SegmentError, SnapshotMissing: as `serve_node`.
     """
     node = Node(settings, machine)
     log = _library_log().bind(group=settings.group, node_id=settings.node_id)

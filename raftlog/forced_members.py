@@ -1,8 +1,8 @@
-"""The members of a group, looked up in the files of a stopped replica and rewritten there, without asking anybody.
+"""Reads a group's members from the files of a stopped replica, and changes them there without a majority.
 
-In a group that runs, a majority decides who belongs to it. After the majority is lost, or in a log that was restored
-from a backup, an operator decides. What is written are entries like those of any change (Raft thesis 4.3), so that
-replicas which get the log later accept them: first the old and the new voters together, then the new ones.
+In a running group, a majority decides the membership. After the majority is lost, or in a log restored from a backup,
+an operator decides. The written entries are like those of any change (Raft thesis 4.3), so that replicas which get the
+log later accept them: first the old and the new voters together, then the new ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MembersRefused(Exception):
 
 
 def configuration_at_base(state: MetaState) -> bytes:
-    """The configuration that a log begins with, encoded, as far as its vote file says so; empty if it does not."""
+    """The encoded configuration at the base of a log, from its vote file; empty if it is not there."""
     if (note := state.notes.get(CONF)) is not None:
         return note
     noted = members_in(state.notes)
@@ -37,26 +37,28 @@ def configuration_at_base(state: MetaState) -> bytes:
 
 
 def newest_configuration(state: MetaState, configs: Sequence[tuple[int, bytes]]) -> ConfState | None:
-    """The configuration in force at the end of a log with these configuration entries; None if nothing says so."""
+    """The configuration in force at the end of a log with these configuration entries; None if unknown."""
     conf = configs[-1][1] if configs else configuration_at_base(state)
     return decode_conf(conf) if conf else None
 
 
 def founding_configuration(first: ConfState) -> ConfState:
-    """What the first configuration entry of a log tells of the one before it: its voters. Learners are left out."""
+    """The configuration before the first configuration entry of a log, derived from it: its voters, without
+    learners.
+    """
     voters = first.outgoing or first.voters
     return ConfState(voters, (), (), tuple(pair for pair in first.addresses if pair[0] in voters))
 
 
 def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[ConfState]:
-    """Configurations, each one step behind the one before, of which the last has these voters and nobody else.
+    """Configurations, each one step after the previous one; the last has these voters and no other members.
 
     Args:
-        conf: the one in force; None if it is not known: then nobody can check the step from there, and one is enough.
+        conf: the one in force; None if unknown: then the step cannot be checked, and one is enough.
         addresses: of the voters.
 
     Raises:
-        MembersRefused: more members on the way than a configuration has room for.
+        MembersRefused: an intermediate configuration would have too many members.
     """
     goal = ConfState(tuple(addresses), (), (), tuple(addresses.items()))
     steps: list[ConfState] = []
@@ -79,16 +81,16 @@ def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[Co
 
 
 def append_members(log: SegmentLog, conf: ConfState | None, node_id: NodeId, addresses: Mapping[NodeId, str]) -> int:
-    """Append the `steps_to` these voters to an open log, durably, in a term that nobody has led.
+    """Append the `steps_to` these voters to an open log, durably, in a term without a leader.
 
-    Who had which directory is forgotten, and so is that this replica was to abstain.
+    The members' directories are forgotten, and so is that this replica was to abstain.
 
     Returns:
-        The term. The replica has voted for itself in it, so that nobody else can be elected in it.
+        The term. The replica has voted for itself in it, so that no other can be elected in it.
 
     Raises:
         MembersRefused: nothing was written.
-        SegmentError: the disk refused.
+        SegmentError: a disk error.
     """
     steps = steps_to(conf, addresses)
     term = max(log.meta.term, log.last_term) + 1

@@ -1,4 +1,4 @@
-"""How long something took, in buckets: one thread observes, any thread reads."""
+"""A histogram of durations: one thread observes, any thread reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import Final
 
 BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Upper ends of the buckets in seconds, each included; one more bucket has everything above."""
+"""Upper bounds of the buckets in seconds, inclusive; one more bucket has everything above."""
 
 
 class LatencyHistogram:
@@ -14,7 +14,7 @@ class LatencyHistogram:
 
     Attributes:
         counts: of each bucket.
-        total: all durations together, in seconds.
+        total: sum of all durations, in seconds.
     """
 
     def __init__(self) -> None:

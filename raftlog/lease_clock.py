@@ -1,7 +1,7 @@
-"""The clock of a replica that answers reads from a lease: it goes on while the machine is suspended.
+"""The clock of a replica with lease reads: it continues while the machine is suspended.
 
-Linux's monotonic clock, by which timers run, stands still meanwhile. A leader that wakes up would take its lease for as
-young as before, and answer reads although another replica was elected long ago.
+Linux's monotonic clock, which timers use, stops during suspension. A leader that resumes would consider its lease
+valid, and answer reads although another replica was elected long ago.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds from some beginning; never goes back."""
+"""Seconds from an arbitrary origin; never goes back."""
 
 
 def awake_time() -> float:
-    """Seconds since some time before the machine was started, without those in which it was suspended."""
+    """Seconds since an origin before boot, without suspension."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def boot_time() -> float:
-    """Seconds since the machine was started, those in which it was suspended included."""
+    """Seconds since boot, including suspension."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseClock:
-    """``clock`` plus the seconds for which the machine has been suspended since this object was made.
+    """``clock`` plus the seconds for which the machine has been suspended since this object was created.
 
     Args:
-        clock: what timers run by.
+        clock: the clock of timers.
         monotonic, boot: two clocks that differ by the time for which the machine was suspended.
     """
 
@@ -41,8 +41,8 @@ class LeaseClock:
         return self._clock() + self.suspended_seconds()
 
     def suspended_seconds(self) -> float:
-        """For how long the machine has been suspended since this object was made."""
-        # In this order the difference comes out too small when something else runs in between, and never too large.
+        """How long the machine has been suspended since this object was created."""
+        # In this order a delay in between makes the difference too small, never too large.
         boot = self._boot()
         self._gap = max(self._gap, boot - self._monotonic())
         return self._gap - self._first

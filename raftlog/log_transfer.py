@@ -1,9 +1,9 @@
-"""Catching up by files: a leader offers what its log still has, a peer fetches it and restarts with it.
+"""Catch-up by files: a leader offers the files of its log, a peer fetches them and restarts with them.
 
-A peer that needs entries from below the leader's base, or has nothing while the leader has many files, is not sent
-entries. The leader *offers* its base, its closed files, and a snapshot of its application; the peer *pulls* them at
-its own pace beside the log that it has, over as many interruptions and changes of leader as there are. Meanwhile it
-hears heartbeats as ever. When all is there, the node restarts in place, and opening the log puts the files in.
+A peer that needs entries from below the leader's base, or is empty while the leader has many files, is not sent
+entries. The leader *offers* its base, its closed files, and a snapshot of its application; the peer *pulls* them at its
+own pace next to its current log, across interruptions and changes of leader. Meanwhile it receives heartbeats as usual.
+When everything is there, the node restarts in place, and opening the log installs the files.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Log = structlog.stdlib.BoundLogger
 Snapshot = Callable[[], tuple[int, Callable[[], bytes]] | None]
 
 OFFER_SECONDS_MAX: Final = 60.0
-"""For how long an offer stays as it is without being used; its snapshot is in memory that long."""
+"""An unused offer stays for this long; its snapshot is in memory meanwhile."""
 
 REQUESTS_MAX: Final = 4
 ROOM_SECONDS: Final = 2.0
-"""A peer without room for what it was offered looks again after this."""
+"""A peer without room for the offered files checks again after this time."""
 
 _QUEUED_MAX = 64
 _PROGRESS_SECONDS = 5.0
@@ -53,7 +53,7 @@ class _Offer:
 
 
 class Offers:
-    """The leader's side: makes offers, and keeps the snapshot that belongs to the newest one.
+    """The leader's side: makes offers, and keeps the snapshot of the newest one.
 
     Args:
         snapshot: the application's, see `raftlog.node.Hosted`.
@@ -68,9 +68,9 @@ class Offers:
         self._peers_in, self._peers = trio.open_memory_channel[NodeId](_QUEUED_MAX)
 
     def offer(self, peer: NodeId) -> None:
-        """Make ``peer`` an offer; called again and again while it needs one."""
+        """Make ``peer`` an offer; called repeatedly while it needs one."""
         if self._replica.log.base[0] == 0 and self._manifest().end_index == 0:
-            # Maybe nothing is committed just because this peer lacks it.
+            # Committing may depend on this very peer.
             self._replica.decline_reset(peer)
             return
         try:
@@ -79,7 +79,7 @@ class Offers:
             return
 
     def read_snapshot(self, request: RangeReq) -> bytes:
-        """Bytes of the newest snapshot. Raises `RangeRefused` if that is not the one that is asked for."""
+        """Bytes of the newest snapshot. Raises `RangeRefused` if another one is requested."""
         offer = self._offer
         if offer is None or offer.manifest.snapshot_crc != request.crc:
             raise RangeRefused(NO_SNAPSHOT)
@@ -106,14 +106,14 @@ class Offers:
                 self._offer = None
 
     async def _current(self) -> _Offer | None:
-        """The offer that is out, if everything in it is still there; else a new one."""
+        """The current offer, if everything in it still exists; else a new one."""
         await trio.lowlevel.checkpoint()
         if self._offer is not None and self._offer.manifest.base.pos >= self._replica.log.base_pos:
             return self._offer
         replica, log = self._replica, self._replica.log
         captured = self._snapshot() if replica.applied_index >= max(1, log.base[0]) else None
         if captured is None and log.base[0] > 0:
-            return None  # the peer could do nothing with half of a log
+            return None  # an incomplete log is useless for the peer
         manifest = self._manifest()
         index, data = 0, b""
         if captured is not None:
@@ -137,12 +137,12 @@ class Offers:
 
 
 class Puller:
-    """The side of the peer that fetches.
+    """The fetching side.
 
     Args:
         directory: of the log.
         on_complete: everything was fetched and will replace the log at the next opening.
-        initial: the configuration that the group began with, as far as this node was told.
+        initial: the initial configuration of the group, as far as this node knows.
         check_body: see `Replica`.
     """
 
@@ -174,14 +174,14 @@ class Puller:
         self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
 
     def offered(self, source: NodeId, offer: ResetOffer) -> None:
-        """Take an offer, if there is none yet, or it comes from another leader, or the old one holds no more.
+        """Accept an offer if there is none yet, if it comes from another leader, or if the old one is void.
 
         Raises:
-            WireError: it cannot be read.
+            WireError: it cannot be decoded.
         """
         try:
             manifest = decode_manifest(offer.manifest)
-            if manifest.conf != self._initial:  # which no change has made, and which may be longer than those
+            if manifest.conf != self._initial:  # not made by a change, and possibly longer than those
                 check_configuration(decode_conf(manifest.conf))
         except ValueError as error:
             raise WireError(str(error)) from error
@@ -198,7 +198,7 @@ class Puller:
             self._offered.set()
 
     def answered(self, source: NodeId, response: RangeResp) -> None:
-        """Take the answer to a request."""
+        """Process the answer to a request."""
         if source == self._source:
             try:
                 self._answers_in.send_nowait(response)
@@ -206,10 +206,10 @@ class Puller:
                 return
 
     async def run(self) -> None:
-        """Fetch what is offered, then return.
+        """Fetch the offered files, then return.
 
         Raises:
-            StorageFailed: the disk refused. Too little room is none of it: that is waited for.
+            StorageFailed: a disk error. A full disk is not one: it waits for room.
         """
         while True:
             await self._offered.wait()
@@ -223,12 +223,12 @@ class Puller:
             except StorageFailed as failure:
                 if failure.errno != errno.ENOSPC:
                     raise
-                # What was written is not to be relied on, and takes the room that is needed.
+                # What was written is unreliable, and takes up needed room.
                 await trio.to_thread.run_sync(discard, self._disk, self._directory)
                 await self._wait_for_room(str(failure))
 
     async def _pull(self, manifest: Manifest) -> bool:
-        """Fetch what is offered; returns whether all is here, and on the disk."""
+        """Fetch the offered files; returns whether all of them are here and durable."""
         staging = await trio.to_thread.run_sync(
             SnapshotInstall, self._disk, self._directory, manifest, partial(check_entry, self._check_body)
         )
@@ -248,10 +248,10 @@ class Puller:
     async def _wait_for_room(self, reason: str) -> None:
         self._log.warning("reset_waits", source=self._source, reason=reason)
         await trio.sleep(ROOM_SECONDS)
-        self._gone = True  # so that the offer is taken when it comes again
+        self._gone = True  # so that a repeated offer is accepted
 
     async def _fetch(self, staging: SnapshotInstall) -> None:
-        """Fetch until all is here, or another offer came."""
+        """Fetch until everything is here, or another offer arrived."""
         await trio.lowlevel.checkpoint()
         asked: dict[tuple[What, int], float] = {}
         told_at = trio.current_time()
@@ -276,7 +276,7 @@ class Puller:
                     self._log.warning("reset_misfit", source=self._source, what=what, pos=pos)
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)
             elif answer.refusal in (GONE, NO_SNAPSHOT):
-                # The source makes another offer in its own time.
+                # The source will make another offer.
                 self._gone = True
 
     def _ask(self, request: RangeReq) -> None:

@@ -1,4 +1,4 @@
-"""Why a replica has another role, term or leader: for the log of the process, as fields and as a sentence."""
+"""Causes of changes of role, term or leader: for log events, as fields and as a sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class CauseKind(enum.Enum):
-    """What made a replica change its role."""
+    """The kinds of causes."""
 
     NO_LEADER = "no_leader"
     LEADER_SILENT = "leader_silent"
@@ -48,7 +48,7 @@ _TEXTS: Final = {
 
 
 class Cause(msgspec.Struct, frozen=True, gc=False):
-    """``node`` is the other replica that it is about, ``seconds`` for how long; None where that means nothing."""
+    """``node`` is the other replica involved, ``seconds`` a duration; None where they do not apply."""
 
     kind: CauseKind
     node: str | None = None

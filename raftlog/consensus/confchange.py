@@ -1,8 +1,8 @@
-"""Changes of membership: which configuration follows from which, and how one is written down. Pure functions.
+"""Membership changes: allowed successors of a configuration, and its encoding. Pure functions.
 
-Voters change in two steps (joint consensus, Raft thesis 4.3): `changed` gives a configuration in which majorities of
-the old and of the new voters are needed, and `settled` the one that follows once that is committed. Learners come and
-go in one step, since nothing depends on them.
+Voters change in two steps (joint consensus, Raft thesis 4.3): `changed` gives a configuration that needs majorities of
+the old and of the new voters, and `settled` the one that follows once that is committed. Learners change in one step,
+since no majority depends on them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from raftlog.plain_cbor import decode_plain
 CONF_BYTES_MAX: Final = 64 * 1024
 CONF_PROPOSED_BYTES_MAX: Final = 1100
 MEMBERS_MAX: Final = 16
-"""No change makes more of a group: every log keeps two configurations and a store of each member in its notes."""
+"""Maximum members of a group: every log stores two configurations and a store id per member in its notes."""
 
 
 def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
-    """Why ``change`` makes no sense for a group of ``conf``, in words; None when it does."""
+    """Why ``change`` is invalid for a group of ``conf``, as text; None if it is valid."""
     node = change.node
     match change.kind:
         case ConfChangeKind.ADD_LEARNER:
@@ -47,7 +47,7 @@ def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
 
 
 def changed(conf: ConfState, change: ConfChange) -> ConfState:
-    """The configuration that begins ``change``; joint if the voters change."""
+    """The configuration that starts ``change``; joint if the voters change."""
     assert not conf.is_joint, f"{change} during another change"
     assert (reason := why_invalid(conf, change)) is None, f"{change}: {reason}"
     node, voters = change.node, conf.voters
@@ -68,15 +68,15 @@ def changed(conf: ConfState, change: ConfChange) -> ConfState:
 
 
 def settled(conf: ConfState) -> ConfState:
-    """The configuration that ends a change under way."""
+    """The configuration that ends a change in progress."""
     assert conf.is_joint, "no change of voters is under way"
     return _reachable(conf.voters, (), conf.learners, conf.addresses)
 
 
 def may_follow(new: ConfState, old: ConfState) -> bool:
-    """Whether ``new`` is one step away from ``old``: then any majority of the one overlaps any of the other.
+    """Whether ``new`` is one step away from ``old``: then any majority of one overlaps any majority of the other.
 
-    Anything may follow on the empty configuration of a node that had not joined.
+    Any configuration may follow the empty one of a node that had not joined.
     """
     if not old.voters or new == old:
         return True
@@ -91,7 +91,7 @@ def _reachable(
     learners: tuple[NodeId, ...],
     addresses: tuple[tuple[NodeId, str], ...],
 ) -> ConfState:
-    """A configuration without the addresses of nodes that left."""
+    """A configuration without the addresses of nodes that have left."""
     members = {*voters, *outgoing, *learners}
     return ConfState(voters, outgoing, learners, tuple(pair for pair in addresses if pair[0] in members))
 
@@ -102,7 +102,7 @@ def encode_conf(conf: ConfState) -> bytes:
 
 
 def decode_conf(data: bytes | memoryview) -> ConfState:
-    """Read what `encode_conf` wrote. Raises ValueError for anything else."""
+    """Decode the result of `encode_conf`. Raises ValueError for anything else."""
     if len(data) > CONF_BYTES_MAX:
         raise ValueError(f"configuration of {len(data)} bytes, at most {CONF_BYTES_MAX} are read")
     try:

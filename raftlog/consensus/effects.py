@@ -1,4 +1,4 @@
-"""What a core wants done, and in which order it must be done."""
+"""Effects: what a core asks its shell to do, and in which order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from raftlog.consensus.types import ConfState, HardState, NodeId, RoleChange, Sp
 
 
 class StorageOp(msgspec.Struct, frozen=True, gc=False):
-    """One step of the log on disk: cut everything from ``truncate_from`` on, then append ``spans``, and remember
-    ``hard_state``; ``None`` and empty mean that nothing of that kind changes.
+    """One write to the log: cut everything from ``truncate_from`` on, then append ``spans``, and store ``hard_state``;
+    ``None`` and empty mean unchanged.
     """
 
     ticket: int
@@ -22,7 +22,7 @@ class StorageOp(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False):
-    """Tell `RaftCore.fetched` the spans from entry ``first`` on, about ``bytes_max`` bytes of them, for ``peer``."""
+    """Pass the spans from entry ``first`` on, about ``bytes_max`` bytes, for ``peer`` to `RaftCore.fetched`."""
 
     peer: NodeId
     first: int
@@ -30,21 +30,21 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Effects:
-    """The output of a core since it was last asked.
+    """The output of a core since the last call.
 
-    - ``storage``: hand it to the disk in the order of tickets 1, 2, 3, … and call `RaftCore.storage_done` with a ticket
-      once it and all before it are durable. Several may be under way. After a crash any prefix of the entries of
+    - ``storage``: write in the order of tickets 1, 2, 3, … and call `RaftCore.storage_done` with a ticket
+      once it and all before it are durable. Several may be in flight. After a crash any prefix of the entries of
       unfinished tickets may have survived, with or without their hard states: nothing has been promised for them.
       Entries that a leader proposed itself are in the log already and appear here a second time, to be written.
-    - ``send``: may leave now, also before ``storage`` is done. Whatever must not leave yet is held inside the core:
-      everything while a changed term or vote is not durable, and every acknowledgement of durable entries. A leader's
-      entries go out while its own disk is still writing them; it counts as one more follower.
-    - ``commit``: entries up to here are decided for ever, even when this replica's own disk has not got them yet.
-    - ``role``: role, term or known leader is another one.
-    - ``failed_from``: this replica stopped leading; for proposals from this index on nobody knows the outcome.
-    - ``fetch``: spans that a peer needs and the core has forgotten.
-    - ``reads``: the numbers given to `RaftCore.read`, each with the index that must be applied before it is answered,
-      or None when nobody can tell; the reader may ask again.
+    - ``send``: may leave now, even before ``storage`` is done. Messages that must wait are held inside the core:
+      everything while a changed term or vote is not durable, and every acknowledgement of durable entries. A leader
+      sends entries while its own disk is still writing them; it counts as one more follower.
+    - ``commit``: entries up to here are committed, even if this replica's own disk does not have them yet.
+    - ``role``: role, term or known leader changed.
+    - ``failed_from``: this replica stopped leading; the outcome of proposals from this index on is unknown.
+    - ``fetch``: spans that a peer needs and the core no longer caches.
+    - ``reads``: the numbers given to `RaftCore.read`, each with the index to apply before answering, or None if it
+      could not be confirmed; the caller may retry.
     - ``reset``: peers that need entries which are gone from the log; offer them segments and a snapshot.
     - ``conf``: another configuration is in force. It may be replaced again before it is committed.
     """

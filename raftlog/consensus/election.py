@@ -1,4 +1,4 @@
-"""Elections: pre-vote, vote, and the rules by which a vote is given (Raft thesis 3.4, 3.6.1, 4.2.3, 9.6)."""
+"""Elections: pre-vote, vote, and the rules for granting votes (Raft thesis 3.4, 3.6.1, 4.2.3, 9.6)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raftlog.terms import TERM_MAX
 _BACKOFF_MAX = 8
 
 _SILENCES_OF_OTHERS = 2
-"""For how many election timeouts a replica that leaves, or has a full disk, leaves it to the others to lead."""
+"""For how many election timeouts a replica that leaves the group, or has a full disk, lets others campaign first."""
 
 
 class Election(Membership):
-    """How a core comes to lead."""
+    """Elections of a core."""
 
     # -- campaigning -------------------------------------------------------------------------------------------
 
@@ -25,20 +25,20 @@ class Election(Membership):
         may_vote = self._conf.is_voter(self.node_id) or self._may_be_needed
         if self._abstaining or not may_vote or self._term + 1 >= TERM_MAX:
             return False
-        # Better a leader without room than none: it takes no proposals, but it answers reads.
+        # A leader with a full disk is better than none: it refuses proposals, but answers reads.
         reluctant = (self._disk_full or self._leaves) and self._election.timeouts_left_to_others < _SILENCES_OF_OTHERS
         return self._alone or not (self._disk_slow or reluctant)
 
     @property
     def _may_be_needed(self) -> bool:
-        """Whether the newest configuration, which leaves this voter out, may be in no other log: then it may take this
-        node to elect anybody, and only this one can be elected, by the votes of the others (thesis 4.2.2).
+        """Whether the newest configuration, which removes this voter, may be in no other log: then electing any leader
+        may need this node, and only this one can be elected, by the votes of the others (thesis 4.2.2).
         """
         return len(self._confs) > 1 and self._confs[-1][0] > self._commit and self._confs[-2][1].is_voter(self.node_id)
 
     @property
     def _backoff(self) -> int:
-        """Split votes are retried soon; where writing the vote takes long, each round waits longer than the last."""
+        """Split votes are retried soon; if writing the vote is slow, each round waits longer than the last."""
         return int(min(2**self._election.failed_rounds, _BACKOFF_MAX))
 
     def _on_election_timeout(self) -> None:
@@ -57,7 +57,7 @@ class Election(Membership):
             self._pre_campaign()
 
     def _pre_campaign(self) -> None:
-        """Start or repeat a pre-vote: would a majority elect this node? Nothing changes before it says so."""
+        """Start or repeat a pre-vote: would a majority elect this node? No state changes until it would."""
         self._become_pre_candidate()
         if self._count_votes() is VoteResult.WON:
             self._cause = Cause(CauseKind.PRE_VOTE_WON)
@@ -67,7 +67,7 @@ class Election(Membership):
             self._post(PreVoteReq(self.node_id, peer, self._term, self._term + 1, self._log.last))
 
     def _campaign(self, *, force: bool) -> None:
-        """Stand for election in the next term, with the own vote."""
+        """Campaign in the next term, voting for itself."""
         assert self._electable, f"{self.node_id} must not lead, yet it campaigns in term {self._term + 1}"
         self._become_candidate()
         if self._count_votes() is VoteResult.WON:
@@ -84,11 +84,11 @@ class Election(Membership):
         self._election.pre_vote_rounds += 1
 
     def _become_candidate(self) -> None:
-        """Enter the next term, with the own vote.
+        """Enter the next term, voting for itself.
 
-        That counts before it is durable: the requests for the others wait until it is, and a single voter commits
-        nothing before the write behind this one is done. If it crashes earlier, it may lead in the same term once
-        more, with other entries than those that nobody saw.
+        That counts before it is durable: vote requests wait until it is, and a single voter commits nothing before the
+        following write is done. After an earlier crash, it may lead in the same term again, with other entries, of
+        which nobody saw the first ones.
         """
         self._enter_term(self._term + 1, self.node_id)
         self._become(Role.CANDIDATE)
@@ -119,7 +119,7 @@ class Election(Membership):
             self._become_leader()
 
     def _on_timeout_now(self, message: TimeoutNow) -> None:
-        """The leader hands over: nobody needs to be asked whether it is gone."""
+        """The leader transfers leadership: no need to ask whether it is gone."""
         if self._electable and self._role is not Role.LEADER:
             self._cause = Cause(CauseKind.ASKED_TO_LEAD, message.src)
             self._campaign(force=True)
@@ -127,15 +127,15 @@ class Election(Membership):
     # -- voting ------------------------------------------------------------------------------------------------
 
     def _follows_another(self, candidate: NodeId) -> bool:
-        """Whether there is a leader, heard within an election timeout, that ``candidate`` would disturb.
+        """Whether there is a leader, heard within an election timeout, that ``candidate`` would disrupt.
 
-        A leader that asks for votes itself leads no more.
+        A leader that requests votes itself has stopped leading.
         """
         if self._role is Role.LEADER or self._now < self._election.no_votes_before:
             return True
         if self._now - self._following.heard_at >= self.config.election_timeout_seconds_min:
             return False
-        # A newer term makes a voter forget its leader, and gives that one's lease no earlier end.
+        # A newer term makes a voter forget its leader, but must not end that leader's lease early.
         return self._leader_id not in (None, candidate) or (self._leader_id is None and self.config.lease_reads)
 
     def _on_pre_vote_req(self, message: PreVoteReq) -> None:
@@ -161,16 +161,16 @@ class Election(Membership):
     def _yields_to(self, candidate: NodeId, last: LogId) -> bool:
         """Whether this node's own campaign would only split the vote.
 
-        A longer log goes first; between equal ones an order is needed that both sides know, and names have one.
+        The longer log goes first; between equal ones the names decide, which both sides know.
         """
         if self._role is Role.CANDIDATE:
             return last != self._log.last
         return self._role is Role.PRE_CANDIDATE and (last != self._log.last or candidate < self.node_id)
 
     def _on_vote_req(self, message: VoteReq) -> None:
-        """Vote by the log alone, whoever is a voter here: the candidate may know a newer configuration."""
+        """Vote by the log alone, ignoring who is a voter here: the candidate may know a newer configuration."""
         if not self._conf.voters:
-            # Whoever is a voter, knowingly or not, was a learner before, and got the log from then on.
+            # Every voter was a learner before, and got the log from then on.
             return
         denial: Denial | None = None
         if self._abstaining:

@@ -1,4 +1,4 @@
-"""The follower's side: taking over the leader's log (Raft thesis 3.5, 3.6)."""
+"""The follower: accepts the leader's log (Raft thesis 3.5, 3.6)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from raftlog.consensus.types import NodeId, Role, Span
 
 
 class Following(CoreState):
-    """What a core does with what its leader sends."""
+    """Handling of a leader's messages."""
 
     def _follow(self, leader_id: NodeId) -> None:
-        """The leader of this term was heard."""
+        """A message of this term's leader arrived."""
         if self._role is not Role.FOLLOWER or self._leader_id != leader_id:
             assert self._role is not Role.LEADER, f"{leader_id} and {self.node_id} both lead in term {self._term}"
             assert self._leader_id in (None, leader_id), (
@@ -31,12 +31,12 @@ class Following(CoreState):
                 if message.seq:
                     self._reject(message)
                 return
-            # Whatever is committed here is in every later leader's log, deleted or not.
+            # Entries committed here are in every later leader's log, deleted or not.
             assert prev.index < self._log.base.index, (
                 f"entry {prev.index} is committed, and leader {message.src} has it with term {prev.term}"
             )
         if message.seq > self._following.leader_seq:
-            # Not before: an answer to something else must not look like consent to what was rejected.
+            # Not earlier: an answer to another message must not look like acceptance of what was rejected.
             self._following.leader_seq = message.seq
         taken = self._take_over(message)
         if message.commit > self._commit and self._verified > self._commit:
@@ -50,14 +50,14 @@ class Following(CoreState):
             self._following.answer_due = True
 
     def _take_over(self, message: AppendReq) -> int:
-        """Make the log agree with the request's entries; returns the bytes that were new."""
+        """Make the log agree with the request's entries; returns the size of the new ones in bytes."""
         taken = 0
         end = message.prev.index
         for span in message.spans:
             assert span.first == end + 1, f"a request with a span at {span.first} behind entry {end}"
             assert span.term <= message.term, f"an entry of term {span.term} came from a leader of {message.term}"
             end = span.last
-            # What this leader's log was checked against once stays equal: leaders only append.
+            # What was once compared with this leader's log stays equal: leaders only append.
             if end > self._verified:
                 taken += self._take_over_span(span)
             else:
@@ -87,7 +87,7 @@ class Following(CoreState):
         return max(span.nbytes, 1)
 
     def _check_settled(self, index: int, term: int) -> None:
-        """What was verified, or even committed, cannot have another term in the leader's log."""
+        """Verified or committed entries cannot have another term in the leader's log."""
         log = self._log
         assert index <= log.base.index or log.term_at(index) == term, (
             f"entry {index} has term {log.term_at(index)} and was verified, leader {self._leader_id} has term {term}"
@@ -111,10 +111,10 @@ class Following(CoreState):
     def _on_heartbeat(self, message: Heartbeat) -> None:
         self._follow(message.src)
         if message.preferred != self._election.preferred_priority:
-            # How long its silence is borne depends on it.
+            # The election timeout depends on it.
             self._election.preferred_priority = message.preferred
             self._wait_for_leader()
-        # Only what was compared with this leader's log can be known to be committed by it.
+        # Only entries compared with this leader's log can be known to be committed.
         index = min(message.commit, self._verified)
         if index > self._commit:
             self._commit_to(index)

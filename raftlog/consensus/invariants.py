@@ -1,4 +1,4 @@
-"""What must hold in a core after every step, and between the cores of a group."""
+"""Invariants of a core after every step, and between the cores of a group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raftlog.consensus.types import Role
 
 
 def check_core(core: CoreState) -> None:
-    """Assert what one core promises itself."""
+    """Assert the invariants of one core."""
     log, commit, durable = core._log, core._commit, core._tickets.durable
     log.check_invariants()
     core._tail.check_invariants()
@@ -42,14 +42,14 @@ def check_core(core: CoreState) -> None:
 
 
 def _is_open(core: CoreState) -> bool:
-    """Whether the configuration in force is not committed, or its commit was not acted upon."""
+    """Whether the configuration in force is uncommitted, or its commit has not been handled."""
     return core._confs[-1][0] > core._commit or core._settle_due
 
 
 def _check_confs(core: CoreState) -> None:
     confs, log = core._confs, core._log
     assert confs[-1][1] is core._conf, f"{core._conf} is in force, the newest is {confs[-1][1]}"
-    # An uncommitted one is known: its commit must be noticed.
+    # An uncommitted one is tracked: its commit must be noticed.
     uncommitted = [index for index, _ in confs if index > core._commit]
     assert not uncommitted or core._conf_open in (confs[-1][0], core._term_start), (
         f"configurations at {uncommitted} are not committed, watched is {core._conf_open}"
@@ -87,7 +87,7 @@ def _check_leader(core: CoreState) -> None:
 
 
 def check_group(cores: Iterable[CoreState]) -> None:
-    """Assert what the cores of one group promise each other (Raft thesis, figure 3.2)."""
+    """Assert the invariants between the cores of one group (Raft thesis, figure 3.2)."""
     for one, other in combinations(cores, 2):
         both_lead = one._role is Role.LEADER and other._role is Role.LEADER
         assert not (both_lead and one._term == other._term), (
@@ -101,10 +101,10 @@ def check_group(cores: Iterable[CoreState]) -> None:
 
 
 def _agree_up_to(one: LogTerms, other: LogTerms) -> int:
-    """The last index at which both logs have the same term; asserts that they never agree again behind a difference."""
+    """The last index at which both logs have the same term; asserts that they never agree again after a difference."""
     first = max(one.base.index, other.base.index)
     last = min(one.last_index, other.last_index)
-    # Terms change only where a run begins, so comparing there and at the end compares everything.
+    # Terms change only at the start of a run, so comparing there and at the end compares everything.
     starts = sorted({start for log in (one, other) for start, _ in log.runs() if first < start <= last} | {first})
     agreement = last
     for position, start in enumerate(starts):

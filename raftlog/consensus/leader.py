@@ -1,4 +1,4 @@
-"""The leader's side: replication, commit, heartbeats, and knowing when to stop (Raft thesis 3.5, 3.6.2, 6.2)."""
+"""The leader: replication, commit, heartbeats, and resigning (Raft thesis 3.5, 3.6.2, 6.2)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from raftlog.consensus.read_index import Reading
 from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
 
 _OFFER_SECONDS = 2.0
-"""How often a peer that needs a reset is offered one."""
+"""Minimum interval of offers to a peer that needs a reset."""
 
 _BEATS_PER_QUESTION = 2
-"""How many heartbeats a peer that is being reset gets until it is asked how far it is."""
+"""Heartbeats to a peer in reset before it is asked for its progress."""
 
 
 class Leading(LeadershipTransfer, Reading):
-    """What a core does while it leads, and how it begins and ends to."""
+    """What a core does as a leader, and how that begins and ends."""
 
-    # -- beginning and ending ----------------------------------------------------------------------------------
+    # -- begin and end -------------------------------------------------------------------------------------------------
 
     def _become_leader(self) -> None:
-        """Open the term with an entry of its own, without which nothing older could be committed (thesis 3.6.2)."""
+        """Start the term with an own entry, without which nothing older could be committed (thesis 3.6.2)."""
         self._become(Role.LEADER)
         self._cause = Cause(CauseKind.ELECTED)
         self._leader_id = self.node_id
@@ -34,7 +34,7 @@ class Leading(LeadershipTransfer, Reading):
         first = self._log.last_index + 1
         for progress in self._peers.values():
             progress.reset(first, self._now)
-        # What older leaders left uncommitted counts against the limit too: it is on its way all the same.
+        # Uncommitted entries of older leaders count against the limit, too: they are in flight all the same.
         self._leading.uncommitted = deque(self._tail.after(self._commit))
         self._leading.uncommitted_bytes = sum(span.nbytes for span in self._leading.uncommitted)
         self._term_start = first
@@ -42,7 +42,7 @@ class Leading(LeadershipTransfer, Reading):
         self._transfer.outranked_beats = 0
         self._election.preferred_priority = None
         if self._conf.is_joint:
-            # Committed or not, what begins this term is to be committed before the change is ended.
+            # The entry that begins this term must be committed before the change ends, even if that is committed.
             self._conf_open = first
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
         self._leading.heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
@@ -59,7 +59,7 @@ class Leading(LeadershipTransfer, Reading):
     # -- replication -------------------------------------------------------------------------------------------
 
     def _replicate(self) -> None:
-        """Send every peer what it lacks, as far as its window goes; see to it that it learns the commit index."""
+        """Send every peer what it lacks, within its window, and make sure that it learns the commit index."""
         last_index = self._log.last_index
         for progress in self._peers.values():
             if progress.next <= last_index:
@@ -80,7 +80,7 @@ class Leading(LeadershipTransfer, Reading):
         self._dirty = True
 
     def _announce_to_all(self) -> None:
-        """Tell the commit index to whoever got no entries since it advanced."""
+        """Send the commit index to peers that got no entries since it advanced."""
         self._leading.announce_at = float("inf")
         for progress in self._peers.values():
             if progress.state is PeerState.REPLICATE and progress.commit_sent < self._commit:
@@ -107,11 +107,11 @@ class Leading(LeadershipTransfer, Reading):
         progress.sent(seq, spans)
 
     def _probe(self, progress: Progress, next_index: int, *, awaiting: bool) -> None:
-        # Nothing before the base can be named by index and term, so nothing before it can be asked about.
+        # Entries before the base have no known term, so they cannot be probed.
         progress.become_probe(max(next_index, self._log.base.index + 1), awaiting=awaiting)
 
     def _reset(self, progress: Progress) -> None:
-        """The peer needs entries that are gone, or all there are: it is to fetch segments instead."""
+        """The peer needs deleted entries, or everything: it has to fetch segments instead."""
         progress.become_reset(max(progress.match, self._log.base.index) + 1)
         self._offer_reset(progress)
         self._dirty = True
@@ -123,7 +123,7 @@ class Leading(LeadershipTransfer, Reading):
             self._dirty = True
 
     def _restart_at_base(self, progress: Progress) -> None:
-        """What the peer was to get next was deleted; whether it has got the entry before the rest, it must tell."""
+        """The peer's next entries were deleted; it must tell whether it has the entry before the remaining ones."""
         first = self._log.base.index + 1
         if progress.state is PeerState.RESET:
             progress.next = first
@@ -132,14 +132,14 @@ class Leading(LeadershipTransfer, Reading):
             self._dirty = True
 
     def _needs_reset(self, progress: Progress, hint: LogId) -> bool:
-        """Whether a peer whose log agrees with this one up to ``hint`` at most cannot be helped with entries."""
+        """Whether entries cannot help a peer whose log agrees with this one at most up to ``hint``."""
         base, last_index = self._log.base, self._log.last_index
         if hint.index == 0:
             return base.index > 0 or (last_index > self.config.reset_entries_min and not progress.by_entries)
         return hint.index < base.index or hint.term < base.term
 
     def _fetch(self, progress: Progress) -> None:
-        """Ask for spans that are no longer remembered, a few messages ahead of the peer's answers."""
+        """Request spans that are no longer cached, a few messages ahead of the peer's answers."""
         if progress.fetching or progress.inflight_bytes >= self.config.catch_up_bytes_max:
             return
         progress.fetching = progress.next
@@ -147,7 +147,7 @@ class Leading(LeadershipTransfer, Reading):
         self._dirty = True
 
     def _take_fetched(self, progress: Progress, spans: tuple[Span, ...]) -> None:
-        """Send what was asked for, unless the peer's position has changed meanwhile."""
+        """Send the requested spans, unless the peer's position has changed in the meantime."""
         asked, progress.fetching = progress.fetching, 0
         if not asked or asked != progress.next:
             self._dirty = True
@@ -183,12 +183,12 @@ class Leading(LeadershipTransfer, Reading):
                     self._reset(progress)
                 elif held >= self._log.base.index:
                     progress.become_replicate(held + 1)
-                # Else the base has moved since it was asked about, and will be asked about again.
+                # Otherwise the base has moved since the probe, and will be probed again.
                 self._dirty = True
             elif progress.next <= self._log.last_index or progress.commit_sent < self._commit:
                 self._dirty = True
         elif progress.is_current(message.seq):
-            # A peer that came back with less than it had is filled up again.
+            # A peer that returned with less than it had gets entries again.
             if self._needs_reset(progress, message.hint):
                 progress.lost(message.hint.index)
                 if progress.state is not PeerState.RESET:
@@ -196,7 +196,7 @@ class Leading(LeadershipTransfer, Reading):
                 return
             agreed_at_most = self._log.last_at_most(message.hint)
             progress.lost(agreed_at_most.index)
-            # Twice the same answer to the same question: the peer will not get further before something changes.
+            # The same answer twice to the same probe: the peer will make no progress until something changes.
             stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
             self._probe(progress, agreed_at_most.index + 1, awaiting=stuck)
             self._dirty = True
@@ -218,8 +218,8 @@ class Leading(LeadershipTransfer, Reading):
         if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
             return
         if progress.append_seq < message.seq:
-            # Nothing was asked since that heartbeat and still the peer is behind: a request or its answer was lost,
-            # or its disk is slow. An empty request behind everything sent so far finds out which.
+            # Nothing was sent since that heartbeat and the peer is still behind: a request or its answer was lost, or
+            # its disk is slow. An empty request behind everything sent so far finds out which.
             self._send_append(progress, ())
 
     def _raise_match(self, progress: Progress, index: int) -> None:
@@ -233,9 +233,9 @@ class Leading(LeadershipTransfer, Reading):
         self._advance_commit()
 
     def _advance_commit(self) -> None:
-        """Commit what a majority holds, own log included, if that reaches into the own term (thesis 3.6.2)."""
+        """Commit what a majority has, including the own log, if that reaches into the current term (thesis 3.6.2)."""
         own = self._tickets.durable if self.config.durable_commit else self._log.last_index
-        # As `_agreed`, spelled out: this runs for each acknowledgement.
+        # `_agreed`, inlined: this runs for each acknowledgement.
         votes, others = self._quorums[0]
         index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])
         if len(self._quorums) > 1:
@@ -250,7 +250,7 @@ class Leading(LeadershipTransfer, Reading):
     # -- time --------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Tell everybody that the leader lives, unless it has not heard from a majority itself (check-quorum)."""
+        """Send heartbeats, or resign if no majority was heard (check-quorum)."""
         silent = self._now - self._silent_since
         if silent > self.config.election_timeout_seconds_min:
             self._cause = Cause(CauseKind.MAJORITY_SILENT, None, silent)
@@ -271,7 +271,7 @@ class Leading(LeadershipTransfer, Reading):
             if progress.state is PeerState.REPLICATE and not self._is_active(progress):
                 self._probe(progress, progress.match + 1, awaiting=True)
             elif progress.awaiting and progress.append_seq + 2 <= progress.seq:
-                # Two heartbeats went by without an answer to the probe: ask again, without entries.
+                # Two heartbeats without an answer to the probe: probe again, without entries.
                 self._send_append(progress, ())
             elif progress.state is PeerState.RESET:
                 self._offer_reset(progress)

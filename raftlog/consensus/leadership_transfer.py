@@ -1,4 +1,4 @@
-"""Handing leadership over on purpose: on request, to a preferred node, or because the own disk fails (thesis 3.10)."""
+"""Leadership transfer: on request, to a preferred node, or because the own disk fails (thesis 3.10)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from raftlog.consensus.types import NodeId, PeerState, Refusal, Role
 
 NEAR_ENTRIES: Final = 256
 NEAR_BYTES: Final = 1024 * 1024
-"""Somebody who lacks no more than one of these of the log gets the rest within a moment."""
+"""A peer that lacks at most this much of the log gets the rest within a moment."""
 
 _OUTRANKED_BEATS = 5
 _QUIET_TIMEOUTS = 10
 
 
 class LeadershipTransfer(CoreState):
-    """What a leader does to be followed by a node of its choice.
+    """The leader's part of a transfer.
 
-    A transfer stops proposals, waits until the target has the whole log, and then tells it to stand for election at
-    once. If the target does not lead within an election timeout, proposals go on.
+    A transfer stops proposals, waits until the target has the whole log, and then tells it to campaign at once. If the
+    target does not lead within an election timeout, proposals continue.
     """
 
     # -- candidates --------------------------------------------------------------------------------------------
 
     def _has_caught_up(self, progress: Progress) -> bool:
-        """Whether the peer follows the end of the log, as far as it was heard lately."""
+        """Whether the peer follows the end of the log, as far as it was heard recently."""
         if progress.state is not PeerState.REPLICATE or not self._is_active(progress):
             return False
         lacking = self._log.last_index - progress.match
@@ -38,7 +38,7 @@ class LeadershipTransfer(CoreState):
         return covered and sum(span.nbytes for span in spans) <= NEAR_BYTES
 
     def _successors(self) -> list[Progress]:
-        """The healthy voters that could lead from now on, the best first."""
+        """The healthy voters that could lead from now on, best first."""
         _, voters = self._quorums[0]
         able = [peer for peer in voters if peer.disk_ok and self._has_caught_up(peer)]
         return sorted(able, key=lambda peer: (-(peer.priority or 0), -peer.match, peer.peer))
@@ -46,9 +46,9 @@ class LeadershipTransfer(CoreState):
     # -- a transfer --------------------------------------------------------------------------------------------
 
     def transfer(self, to: NodeId | None, now: float) -> Refusal | None:
-        """Begin to hand leadership to the voter ``to``, or to the best one there is. None: it is under way or done.
+        """Start transferring leadership to the voter ``to``, or to the best one. None: it is in progress or done.
 
-        Meanwhile proposals are refused (`transferring`). It is over when this replica leads no more, or after
+        Until it ends, proposals are refused (`transferring`). It ends when this replica stops leading, or after
         ``election_timeout_seconds_min``, when it leads as before.
         """
         self._now = now
@@ -71,7 +71,7 @@ class LeadershipTransfer(CoreState):
     def _offer_leadership(self, *, patient: bool) -> None:
         """Tell the target to take over once it has everything.
 
-        While ``patient``, all proposals are waited for to be committed, so that nobody is left in doubt about one.
+        While ``patient``, wait until all proposals are committed, so that no outcome becomes unknown.
         """
         assert self._transfer.to is not None, "nobody is to take over"
         progress = self._peers[self._transfer.to]
@@ -83,7 +83,7 @@ class LeadershipTransfer(CoreState):
 
     def _tell_to_lead(self, progress: Progress) -> None:
         assert progress.peer in self._conf.voters, f"{progress.peer} has no vote and was to take over"
-        # It may be elected at any later time, whoever hears this leader then.
+        # It may be elected at any later time, even by voters that still hear this leader.
         self._reads.lease_given_up = True
         self._post(TimeoutNow(self.node_id, progress.peer, self._term))
 
@@ -96,7 +96,7 @@ class LeadershipTransfer(CoreState):
     # -- other reasons -----------------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
-        """Stop leading, after asking the best peer there is to take over."""
+        """Stop leading, after asking the best peer to take over."""
         _, voters = self._quorums[0]
         near = [peer for peer in voters if peer.state is not PeerState.RESET]
         if healthy := [peer for peer in near if peer.disk_ok and self._is_active(peer)]:
@@ -104,7 +104,7 @@ class LeadershipTransfer(CoreState):
         self._become_follower(self._term, None)
 
     def _yield_to_preferred(self) -> None:
-        """Give way to a voter of higher priority that has been fit to lead for some heartbeats."""
+        """Transfer to a voter of higher priority that has been fit to lead for some heartbeats."""
         if self._now < self._transfer.not_before or self._transfer.to is not None or self._commit < self._term_start:
             return
         preferred = next(iter(self._successors()), None)
@@ -117,7 +117,7 @@ class LeadershipTransfer(CoreState):
 
     @property
     def _preferred_next(self) -> int | None:
-        """The highest priority among those that may have to take over."""
+        """The highest priority among possible successors."""
         _, voters = self._quorums[0]
         return max(
             (p.priority for p in voters if p.priority is not None and p.disk_ok and self._is_active(p)), default=None

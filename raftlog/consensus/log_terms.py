@@ -1,7 +1,7 @@
-"""The shape of a log: where it starts and ends, and which term each index has. No entry is kept here.
+"""The shape of a log: where it starts and ends, and the term of each index. Contains no entries.
 
-A log is described by its *term runs*: an entry's term never falls from one index to the next, so a few pairs of first
-index and term say everything that consensus needs to know about millions of entries.
+A log is described by its *term runs*: terms never decrease from one index to the next, so a few pairs of first index
+and term contain everything that consensus needs to know about millions of entries.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from raftlog.consensus.types import LogId, Span
 
 
 class LogTerms:
-    """Term runs of the entries after ``base`` up to ``last_index``; ``base`` itself is known by index and term.
+    """Term runs of the entries after ``base`` up to ``last_index``; for ``base`` itself only index and term are known.
 
-    ``runs`` are pairs of first index and term, rising in both.
+    ``runs`` are pairs of first index and term, both increasing.
     """
 
     __slots__ = ("_firsts", "_terms", "base", "last", "last_index")
@@ -40,7 +40,7 @@ class LogTerms:
         self.check_invariants()
 
     def term_at(self, index: int) -> int:
-        """The term of the entry at ``index``, which lies between base and end, both included."""
+        """The term of the entry at ``index``, between base and end, both inclusive."""
         firsts = self._firsts
         assert firsts[0] <= index <= self.last_index, f"entry {index} is not within {firsts[0]} to {self.last_index}"
         if index >= firsts[-1]:
@@ -52,7 +52,7 @@ class LogTerms:
         return self.last if index == self.last_index else LogId(index, self.term_at(index))
 
     def holds(self, entry: LogId) -> bool:
-        """Whether this log has the entry ``entry``; what lies before the base cannot be told."""
+        """Whether this log has the entry ``entry``; unknown before the base."""
         return self.base.index <= entry.index <= self.last_index and self.term_at(entry.index) == entry.term
 
     def append(self, last: int, term: int) -> None:
@@ -66,7 +66,7 @@ class LogTerms:
         self.last = LogId(last, term)
 
     def truncate(self, first: int) -> None:
-        """Forget the entries from ``first`` on."""
+        """Remove the entries from ``first`` on."""
         assert self.base.index < first <= self.last_index, (
             f"cannot cut from {first}: the log holds {self.base.index + 1} to {self.last_index}"
         )
@@ -77,7 +77,7 @@ class LogTerms:
         self.last = LogId(first - 1, self._terms[-1])
 
     def compact(self, index: int) -> None:
-        """Move the base up to ``index``: the entries up to there are gone from the front."""
+        """Move the base to ``index``: the entries up to there were deleted."""
         if index <= self.base.index:
             return
         self.base = self.id_at(index)
@@ -101,7 +101,7 @@ class LogTerms:
     def last_at_most(self, bound: LogId) -> LogId:
         """The last entry whose index and term are both at most those of ``bound``, or the base if there is none.
 
-        Two logs can only agree at or before it, so both sides of a conflict skip back by whole terms with it.
+        Two logs can only agree at or before it, so both sides of a conflict skip back by whole terms.
         """
         index = max(min(bound.index, self.last_index), self.base.index)
         run = bisect_right(self._firsts, index) - 1
@@ -111,11 +111,11 @@ class LogTerms:
         return LogId(index, self._terms[run])
 
     def runs(self) -> list[tuple[int, int]]:
-        """First index and term of each run, the base's first."""
+        """First index and term of each run, starting with the base's."""
         return list(zip(self._firsts, self._terms, strict=True))
 
     def check_invariants(self) -> None:
-        """Term runs rise strictly, in index and in term."""
+        """Term runs increase strictly, in index and in term."""
         runs = self.runs()
         for (first, term), (next_first, next_term) in itertools.pairwise(runs):
             assert first < next_first, f"the run at {next_first} follows the run at {first}"

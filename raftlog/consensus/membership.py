@@ -1,7 +1,7 @@
-"""Changing who belongs to the group, as its leader (Raft thesis 4).
+"""Membership changes on the leader (Raft thesis 4).
 
-A configuration is in force as soon as it is in the log, and goes when it is cut off again; `CoreState` sees to that on
-every replica. The leader lets changes begin one at a time, and ends a joint one as soon as that is committed.
+A configuration is in force as soon as it is in the log, and until it is truncated; `CoreState` implements that on every
+replica. The leader runs changes one at a time, and ends a joint one as soon as that is committed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from raftlog.consensus.types import (
 
 
 class Membership(Leading):
-    """What a leader does about changes of membership."""
+    """The leader's part of membership changes."""
 
     def propose_conf(self, change: ConfChange, now: float) -> int | Refusal:
-        """Begin ``change``; returns the index of its first entry, or why not.
+        """Start ``change``; returns the index of its first entry, or the reason of a refusal.
 
-        It is over when the configuration in force is not joint and committed. The entries are not framed yet: like
-        those that open a term, they appear in `Effects.storage` only.
+        It is complete when the configuration in force is committed and not joint. The entries are not framed yet: like
+        those that open a term, they appear only in `Effects.storage`.
         """
         self._now = now
         if (refusal := self._why_not(change)) is not None:
@@ -55,21 +55,21 @@ class Membership(Leading):
         if self._commit < self._term_start:
             return Refusal.NOT_READY
         if self._conf.is_joint or self._confs[-1][0] > self._commit or self._settle_due:
-            # What is due would be done to the new change, though nobody has committed that.
+            # The pending step would be applied to the new change, which is not committed.
             return Refusal.CHANGE_PENDING
         if why_invalid(self._conf, change) is not None:
             return Refusal.INVALID_CHANGE
         becomes_voter = change.kind in (ConfChangeKind.PROMOTE, ConfChangeKind.REPLACE)
         if becomes_voter:
             learner = self._peers[change.node]
-            # A node that does not know yet that it belongs to the group does not vote, and its vote may be needed.
+            # A node that does not know yet that it is a member does not vote, and its vote may be needed.
             if learner.match < self._confs[-1][0] or not self._has_caught_up(learner):
                 return Refusal.NOT_CAUGHT_UP
         return None
 
     @property
     def transferring(self) -> bool:
-        """Whether this leader takes no proposals because it is about to stop leading."""
+        """Whether this leader refuses proposals because it is about to stop leading."""
         return self._role is Role.LEADER and (self._transfer.to is not None or self._leaves)
 
     def _append_conf(self, conf: ConfState) -> int:
@@ -79,7 +79,7 @@ class Membership(Leading):
         return index
 
     def _settle(self) -> None:
-        """The configuration in force was committed: end a joint one, and part from who is not a member any more."""
+        """The configuration in force was committed: end a joint one, and drop peers that are no longer members."""
         while self._settle_due:
             self._settle_due = False
             if self._role is not Role.LEADER:

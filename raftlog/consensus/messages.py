@@ -1,4 +1,4 @@
-"""What replicas say to one another (Raft thesis 3, 4.2.3, 9.6; names as there)."""
+"""Messages between replicas (Raft thesis 3, 4.2.3, 9.6; names as there)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raftlog.consensus.types import LogId, Name, Number, Priority, Span
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False):
-    """``term`` is the sender's; a granted `PreVoteResp` repeats the term that was asked about."""
+    """``term`` is the sender's; a granted `PreVoteResp` repeats the requested term."""
 
     src: Name
     dst: Name
@@ -18,7 +18,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class Denial(enum.Enum):
-    """Why a vote was not given."""
+    """Why a vote was denied."""
 
     STALE_TERM = "stale term"
     STALE_LOG = "stale log"
@@ -35,7 +35,7 @@ class PreVoteReq(_Message, frozen=True, gc=False):
 
 
 class PreVoteResp(_Message, frozen=True, gc=False):
-    """The answer; ``last`` is where the answering replica's log ends."""
+    """The answer; ``last`` is the last entry of the answering replica."""
 
     granted: bool
     last: LogId
@@ -43,23 +43,23 @@ class PreVoteResp(_Message, frozen=True, gc=False):
 
 
 class VoteReq(_Message, frozen=True, gc=False):
-    """Vote for me in ``term``; ``force`` when the leader itself asked for this election (Raft thesis 3.10)."""
+    """Vote for me in ``term``; ``force`` if the leader itself requested this election (Raft thesis 3.10)."""
 
     last: LogId
     force: bool = False
 
 
 class VoteResp(_Message, frozen=True, gc=False):
-    """The answer; a granted vote is on disk."""
+    """The answer; a granted vote is durable."""
 
     granted: bool
     denial: Denial | None = None
 
 
 class AppendReq(_Message, frozen=True, gc=False):
-    """Entries behind ``prev``, and how far the log is committed.
+    """Entries after ``prev``, and the commit index.
 
-    ``seq`` numbers what a leader sends to a peer. With 0 the request only announces ``commit`` and is not answered.
+    ``seq`` numbers a leader's messages to a peer. With 0 the request only announces ``commit`` and is not answered.
     """
 
     prev: LogId
@@ -69,11 +69,11 @@ class AppendReq(_Message, frozen=True, gc=False):
 
 
 class AppendResp(_Message, frozen=True, gc=False):
-    """What a follower holds of this term's leader's log: up to ``accepted`` received, up to ``durable`` on its disk.
+    """What a follower has of this term's leader's log: up to ``accepted`` received, up to ``durable`` on its disk.
 
     A rejection (``ok`` false) repeats the request's ``seq``; ``hint`` is the last entry at or before the rejected
-    ``prev``, by index and by term, so that one round trip skips a whole term. With ``seq`` 0 it tells of a later term,
-    and nothing else.
+    ``prev``, by index and by term, so that one round trip skips a whole term. With ``seq`` 0 it only reports a later
+    term.
     """
 
     seq: Number
@@ -84,7 +84,7 @@ class AppendResp(_Message, frozen=True, gc=False):
 
 
 class Heartbeat(_Message, frozen=True, gc=False):
-    """The leader is alive; ``preferred`` is the highest priority among the healthy voters behind it."""
+    """The leader is alive; ``preferred`` is the highest priority among the healthy voters that could follow it."""
 
     seq: Number
     commit: Number
@@ -93,7 +93,7 @@ class Heartbeat(_Message, frozen=True, gc=False):
 
 
 class HeartbeatResp(_Message, frozen=True, gc=False):
-    """The answer, with what an idle leader wants to know. With ``seq`` 0 it tells of a later term, and nothing else."""
+    """The answer, with what an idle leader needs to know. With ``seq`` 0 it only reports a later term."""
 
     seq: Number
     read_round: Number
@@ -104,19 +104,19 @@ class HeartbeatResp(_Message, frozen=True, gc=False):
 
 
 class TimeoutNow(_Message, frozen=True, gc=False):
-    """Start an election at once: the leader gives up (Raft thesis 3.10)."""
+    """Start an election at once: the leader transfers leadership (Raft thesis 3.10)."""
 
 
 class ReadIndexReq(_Message, frozen=True, gc=False):
-    """Which index must I have applied to answer a read that was asked for now? ``ctx`` is the asker's number for it."""
+    """Requests the index to apply before answering a read that arrives now. ``ctx`` is the sender's number for it."""
 
     ctx: Number
 
 
 class ReadIndexResp(_Message, frozen=True, gc=False):
-    """The answer; ``index`` is None when the receiver cannot tell, since it does not lead (any more).
+    """The answer; ``index`` is None if the receiver cannot confirm it, because it does not lead (any more).
 
-    ``last`` is where the receiver's log ends: whatever the asker acknowledged to it before it asked is not behind that.
+    ``last`` is the receiver's last entry: everything that the sender acknowledged to it before is at or before that.
     """
 
     ctx: Number

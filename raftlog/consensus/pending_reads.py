@@ -1,9 +1,9 @@
-"""Reads under way: what a leader must confirm before it answers, and what a follower has asked its leader.
+"""Reads in progress: what a leader has to confirm before it answers, and what a follower has asked its leader.
 
-A leader may answer a read with its commit index once it knows that nobody else led when the read came in (ReadIndex,
-Raft thesis 6.4). It knows after one *round* of heartbeats, each sent after the read came in, that a majority answered.
-Rounds are numbered and every heartbeat names the newest one, so an answer to an older heartbeat, or a repeated one,
-confirms no read that came later.
+A leader may answer a read with its commit index once it knows that no other replica led when the read arrived
+(ReadIndex, Raft thesis 6.4). It knows that after a *round* of heartbeats, sent after the read arrived and answered by a
+majority. Rounds are numbered and every heartbeat names the newest one, so an answer to an older heartbeat, or a
+duplicate, confirms no later read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raftlog.consensus.types import NodeId
 
 
 class Read(NamedTuple):
-    """A read that came in when ``commit`` was the commit index; ``asker`` is None for this replica's own."""
+    """A read that arrived when ``commit`` was the commit index; ``asker`` is None for this replica's own."""
 
     asker: NodeId | None
     ctx: int
@@ -23,7 +23,7 @@ class Read(NamedTuple):
 
 
 class ReadRounds:
-    """A leader's reads: those that no heartbeat has been sent for yet, and those of each round under way."""
+    """A leader's reads: those without a heartbeat so far, and those of each round in flight."""
 
     __slots__ = ("newest", "under_way", "waiting")
 
@@ -33,17 +33,17 @@ class ReadRounds:
         self.under_way: deque[tuple[int, int, list[Read]]] = deque()
 
     def wait(self, asker: NodeId | None, ctx: int, commit: int) -> None:
-        """Take a read that comes in while ``commit`` is the commit index."""
+        """Add a read that arrives while ``commit`` is the commit index."""
         self.waiting.append(Read(asker, ctx, commit))
 
     def begin(self, commit: int) -> None:
-        """Heartbeats sent from now on confirm everything that waits; it is answered with ``commit``."""
+        """Heartbeats sent from now on confirm all waiting reads, which are answered with ``commit``."""
         self.newest += 1
         self.under_way.append((self.newest, commit, self.waiting))
         self.waiting = []
 
     def confirmed(self, number: int) -> list[tuple[Read, int]]:
-        """A majority has answered round ``number`` or a later one: the reads that are settled, each with its index."""
+        """A majority has answered round ``number`` or a later one: the confirmed reads, each with its index."""
         settled: list[tuple[Read, int]] = []
         while self.under_way and self.under_way[0][0] <= number:
             _, commit, reads = self.under_way.popleft()
@@ -51,14 +51,14 @@ class ReadRounds:
         return settled
 
     def abandon(self) -> list[Read]:
-        """Nothing will be confirmed any more: all reads that are open."""
+        """Nothing will be confirmed any more: all open reads."""
         reads = [read for _, _, part in self.under_way for read in part] + self.waiting
         self.waiting = []
         self.under_way.clear()
         return reads
 
     def check_invariants(self) -> None:
-        """Rounds rise, and no read is answered with less than was committed when it came in."""
+        """Rounds increase, and no read is answered with less than was committed when it arrived."""
         newest = 0
         for number, commit, reads in self.under_way:
             assert newest < number <= self.newest, f"round {number} follows {newest}, {self.newest} is the newest"
@@ -68,10 +68,10 @@ class ReadRounds:
 
 
 class ForwardedReads:
-    """A follower's reads: those to ask about with the next message, and those of each question under way.
+    """A follower's reads: those for the next query, and those of each query in flight.
 
-    Questions are numbered from ``number`` on. That is drawn at random in each run of a process, so that an answer to a
-    question of an earlier run, which may be older than the read, is not taken for one of this run.
+    Queries are numbered from ``number`` on, a random start in each run of a process, so that an answer to a query of an
+    earlier run, which may be older than the read, is not taken for one of this run.
     """
 
     __slots__ = ("_number", "_questions", "waiting")
@@ -89,27 +89,27 @@ class ForwardedReads:
         return ctx in self.waiting or any(ctx in reads for _, reads in self._questions.values())
 
     def ask(self, now: float) -> int:
-        """The number of a question that stands for everything that waits."""
+        """The number of a query for all waiting reads."""
         self._number += 1
         self._questions[self._number] = (now, self.waiting)
         self.waiting = []
         return self._number
 
     def answered(self, number: int) -> list[int]:
-        """The reads that question ``number`` stood for; none if it was answered or given up before."""
+        """The reads of query ``number``; none if it was answered or abandoned before."""
         return self._questions.pop(number, (0.0, []))[1]
 
     def overdue(self, asked_before: float) -> list[int]:
-        """Give up the questions asked before that time: their reads."""
+        """Abandon the queries sent before that time; returns their reads."""
         reads: list[int] = []
-        # They are in the order of asking.
+        # They are in the order of sending.
         while self._questions and (oldest := next(iter(self._questions.items())))[1][0] < asked_before:
             del self._questions[oldest[0]]
             reads += oldest[1][1]
         return reads
 
     def abandon(self) -> list[int]:
-        """Give up everything: the reads that are open."""
+        """Abandon everything: the open reads."""
         reads = [ctx for _, part in self._questions.values() for ctx in part] + self.waiting
         self._questions.clear()
         self.waiting = []

@@ -1,13 +1,11 @@
-"""A leader's view of one peer: what it holds, what is under way to it, when it was last heard.
+"""A leader's view of one peer: what it has, what is in flight to it, when it was last heard.
 
-``PROBE``: the logs may differ. One request is outstanding; its answer says where to go on.
-``REPLICATE``: the logs agree up to ``next - 1`` as far as is known. Requests follow one another without waiting, within
-a window of messages and bytes that the peer's ``accepted`` frees.
-``RESET``: what the peer needs next is gone from the log, or so much that it is to fetch whole segments. No entries are
-sent; an empty request asks now and then whether the peer has come so far that the log can serve it again.
+``PROBE``: the logs may differ. One request is outstanding; its answer says where to continue. ``REPLICATE``: the logs
+agree up to ``next - 1`` as far as is known. Requests are pipelined, within a window of messages and bytes that the
+peer's ``accepted`` frees. ``RESET``: the peer's next entry is gone from the log, or it lacks so much that it should
+fetch whole segments. No entries are sent; now and then an empty request asks whether the log can serve the peer again.
 
-Every change of state begins a new *epoch* of request numbers. Rejections of earlier requests are echoes of a question
-that has been answered, and are dropped.
+Every change of state begins a new *epoch* of request numbers. Rejections of earlier requests are obsolete and dropped.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from raftlog.consensus.types import CoreConfig, NodeId, PeerState, Span
 class Progress:
     """State of replication to ``peer``.
 
-    ``match`` is the last index known to count for commit there; ``next`` the first one that was not sent yet.
-    ``contact_at`` is when the newest message left that the peer has certainly received; ``silent_since`` is the same
-    time, moved forward by every stall of this process since then (`overslept`). ``read_round`` is the newest round of
-    reads that the peer has answered; ``offered_at`` when it was last offered a reset, ``beats`` how many heartbeats
-    it got while it was being reset. ``by_entries`` says that there are no files that it could fetch. An answer to a
-    message before ``trusted_from`` tells nothing about what it holds.
+    ``match`` is the last index that counts for commit there; ``next`` the first one not sent yet. ``contact_at`` is the
+    send time of the newest message that the peer has certainly received; ``silent_since`` is the same time, moved
+    forward by every stall of this process since then (`overslept`). ``read_round`` is the newest round of reads that
+    the peer has answered; ``offered_at`` the time of the last reset offer, ``beats`` the heartbeats sent since its
+    reset began. ``by_entries`` says that there are no files for it to fetch. Answers to messages before
+    ``trusted_from`` do not tell what it has.
     """
 
     __slots__ = (
@@ -63,7 +61,7 @@ class Progress:
         self.reset(next_index, now)
 
     def reset(self, next_index: int, now: float) -> None:
-        """Know nothing of the peer but that its log may end where ours does."""
+        """Forget everything about the peer, except that its log may end where ours does."""
         self.match = 0
         self.commit_sent = 0
         self.disk_ok = True
@@ -81,7 +79,7 @@ class Progress:
         self.become_probe(next_index)
 
     def become_probe(self, next_index: int, *, awaiting: bool = False) -> None:
-        """Ask about the entry before ``next_index``; with ``awaiting`` not before the peer gives a sign of life."""
+        """Probe the entry before ``next_index``; with ``awaiting`` not before the peer answers something."""
         assert next_index > self.match, f"{self.peer} holds {self.match}, probing from {next_index} tells nothing"
         self.state = PeerState.PROBE
         self.next = next_index
@@ -96,7 +94,7 @@ class Progress:
         self._begin_epoch()
 
     def become_reset(self, next_index: int) -> None:
-        """Send no entries before the peer has everything in front of ``next_index``, from elsewhere."""
+        """Send no entries before the peer has everything before ``next_index`` from elsewhere."""
         self.state = PeerState.RESET
         self.next = next_index
         self.awaiting = False
@@ -104,8 +102,8 @@ class Progress:
         self._begin_epoch()
 
     def lost(self, index: int) -> None:
-        """The peer holds ``index`` at most, whatever it told before. Answers under way to earlier messages may vouch
-        for entries that it has lost since.
+        """The peer has at most ``index``, whatever it reported before. Answers in flight to earlier messages may refer
+        to entries that it has lost since.
         """
         self.match = min(self.match, index)
         self.trusted_from = self.seq + 1
@@ -125,7 +123,7 @@ class Progress:
         return self.inflight_bytes < config.inflight_bytes_max and len(self._inflight) < config.inflight_messages_max
 
     def stamp(self, now: float) -> int:
-        """The number of a message that leaves now."""
+        """The number of a message that is sent now."""
         self.seq += 1
         if not self._stamp_seq:
             self._stamp_seq = self.seq
@@ -140,7 +138,9 @@ class Progress:
             self._stamp_seq = 0
 
     def overslept(self, seconds: float, now: float) -> None:
-        """This process read no messages for ``seconds`` until ``now``: the peer was not silent meanwhile."""
+        """This process read no messages for ``seconds`` until ``now``: the peer does not count as silent for
+        that time.
+        """
         self.silent_since = min(self.silent_since + seconds, now)
         self._stamp_silent_since = min(self._stamp_silent_since + seconds, now)
 
@@ -149,7 +149,7 @@ class Progress:
         return seq >= self._epoch_seq
 
     def sent(self, seq: int, spans: tuple[Span, ...]) -> None:
-        """Request ``seq`` with ``spans`` is on its way."""
+        """Request ``seq`` with ``spans`` was sent."""
         self.append_seq = seq
         if self.state is PeerState.PROBE:
             self.awaiting = True
@@ -160,13 +160,13 @@ class Progress:
             self.inflight_bytes += nbytes
 
     def accepted(self, index: int) -> None:
-        """The peer has received everything up to ``index``: that much of the window is free."""
+        """The peer has received everything up to ``index``, which frees that part of the window."""
         inflight = self._inflight
         while inflight and inflight[0][0] <= index:
             self.inflight_bytes -= inflight.popleft()[1]
 
     def check_invariants(self) -> None:
-        """match < next; bytes under way add up."""
+        """match < next; bytes in flight add up."""
         assert self.match < self.next, f"{self.peer}: match {self.match} is not below next {self.next}"
         nbytes = sum(size for _, size in self._inflight)
         assert nbytes == self.inflight_bytes, f"{self.peer}: {nbytes} bytes under way, counted {self.inflight_bytes}"

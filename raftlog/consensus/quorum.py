@@ -12,7 +12,7 @@ Number = TypeVar("Number", int, float)
 
 
 class VoteResult(enum.Enum):
-    """How an election stands."""
+    """The state of an election."""
 
     PENDING = "pending"
     WON = "won"
@@ -20,21 +20,21 @@ class VoteResult(enum.Enum):
 
 
 def majority(voters: int) -> int:
-    """The smallest number of nodes out of ``voters`` that any other such number overlaps."""
+    """The smallest number of nodes out of ``voters`` such that any two sets of that size overlap."""
     return voters // 2 + 1
 
 
 def agreed(values: Sequence[Number]) -> Number:
     """The largest value that a majority has reached, given one value per voter.
 
-    Of match indices: the index up to which the log is committed. Of times of contact: since when a majority is heard.
+    For match indices: the index up to which the log is committed. For contact times: since when a majority was heard.
     """
     assert values, "an empty set of voters agrees on nothing"
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
-    """How an election among ``voters`` stands; votes of others do not count."""
+    """The state of an election among ``voters``; votes of others do not count."""
     granted = sum(votes.get(voter, False) for voter in voters)
     open_votes = sum(voter not in votes for voter in voters)
     needed = majority(len(voters))
@@ -46,7 +46,7 @@ def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> Vot
 def joint_vote_result(
     incoming: Collection[NodeId], outgoing: Collection[NodeId], votes: Mapping[NodeId, bool]
 ) -> VoteResult:
-    """As `vote_result`, with majorities of both sets; an empty ``outgoing`` is no change under way."""
+    """As `vote_result`, with majorities of both sets; an empty ``outgoing`` means no change in progress."""
     results = {vote_result(incoming, votes)}
     if outgoing:
         results.add(vote_result(outgoing, votes))

@@ -1,13 +1,12 @@
-"""The consensus core: one replica's part of Raft, as a function of what happens to it.
+"""The consensus core: one replica's part of Raft, as a pure state machine.
 
-Theory of operation. A core is fed with messages, proposals, completed writes and the time; it never acts by itself.
-Inputs change its state and note what has to be done; `RaftCore.take_effects` hands that out, however many inputs it
-covers, as one write, and per peer as few messages as possible. Thus a loop that feeds everything it has before it asks
-gets batching for nothing, and equal inputs give equal outputs, which is what the simulation rests on.
+Theory of operation. The inputs of a core are messages, proposals, completed writes and the time; it never acts by
+itself. Inputs change its state and record what has to be done; `RaftCore.take_effects` returns that, for any number of
+inputs, as one write, and as few messages per peer as possible. So a loop that feeds all available input before it takes
+effects gets batching for free, and equal inputs give equal outputs, which simulation relies on.
 
-The core counts entries by index and knows their terms and sizes, never their content. The roles live in modules of
-their own: `state` (what all share), `leading`, `following` and `election`. The term rules, which come before any
-role's, are here.
+The core counts entries by index and knows their terms and sizes, never their content. The roles are separate modules:
+`state` (shared), `leading`, `following` and `election`. The term rules, which precede any role's, are here.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from raftlog.consensus.types import (
 from raftlog.consensus.validation import check_message
 
 _OF_STRANGERS = (AppendReq, Heartbeat, PreVoteReq, VoteReq, TimeoutNow)
-"""What may come from a node that is not a member as far as this one knows: it may know a newer configuration."""
+"""Messages accepted from unknown nodes: the sender may know a newer configuration."""
 
 
 class RaftCore(Election, Following):
@@ -56,25 +55,25 @@ class RaftCore(Election, Following):
 
     Args:
         node_id: this replica.
-        confs: first index and configuration, ascending: the one in force at the base, then each that the log sets.
-        hard_state: as it was persisted last.
-        term_runs: first index and term of each run of equal terms in the log, rising.
+        confs: first index and configuration, ascending: the one in force at the base, then each one in the log.
+        hard_state: as persisted last.
+        term_runs: first index and term of each run of equal terms in the log, increasing.
         base: the entry before the first one in the log.
         last_index: the last entry in the log; everything up to it is durable.
-        commit: a lower bound of what is committed, of entries that were durable when it was written down.
-        rng: draws the time-outs.
-        now: monotonic seconds, as in every other call; with ``lease_reads``, those in which the machine was suspended
-            are among them.
+        commit: a lower bound of the commit index, over entries that were durable when it was stored.
+        rng: draws the timeouts.
+        now: monotonic seconds, as in every other call; with ``lease_reads``, including time in which the machine was
+            suspended.
         abstaining: entries that this replica acknowledged may be missing from its log. It follows and acknowledges,
-            but neither votes nor stands for election before it has caught up; see the property of that name. While a
-            majority abstains, nobody is elected.
+            but neither votes nor campaigns before it has caught up; see the property of that name. While a majority
+            abstains, no leader can be elected.
     """
 
-    # -- what others may know ----------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def role(self) -> Role:
-        """What this replica is."""
+        """The current role."""
         return self._role
 
     @property
@@ -84,7 +83,7 @@ class RaftCore(Election, Following):
 
     @property
     def leader_id(self) -> NodeId | None:
-        """The leader of the current term, as far as it is known and heard."""
+        """The known leader of the current term."""
         return self._leader_id
 
     @property
@@ -114,8 +113,8 @@ class RaftCore(Election, Following):
 
     @property
     def abstaining(self) -> bool:
-        """Whether this replica still abstains from elections. That ends, for good, when everything is on its disk that
-        a leader had in its log when it answered a question of this run.
+        """Whether this replica abstains from elections. That ends, permanently, when its disk has everything that a
+        leader had in its log when it answered a query of this run.
         """
         return self._abstaining
 
@@ -125,7 +124,7 @@ class RaftCore(Election, Following):
         return self._conf
 
     def holds(self, entry: LogId) -> bool:
-        """Whether the log has this entry; what lies before the base cannot be told."""
+        """Whether the log has this entry; unknown before the base."""
         return self._log.holds(entry)
 
     def conf_at(self, index: int) -> ConfState:
@@ -134,11 +133,11 @@ class RaftCore(Election, Following):
 
     @property
     def has_effects(self) -> bool:
-        """Whether `take_effects` has something to hand out."""
+        """Whether `take_effects` has something to return."""
         return self._dirty
 
     def status(self) -> CoreStatus:
-        """A picture of this replica for people."""
+        """The status of this replica for people."""
         peers: tuple[PeerStatus, ...] = ()
         if self._role is Role.LEADER:
             peers = tuple(
@@ -177,10 +176,10 @@ class RaftCore(Election, Following):
     # -- inputs ------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> None:
-        """Take a message of a peer; late, repeated and reordered ones are harmless.
+        """Process a message of a peer; late, duplicate and reordered ones are harmless.
 
         Raises:
-            MessageRefused: no correct replica sends it; nothing of it was taken.
+            MessageRefused: no correct replica sends it; nothing has changed.
         """
         self._now = now
         check_message(self, message)
@@ -188,7 +187,7 @@ class RaftCore(Election, Following):
             return
         if message.term != self._term and not self._settle_term(message):
             return
-        # The data path comes first.
+        # The most frequent types first.
         match message:
             case AppendReq():
                 self._on_append_req(message)
@@ -214,10 +213,11 @@ class RaftCore(Election, Following):
                 self._on_read_index_resp(message)
 
     def propose(self, count: int, nbytes: int, now: float) -> int | Refusal:
-        """Append ``count`` entries of ``nbytes`` bytes in sum; returns the index of the first, or why not.
+        """Append ``count`` entries of ``nbytes`` bytes in total; returns the index of the first, or the reason of a
+        refusal.
 
-        Once accepted they may become committed whatever happens next; `Effects.commit` and `Effects.failed_from` say
-        what became of them.
+        Once accepted they may become committed whatever happens next; `Effects.commit` and `Effects.failed_from` report
+        the outcome.
         """
         assert count > 0, f"{count} entries were proposed"
         self._now = now
@@ -235,16 +235,16 @@ class RaftCore(Election, Following):
         return first
 
     def read(self, ctx: int, now: float) -> None:
-        """Ask which index must be applied to answer a read that comes in now; `Effects.reads` tells.
+        """Request the index to apply before answering a read that arrives now; `Effects.reads` returns it.
 
-        ``ctx`` is the caller's number for it. It is answered once, or not at all when a message is lost: the caller
-        limits how long it waits.
+        ``ctx`` is the caller's number for it. It is answered at most once, and not at all if a message is lost: the
+        caller needs a timeout.
         """
         self._now = now
         self._read(ctx)
 
     def storage_done(self, ticket: int, now: float) -> None:
-        """Everything up to ``ticket`` is durable; a ticket that is known to be done changes nothing."""
+        """Everything up to ``ticket`` is durable; repeated tickets change nothing."""
         self._now = now
         self._disk_slow = False
         advanced = self._tickets.complete(ticket)
@@ -260,7 +260,7 @@ class RaftCore(Election, Following):
             self._dirty = True
 
     def tick(self, now: float) -> None:
-        """Let the time-out happen that is due, if one is."""
+        """Handle an expired timeout."""
         self._now = now
         if now < self.next_deadline():
             return
@@ -277,9 +277,9 @@ class RaftCore(Election, Following):
     def overslept(self, seconds: float, now: float) -> None:
         """This process did not run, and read no messages, for ``seconds`` until ``now``.
 
-        Nobody is taken for silent because of that time: what others sent meanwhile waits to be read, and they get
-        another round of heartbeats to answer before anybody is judged. To be called before the next `tick`. Leases are
-        not prolonged; a voter may deny its vote for longer than it had to.
+        Nobody counts as silent because of that time: their messages wait to be read, and they get another round of
+        heartbeats to answer. Call it before the next `tick`. Leases are not extended; a voter may deny its vote for
+        longer than necessary.
         """
         assert seconds > 0, f"a stall of {seconds} s"
         self._now = now
@@ -295,8 +295,8 @@ class RaftCore(Election, Following):
         return self._election.waiting_since + self._election.timeout
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
-        """The process of ``peer`` has ended, as far as can be told. If it led, nobody needs to wait for its silence,
-        except where it may have a lease: if the news is wrong, it still answers reads from that.
+        """The process of ``peer`` has apparently ended. If it led, there is no need to wait for its silence, unless it
+        may have a lease: if the news is wrong, it still answers reads from that.
         """
         self._now = now
         if self._role is Role.LEADER:
@@ -309,18 +309,18 @@ class RaftCore(Election, Following):
             self._become_follower(self._term, None)
             self._following.heard_at = float("-inf")
             if self._is_outranked:
-                # Somebody who is preferred has probably noticed too.
+                # A preferred node has probably noticed, too.
                 self._election.timeout = PRIORITY_SECONDS
             elif self._electable:
                 self._pre_campaign()
 
     def persist(self, now: float) -> None:
-        """Have `Effects.storage` come, be it empty: the caller has something of its own to write with it."""
+        """Request an `Effects.storage`, even an empty one: the caller has something of its own to write with it."""
         self._now = now
         self._persist_due = self._dirty = True
 
     def disk_slow(self, age_seconds: float, now: float) -> None:
-        """The oldest write is ``age_seconds`` old: do not lead, nor try to, until `storage_done` is called."""
+        """The oldest write is ``age_seconds`` old: neither lead nor campaign until `storage_done` is called."""
         assert age_seconds > 0, f"a write {age_seconds} s old is not slow"
         self._now = now
         if self._alone:
@@ -335,9 +335,9 @@ class RaftCore(Election, Following):
             self._become_follower(self._term, None)
 
     def disk_full(self, full: bool, now: float) -> None:
-        """The disk has hardly any room left, or has room again. Without room a replica leads only if nobody else can.
+        """The disk is almost full, or has room again. With a full disk a replica leads only if no other can.
 
-        A leader hands over to a voter with room. While there is none it leads on, answers reads, and refuses proposals.
+        A leader transfers to a voter with room. Without one it continues to lead, answers reads, and refuses proposals.
         """
         self._now = now
         if full == self._disk_full:
@@ -352,13 +352,13 @@ class RaftCore(Election, Following):
             self._become_follower(self._term, None)
 
     def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
-        """The spans that `Effects.fetch` asked for, from exactly that entry on; empty if they are gone."""
+        """The spans that `Effects.fetch` requested, from exactly that entry on; empty if they are gone."""
         self._now = now
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
             self._take_fetched(progress, tuple(spans))
 
     def decline_reset(self, peer: NodeId, now: float) -> None:
-        """`Effects.reset` named a peer, but there is nothing that it could fetch: it gets all entries instead."""
+        """`Effects.reset` named a peer, but there is nothing to fetch: it gets all entries instead."""
         self._now = now
         progress = self._peers.get(peer)
         if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
@@ -367,7 +367,7 @@ class RaftCore(Election, Following):
             self._dirty = True
 
     def compact(self, index: int, now: float) -> None:
-        """The log's committed entries up to ``index`` were deleted."""
+        """The committed entries of the log up to ``index`` were deleted."""
         self._now = now
         assert index <= self._commit, f"entries up to {index} were deleted, {self._commit} is committed"
         self._log.compact(index)
@@ -380,10 +380,10 @@ class RaftCore(Election, Following):
                     self._restart_at_base(progress)
 
     def retain_from(self) -> int:
-        """The lowest index that a peer still needs, as far as a leader knows; what went silent is not waited for.
+        """The lowest index that a peer still needs, as far as a leader knows; silent peers are ignored.
 
-        Entries before it can be deleted without sending anybody back to fetch whole segments. Only a leader knows
-        peers; everybody else needs nothing, which is told as the index behind the log's end.
+        Deleting entries before it sends no peer back to fetch whole segments. Only a leader knows its peers; other
+        replicas return the index after the end of the log.
         """
         needed = [self._log.last_index + 1]
         if self._role is Role.LEADER:
@@ -394,7 +394,7 @@ class RaftCore(Election, Following):
         return min(needed)
 
     def take_effects(self) -> Effects:
-        """Everything to be done since the last call; see `Effects` for the order in which it may be done."""
+        """Everything to be done since the last call; see `Effects` for the required order."""
         effects = Effects()
         if self._settle_due:
             self._settle()
@@ -437,7 +437,7 @@ class RaftCore(Election, Following):
     # -- terms -------------------------------------------------------------------------------------------------
 
     def _settle_term(self, message: Message) -> bool:
-        """Deal with a message of another term; returns whether it is then handled as one of the current term."""
+        """Process the term of a message; returns whether it is then handled as one of the current term."""
         if message.term < self._term:
             return self._answer_old_term(message)
         leader_id = None
@@ -459,15 +459,16 @@ class RaftCore(Election, Following):
         self._cause = Cause(kind, message.src)
         self._become_follower(message.term, leader_id)
         if isinstance(message, PreVoteResp):
-            # Only the term stood in the way, so there is no reason to wait long before asking again.
+            # Only the term was the obstacle, so retry soon.
             self._wait_to_retry()
         return True
 
     def _answer_old_term(self, message: Message) -> bool:
-        """Tell a leader, candidate or reader of an older term that it is outdated; everything else is dropped.
+        """Tell a leader, candidate or reader of an older term that it is outdated; drop everything else.
 
-        Number 0 says that nothing else is told. Who led before may lead in the present term again, after a restart, and
-        have counted its messages and rounds anew: with their numbers this would look like an answer to new ones.
+        Number 0 says that nothing else is reported. A former leader may lead in the current term again, after a
+        restart, and have restarted its numbers of messages and rounds: with such a number this would look like an
+        answer to new ones.
         """
         if isinstance(message, AppendReq):
             self._post(AppendResp(self.node_id, message.src, self._term, 0, False, 0, 0, NONE))

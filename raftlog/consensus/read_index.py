@@ -1,4 +1,4 @@
-"""Linearizable reads without a log entry: on a leader, and through it on everybody else (Raft thesis 6.4)."""
+"""Linearizable reads without a log entry: on a leader, and through it on every other replica (Raft thesis 6.4)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from raftlog.consensus.state import OWN_READ, CoreState
 from raftlog.consensus.types import NodeId, Role
 
 _LEASE_SHARE = 0.8
-"""Part of the shortest election timeout for which a lease is trusted; the rest is for clocks that run unevenly."""
+"""Fraction of the shortest election timeout for which a lease is valid; the rest allows for differing clock speeds."""
 
 
 class Reading(CoreState):
-    """How a core finds the index that must be applied to answer a read."""
+    """Determines the index to apply before answering a read."""
 
-    # -- asking ------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _read(self, ctx: int) -> None:
-        """Take a read of this replica's own."""
+        """Start a read of this replica."""
         if self._role is Role.LEADER:
             self._take_read(None, ctx)
         elif self._leader_id is None:
@@ -30,7 +30,7 @@ class Reading(CoreState):
             self._dirty = True
 
     def _ask_leader(self) -> None:
-        """Ask about everything that waits, in one message; give up what the leader has not answered for long."""
+        """Send one query for all waiting reads; abandon queries that the leader has not answered for long."""
         if self._reads.asked_of != (self._term, self._leader_id):
             self._abandon_questions()
             return
@@ -55,10 +55,10 @@ class Reading(CoreState):
     def _seek_release(self) -> None:
         """Vote again once everything is durable here that a leader had in its log when it answered a read of this run.
 
-        What this replica acknowledged in earlier runs, and may have lost, is among it wherever that was counted or will
-        be. What is committed is not enough: this leader may have, or still get, an acknowledgement that it counts only
-        when others have followed. What older leaders may count the new one's log has, since it answers only after an
-        entry of its own term is committed and a majority has confirmed that it leads.
+        That includes everything that this replica acknowledged in earlier runs, and may have lost, wherever it was
+        counted or will be. The commit index is not enough: this leader may have, or still get, an acknowledgement that
+        it counts only when others have followed. What older leaders may count is in the new leader's log, since it
+        answers only after an entry of its own term is committed and a majority has confirmed that it leads.
         """
         if self._abstain_until is not None:
             if self._verified_durable >= self._abstain_until:
@@ -86,14 +86,14 @@ class Reading(CoreState):
 
     @property
     def _holds_lease(self) -> bool:
-        """Whether nobody else can have been elected yet, if clocks run about equally fast (thesis 6.4.1)."""
+        """Whether no other leader can have been elected yet, if clocks run about equally fast (thesis 6.4.1)."""
         if not self.config.lease_reads or self._commit < self._term_start or self._reads.lease_given_up:
             return False
         return self._now - self._heard_since < _LEASE_SHARE * self.config.election_timeout_seconds_min
 
     def _begin_round(self) -> None:
-        """Have a majority confirm that this replica leads. Before its first entry is committed it cannot know what
-        older leaders have committed, and the reads wait.
+        """Start a round that confirms with a majority that this replica leads. Before its first entry is committed it
+        does not know what older leaders have committed, so the reads wait.
         """
         if self._commit < self._term_start:
             return

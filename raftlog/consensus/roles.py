@@ -1,4 +1,6 @@
-"""Which role may follow which, and when. `CoreState._become` is the only place where a role changes, and asserts it."""
+"""Allowed role changes and their conditions. `CoreState._become` is the only place that changes a role, and asserts
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Role], str]] = {
     (Role.CANDIDATE, Role.FOLLOWER): "a leader, a newer term, a better candidate, or a slow or full disk",
     (Role.LEADER, Role.FOLLOWER): "a newer term, no answer from a majority, a slow disk, or no vote any more",
 }
-"""From one role to the next: what makes it happen. A pair that is not here is a bug."""
+"""From one role to the next, with the condition. Any other pair is a bug."""
 
 
 def diagram() -> str:

@@ -1,4 +1,4 @@
-"""The spans at the end of a log, from which a leader builds what it sends."""
+"""A cache of the spans at the end of a log, from which a leader builds its messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from raftlog.consensus.types import Span
 
 
 class Tail:
-    """Whole spans without gaps up to the end of the log, bounded in bytes and in number.
+    """Whole contiguous spans up to the end of the log, limited in bytes and in number.
 
-    A span that had to be cut has no exact size any more; rather than remember a guess, the tail then forgets
-    everything and starts anew behind it.
+    The exact size of a span that was cut is unknown; rather than keep a guess, the cache then drops everything and
+    starts again after it.
     """
 
     __slots__ = ("_bytes_max", "_firsts", "_head", "_spans", "_spans_max", "nbytes")
@@ -22,7 +22,7 @@ class Tail:
         self._spans_max = spans_max
         self._spans: list[Span] = []
         self._firsts: list[int] = []
-        # Spans before the head are forgotten; they leave the lists when they are half of them.
+        # Spans before the head are dropped; they leave the lists when they are half of them.
         self._head = 0
         self.nbytes = 0
 
@@ -30,7 +30,7 @@ class Tail:
         return len(self._spans) - self._head
 
     def append(self, span: Span, commit: int) -> None:
-        """Add the log's new end; spans that are committed up to ``commit`` may be forgotten to stay within bounds."""
+        """Add the log's new end; spans committed up to ``commit`` may be dropped to stay within limits."""
         spans = self._spans
         assert len(spans) == self._head or spans[-1].last + 1 == span.first, (
             f"span at {span.first} leaves a gap after {spans[-1].last}"
@@ -48,14 +48,14 @@ class Tail:
             self._head = 0
 
     def clear(self) -> None:
-        """Forget everything; the next span may begin anywhere."""
+        """Drop everything; the next span may begin anywhere."""
         self._spans.clear()
         self._firsts.clear()
         self._head = 0
         self.nbytes = 0
 
     def truncate(self, first: int) -> None:
-        """Forget the entries from ``first`` on."""
+        """Drop the entries from ``first`` on."""
         spans = self._spans
         while len(spans) > self._head and spans[-1].last >= first:
             span = spans.pop()
@@ -65,20 +65,20 @@ class Tail:
                 self.clear()
 
     def compact(self, index: int) -> None:
-        """Forget every span that begins at or before ``index``."""
+        """Drop every span that begins at or before ``index``."""
         keep = max(bisect_right(self._firsts, index, self._head), self._head)
         self.nbytes -= sum(span.nbytes for span in self._spans[self._head : keep])
         self._head = keep
 
     def after(self, index: int) -> list[Span]:
-        """Every remembered span that ends behind ``index``."""
+        """Every cached span that ends after ``index``."""
         start = max(bisect_right(self._firsts, index, self._head) - 1, self._head)
         return [span for span in self._spans[start:] if span.last > index]
 
     def chunk(self, first: int, bytes_max: int) -> tuple[Span, ...]:
-        """Spans from the one that holds ``first`` on: at least one, and no further one beyond ``bytes_max``.
+        """Spans from the one that contains ``first`` on: at least one, and no further one beyond ``bytes_max``.
 
-        Empty when that span is forgotten. The first span may begin before ``first``, since it cannot be cut.
+        Empty if that span is not cached. The first span may begin before ``first``, since it cannot be cut.
         """
         spans = self._spans
         start = bisect_right(self._firsts, first, self._head) - 1
@@ -93,7 +93,7 @@ class Tail:
         return tuple(spans[start:end])
 
     def check_invariants(self) -> None:
-        """Spans join without gaps and their bytes add up."""
+        """Spans are contiguous and their bytes add up."""
         spans = self._spans[self._head :]
         for before, span in itertools.pairwise(spans):
             assert before.last + 1 == span.first, f"span at {span.first} follows one that ends at {before.last}"

@@ -1,4 +1,4 @@
-"""What every role of a core shares: its log, its hard state, and what waits to be written or sent."""
+"""State shared by all roles of a core: its log, its hard state, and what waits to be written or sent."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ from raftlog.consensus.types import (
 from raftlog.consensus.write_tickets import WriteTickets
 
 NEVER: Final = 2**63
-"""An index that no log reaches."""
+"""An index beyond any log."""
 
 OWN_READ: Final = -1
 """The number of a read that the core does for itself."""
 
 PRIORITY_SECONDS: Final = 0.1
 """How much longer a replica waits before its first round if another one is preferred; half of it in the second, and so
-on."""
+on.
+"""
 
 
 class CoreState:
-    """State of a core and the steps from which the roles are made; see `RaftCore` for the whole."""
+    """State of a core and the steps shared by the roles; see `RaftCore`."""
 
     def __init__(
         self,
@@ -75,16 +76,17 @@ class CoreState:
         self._commit = max(base.index, min(commit, last_index))
 
         # A crash may keep entries of a term and lose the hard state written with them. No vote of that term can have
-        # left then, since it waits for the same write: the term may be taken from the log, with the vote still free.
+        # been sent then, since it waits for the same write: the term may be taken from the log, with the vote still
+        # free.
         self._term = max(hard_state.term, self._log.last.term)
         self._voted_for = hard_state.voted_for if self._term == hard_state.term else None
         self._hard_state_changed = self._term != hard_state.term
         self._persist_due = False
         self._role = Role.FOLLOWER
         self._leader_id: NodeId | None = None
-        self._verified = self._commit  # how far a follower's log was checked against this term's leader
+        self._verified = self._commit  # how far a follower's log was compared with this term's leader
         self._following = FollowerState()
-        # With leases a voter that restarts must act as if it had heard a leader until a moment ago.
+        # With leases a voter that restarts must act as if it had just heard a leader.
         no_votes_before = now + config.election_timeout_seconds_min if config.lease_reads else now
         self._election = ElectionState(waiting_since=now, no_votes_before=no_votes_before)
         self._disk_slow = False
@@ -93,14 +95,14 @@ class CoreState:
         self._abstaining = abstaining
         self._abstain_until: int | None = None  # what must be durable here in this term before this node votes again
         self._abstain_ask_at = now  # when to ask (again) how much that is
-        self._term_start = 0  # of a leader: its first entry
-        self._settle_due = False  # a change of membership was committed, and a leader is to take its next step
+        self._term_start = 0  # first entry of a leader
+        self._settle_due = False  # a membership change was committed, and the leader has to take its next step
         self._leading = LeaderState(heartbeat_at=now)
         self._reads = ReadState(ForwardedReads(rng.getrandbits(62)))
         self._transfer = TransferState()
         self._cause: Cause | None = None
 
-        # The configurations of the log, oldest first; the newest is in force. The first is the one at the base.
+        # The configurations of the log, oldest first; the newest is in force, the first is the one at the base.
         self._confs = list(confs)
         self._peers: dict[NodeId, Progress] = {}
         self._quorums: list[tuple[bool, list[Progress]]] = []
@@ -113,19 +115,19 @@ class CoreState:
         if self._alone:
             self._wait_for_leader()
             return
-        # A leader that there is would be heard of at once, and asking around disturbs nobody.
+        # An existing leader would be heard at once, and a pre-vote disturbs nobody.
         self._wait_to_retry()
         self._election.timeout += self._election.no_votes_before - self._now
 
     # -- membership --------------------------------------------------------------------------------------------
 
     def _adopt_conf(self) -> None:
-        """Act by the newest configuration of the log, from the moment it is there (thesis 4.1)."""
+        """Apply the newest configuration of the log, from the moment it is there (thesis 4.1)."""
         index, conf = self._confs[-1]
         uncommitted = index > self._commit
         members = conf.members
         if uncommitted and len(self._confs) > 1:
-            # Who leaves still gets the entry that says so.
+            # A removed member still gets the entry that removes it.
             members |= self._confs[-2][1].members
         self._conf = conf
         self._conf_open = index if uncommitted else NEVER
@@ -140,7 +142,7 @@ class CoreState:
             for voters in (conf.voters, conf.outgoing)
             if voters
         ]
-        # A leader without a vote leads only until everybody knows that it has none.
+        # A leader without a vote leads only until all know that it has none.
         self._leaves = not conf.is_voter(self.node_id)
         self._alone = conf.voters == (self.node_id,) and not conf.is_joint
         if self._role is Role.LEADER and self._peers and self._leading.heartbeat_at == float("inf"):
@@ -152,18 +154,18 @@ class CoreState:
 
     @property
     def _heard_since(self) -> float:
-        """When the newest messages left that a majority has answered. Real time, which leases need."""
+        """Send time of the newest messages that a majority has answered. Real time, as leases need it."""
         return self._agreed(self._now, lambda progress: progress.contact_at)
 
     @property
     def _silent_since(self) -> float:
-        """Since when a leader has heard of no majority; stalls of this process do not count as silence."""
+        """Since when a leader has heard no majority; stalls of this process do not count as silence."""
         return self._agreed(self._now, lambda progress: progress.silent_since)
 
     # -- the log -----------------------------------------------------------------------------------------------
 
     def _append(self, span: Span, *, exact: bool = True) -> None:
-        """Add entries to the log and to what must be written; not ``exact`` if ``span.nbytes`` is an estimate."""
+        """Add entries to the log and to the next write; not ``exact`` if ``span.nbytes`` is an estimate."""
         log = self._log
         assert span.first == log.last_index + 1, f"entry {span.first} appended to a log that ends at {log.last_index}"
         log.append(span.last, span.term)
@@ -180,7 +182,7 @@ class CoreState:
             self._adopt_conf()
 
     def _truncate(self, first: int) -> None:
-        """Cut the log's end off, wherever it got to already."""
+        """Cut the end of the log, wherever it has been written already."""
         assert first > self._commit, f"entries from {first} were to be cut, {self._commit} is committed"
         assert self._role is not Role.LEADER, f"the leader of term {self._term} was to cut its own log at {first}"
         self._log.truncate(first)
@@ -202,7 +204,7 @@ class CoreState:
             self._adopt_conf()
 
     def _commit_to(self, index: int) -> None:
-        """Entries up to ``index`` are decided."""
+        """Entries up to ``index`` are committed."""
         assert self._commit < index <= self._log.last_index, (
             f"commit index {self._commit} cannot move to {index}, the log ends at {self._log.last_index}"
         )
@@ -221,7 +223,7 @@ class CoreState:
         return min(self._tickets.durable, self._verified)
 
     def _agreed(self, own: Number, value: Callable[[Progress], Number]) -> Number:
-        """The largest value that a majority of the voters has reached, in both sets while they change."""
+        """The largest value that a majority of the voters has reached, in both sets during a change."""
         reached: list[Number] = []
         for votes, others in self._quorums:
             values: list[Number] = [value(progress) for progress in others]
@@ -233,13 +235,13 @@ class CoreState:
     # -- roles and terms ---------------------------------------------------------------------------------------
 
     def _become(self, role: Role) -> None:
-        """The only place where the role changes."""
+        """The only place that changes the role."""
         assert (self._role, role) in TRANSITIONS, f"a {self._role.value} was to become a {role.value}"
         self._role = role
         self._dirty = True
 
     def _become_follower(self, term: int, leader_id: NodeId | None) -> None:
-        """Follow ``leader_id``, or wait for a leader of ``term`` to show up."""
+        """Follow ``leader_id``, or wait for a leader of ``term``."""
         if self._role is Role.LEADER:
             self._give_up_proposals()
             self._give_up_reads()
@@ -262,7 +264,7 @@ class CoreState:
         self._leading.uncommitted_bytes = 0
         self._transfer.end()
         self._verified = self._commit
-        # They may name entries that the next leader cuts off before this step's messages are sent.
+        # They may name entries that the next leader truncates before this step's messages are sent.
         self._output.outbox = [m for m in self._output.outbox if type(m) is not AppendReq]
         self._output.fetches.clear()
         self._output.offers.clear()
@@ -272,7 +274,7 @@ class CoreState:
         self._term = term
         self._voted_for = voted_for
         self._hard_state_changed = True
-        # Of the log only the committed part is certain to be what the leader of the new term has.
+        # Only the committed part of the log is certain to agree with the leader of the new term.
         self._verified = self._commit
         self._following.leader_seq = 0
         self._following.told_durable = 0
@@ -282,10 +284,10 @@ class CoreState:
         self._abstain_until = None
 
     def _wait_for_leader(self) -> None:
-        """Wait an election timeout from now on, newly drawn; a single voter need not wait for anybody, unless it may be
+        """Wait a newly drawn election timeout from now on; a single voter need not wait for anybody, unless it may be
         the last one of a group whose leader is about to leave.
 
-        Where somebody else is preferred, that one's time-out certainly ends first.
+        If another node is preferred, its timeout certainly ends first.
         """
         low, high = self.config.election_timeout_seconds_min, self.config.election_timeout_seconds_max
         self._election.waiting_since = self._now
@@ -325,7 +327,7 @@ class CoreState:
         self._dirty = True
 
     def _answer_read(self, asker: NodeId | None, ctx: int, index: int | None) -> None:
-        """``index`` is to be applied before a read is answered; None if that cannot be told."""
+        """``index`` is to be applied before a read is answered; None if it could not be confirmed."""
         if asker is not None:
             self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))
         elif ctx != OWN_READ:
@@ -333,7 +335,7 @@ class CoreState:
             self._dirty = True
 
     def _answer_appends(self) -> None:
-        """Tell the leader once how far its log got here, however many requests and writes that covers."""
+        """Report progress to the leader once, for any number of requests and writes."""
         self._following.answer_due = False
         if self._role is not Role.FOLLOWER or self._leader_id is None:
             return
@@ -353,7 +355,7 @@ class CoreState:
         )
 
     def _issue_storage(self) -> StorageOp | None:
-        """What must be written since the last ticket."""
+        """Everything to be written since the last ticket."""
         output = self._output
         if not (output.new_spans or self._hard_state_changed or output.truncate_from is not None or self._persist_due):
             return None
@@ -382,7 +384,9 @@ class CoreState:
         return outbox
 
     def _release_held(self) -> bool:
-        """Let go what waited for completed tickets, unless its term is over; returns whether anything was held."""
+        """Release messages that waited for completed tickets, unless their term is over; returns whether any
+        were held.
+        """
         held = self._output.held
         if not held or held[0][0] > self._tickets.done:
             return False

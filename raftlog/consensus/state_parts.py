@@ -1,4 +1,4 @@
-"""Parts of a core's state that belong together: by role, its reads, a transfer of leadership, and its output."""
+"""Parts of a core's state: by role, its reads, a leadership transfer, and its output."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from raftlog.consensus.types import ConfState, NodeId, RoleChange, Span
 
 @dataclass(slots=True)
 class FollowerState:
-    """What a follower told its leader, and when it heard of it last."""
+    """What a follower reported to its leader, and when it last heard of it."""
 
     heard_at: float = float("-inf")
     """Monotonic seconds."""
     leader_seq: int = 0
     """The number of the newest request of this term's leader."""
     told_durable: int = 0
-    """Up to which entry the leader knows that it is on this replica's disk."""
+    """The entry up to which the leader knows that this replica is durable."""
     untold_bytes: int = 0
-    """How many bytes arrived since."""
+    """Bytes received since then."""
     answer_due: bool = False
 
 
 @dataclass(slots=True)
 class LeaderState:
-    """What a leader has proposed and not seen committed, and when it beats next. Times are monotonic seconds."""
+    """A leader's uncommitted proposals, and the time of its next heartbeat. Times are monotonic seconds."""
 
     heartbeat_at: float
     announce_at: float = float("inf")
-    """When it tells followers the commit index, if nothing else does before."""
+    """When it sends followers the commit index, unless another message does before."""
     uncommitted: deque[Span] = field(default_factory=deque)
     uncommitted_bytes: int = 0
 
 
 @dataclass(slots=True)
 class OutputState:
-    """What `take_effects` hands out next, and what it handed out last."""
+    """What `take_effects` returns next, and what it returned last."""
 
     shell_last: int
-    """Where the log ends outside, with the entries that a leader proposed itself."""
+    """The last entry outside, including entries that a leader proposed itself."""
     told_commit: int
     told_role: RoleChange
     told_conf: ConfState
     new_spans: list[Span] = field(default_factory=list)
     """To be written."""
     truncate_from: int | None = None
-    """The log outside is to be cut off from this entry on, before anything is written."""
+    """Cut the log outside from this entry on, before anything is written."""
     outbox: list[Message] = field(default_factory=list)
     held: deque[tuple[int, Message]] = field(default_factory=deque)
-    """Messages that wait until the write with this number is on disk."""
+    """Messages that wait until the write with this number is durable."""
     released: list[Message] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     offers: list[NodeId] = field(default_factory=list)
     """Peers that lack too much to be sent entries."""
     failed_from: int | None = None
-    """The first entry that a leader proposed and that will never be committed."""
+    """The first entry proposed by a leader that has lost leadership."""
 
 
 @dataclass(slots=True)
 class ElectionState:
-    """When the next election begins, and how the present one stands. All times are monotonic seconds."""
+    """When the next election begins, and the state of the current one. All times are monotonic seconds."""
 
     waiting_since: float
     """Since when nothing was heard that postpones an election."""
     no_votes_before: float
     """Until then a voter acts as if it had just heard a leader: with leases, its last run may have."""
     timeout: float = 0.0
-    """After so many seconds of waiting the next round begins."""
+    """The next round begins after this many seconds of waiting."""
     votes: dict[NodeId, bool] = field(default_factory=dict)
-    """Of the round under way, pre-vote or vote, the own one included."""
+    """Votes of the current round, pre-vote or vote, including its own."""
     failed_rounds: int = 0
-    """Elections in a row without a majority."""
+    """Consecutive elections without a majority."""
     pre_vote_rounds: int = 0
-    """Since a leader was heard last."""
+    """Since a leader was last heard."""
     timeouts_left_to_others: int = 0
-    """In a row, by a replica that had reason not to stand for election itself."""
+    """Consecutive timeouts in which this replica let others campaign."""
     preferred_priority: int | None = None
-    """The highest priority among those that can take over, as the leader told it."""
+    """The highest priority among possible successors, as reported by the leader."""
 
 
 @dataclass(slots=True)
@@ -90,27 +90,27 @@ class ReadState:
     asked: ForwardedReads
     rounds: ReadRounds = field(default_factory=ReadRounds)
     asked_of: tuple[int, NodeId | None] = (0, None)
-    """Term and leader of the questions under way."""
+    """Term and leader of the queries in flight."""
     answered: list[tuple[int, int | None]] = field(default_factory=list)
-    """The caller's number of each read, and the index to be applied; None if that cannot be told."""
+    """The caller's number of each read, and the index to apply; None if it could not be confirmed."""
     lease_given_up: bool = False
-    """Somebody was told to take over: elected at any later time, it makes the lease worthless for this term."""
+    """A node was told to take over: it may be elected at any later time, so the lease is void for this term."""
 
 
 @dataclass(slots=True)
 class TransferState:
-    """A leader that hands over: to whom, and when it may do so of its own accord."""
+    """A leadership transfer in progress: its target, and limits on automatic ones."""
 
     to: NodeId | None = None
     until: float = float("inf")
     """When the target must lead."""
     told: bool = False
-    """Whether the target knows."""
+    """Whether the target was told."""
     outranked_beats: int = 0
-    """For how many heartbeats in a row a voter of higher priority was fit to lead."""
+    """For how many consecutive heartbeats a voter of higher priority was fit to lead."""
     not_before: float = 0.0
-    """When it may hand over to a preferred voter."""
+    """Earliest time of a transfer to a preferred voter."""
 
     def end(self) -> None:
-        """Nobody is to take over any more."""
+        """End the transfer."""
         self.to, self.until, self.told, self.outranked_beats = None, float("inf"), False, 0

@@ -1,12 +1,12 @@
-"""What cores do, as lines of JSON: for a checker of the paper's rules, and for people who look for the moment.
+"""Traces of cores as lines of JSON: for a checker of the paper's rules, and for debugging.
 
-Theory of operation. A `Trace` hands out a class of cores that look at themselves before and after what happens to
-them and write down what became different, with the messages that came and went. Cores of the plain class know nothing
-of it, so tracing costs nothing where it is off. Where the trace specification of etcd's Raft in TLA+ has a name for an
-event, it is used, and so is its form: ``{"tag": "trace", "event": {"name", "nid", "state": {"term", "vote", "commit"},
-"role", "log", "conf", "msg"}}``. Names of ours, which a reader of that specification may skip, are `OWN_EVENTS`.
+Theory of operation. A `Trace` provides a class of cores that compare their state before and after each input and write
+events for the differences, and for messages received and sent. Plain cores do not know about it, so tracing costs
+nothing when off. Events use the names of the trace specification of etcd's Raft in TLA+ where it has one, and its
+format: ``{"tag": "trace", "event": {"name", "nid", "state": {"term", "vote", "commit"}, "role", "log", "conf",
+"msg"}}``. Our own names, which a reader of that specification may skip, are `OWN_EVENTS`.
 
-One input may take a core through several states; what shows is where it came out, and the order of events within one
+One input may take a core through several states; the trace shows the final one, and the order of events within one
 input is the paper's: term, log, role, commit.
 """
 
@@ -55,7 +55,7 @@ _ROLES: Final = {
     Role.CANDIDATE: "StateCandidate",
     Role.LEADER: "StateLeader",
 }
-# Event name without its direction, and the type of the message as etcd calls it.
+# Event name without its direction, and etcd's name of the message type.
 _MESSAGES: Final[dict[type, tuple[str, str]]] = {
     AppendReq: ("AppendEntriesRequest", "MsgApp"),
     AppendResp: ("AppendEntriesResponse", "MsgAppResp"),
@@ -74,14 +74,14 @@ Runs = Sequence[tuple[int, int]]
 
 
 class Trace:
-    """Writes events of cores of class `core_class` to ``write``, one line of JSON without its end each."""
+    """Writes events of cores of class `core_class` to ``write``, one JSON line without its end each."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._encode = msgspec.json.Encoder().encode
 
     def core_class(self) -> type[RaftCore]:
-        """A `RaftCore` that writes down what it does; to be made and used like any other."""
+        """A `RaftCore` that writes a trace; created and used like any other."""
         trace = self
 
         class Traced(_TracedCore):
@@ -91,7 +91,7 @@ class Trace:
         return Traced
 
     def event(self, core: RaftCore, name: str, **fields: object) -> None:
-        """Write one event of ``core`` as it is now."""
+        """Write one event with the current state of ``core``."""
         event = {
             "name": name,
             "nid": core.node_id,
@@ -105,7 +105,7 @@ class Trace:
 
 
 class _Picture:
-    """What of a core is compared."""
+    """The compared part of a core's state."""
 
     __slots__ = ("base", "commit", "conf", "last", "leader_id", "role", "runs", "term")
 
@@ -134,7 +134,7 @@ class _TracedCore(RaftCore):
             durable_commit=self.config.durable_commit,
         )
 
-    # What other inputs changed is told before the next of these, `take_effects` at the latest.
+    # Changes by other inputs are written before the next of these, at the latest in `take_effects`.
 
     def receive(self, message: Message, now: float) -> None:
         self._tell_changes()
@@ -175,7 +175,7 @@ class _TracedCore(RaftCore):
         return effects
 
     def _tell_changes(self) -> None:
-        """Write down what is different from what was seen last."""
+        """Write events for everything that has changed since the last call."""
         event = self._trace.event
         before, self._seen = self._seen, _Picture(self)
         runs = self._log.runs()
@@ -208,12 +208,13 @@ class _TracedCore(RaftCore):
 
 
 def _agreement(before: _Picture, runs: Runs, last: int) -> int:
-    """The last index up to which the log is as it was."""
+    """The last index up to which the log is unchanged."""
     if runs == before.runs:
         return min(before.last, last)
     agreement = min(before.last, last)
     old, new = dict(before.runs), dict(runs)
-    # Terms change only where a run begins: the first start that is not in both, or has another term, ends agreement.
+    # Terms change only at the start of a run: agreement ends at the first start that is not in both, or has another
+    # term.
     for first in sorted({*old, *new}):
         if old.get(first) != new.get(first) and first > before.base.index:
             return min(agreement, first - 1)
@@ -249,7 +250,7 @@ def _conf(conf: ConfState) -> dict[str, object]:
 
 
 def _message(message: Message) -> dict[str, object]:
-    """A message in etcd's fields; ``spans`` and what else the checker needs besides."""
+    """A message in etcd's fields; plus ``spans`` and further data for the checker."""
     _, kind = _MESSAGES[type(message)]
     told: dict[str, object] = {
         "type": kind,

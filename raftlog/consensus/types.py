@@ -14,18 +14,18 @@ from raftlog.consensus.causes import Cause
 NodeId = NewType("NodeId", str)
 
 NUMBER_MAX: Final = 2**63 - 1
-"""Largest index, position, sequence number or time that comes from a peer; file formats have room for twice as much."""
+"""Largest index, position, sequence number or time accepted from a peer; file formats have room for twice as much."""
 
 PRIORITY_MAX: Final = 2**31 - 1
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 Name = Annotated[NodeId, Meta(max_length=255)]
-"""Types of what is decoded from a frame: values outside of the bounds are refused there."""
+"""Types of values decoded from a frame: values outside of the limits are refused there."""
 
 
 class Role(enum.Enum):
-    """What a replica is at the moment."""
+    """The current role of a replica."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -34,7 +34,7 @@ class Role(enum.Enum):
 
 
 class EntryKind(enum.IntEnum):
-    """What an entry is for."""
+    """The purpose of an entry."""
 
     NORMAL = 1
     NOOP = 2
@@ -42,7 +42,7 @@ class EntryKind(enum.IntEnum):
 
 
 class Refusal(enum.Enum):
-    """Why a proposal was not taken; nothing happened."""
+    """Why a proposal was refused; nothing happened."""
 
     NOT_LEADER = "not leader"
     NOT_READY = "not ready"
@@ -57,8 +57,8 @@ class Refusal(enum.Enum):
 
 
 class PeerState(enum.Enum):
-    """How a leader sends to a peer: one message at a time until the logs agree, a window of them, or nothing while
-    the peer fetches whole segments.
+    """How a leader sends to a peer: one message at a time until the logs agree, a window of them, or nothing while the
+    peer fetches whole segments.
     """
 
     PROBE = "probe"
@@ -67,13 +67,13 @@ class PeerState(enum.Enum):
 
 
 class LogId(msgspec.Struct, frozen=True, gc=False):
-    """A position in the log together with the term of the entry there. The first index is 1."""
+    """A position in the log with the term of its entry. The first index is 1."""
 
     index: Number
     term: Number
 
     def is_at_least(self, other: LogId) -> bool:
-        """Whether a log that ends here is as up to date as one that ends at ``other`` (Raft thesis 3.6.1)."""
+        """Whether a log that ends here is at least as up to date as one that ends at ``other`` (Raft thesis 3.6.1)."""
         return self.term > other.term or (self.term == other.term and self.index >= other.index)
 
 
@@ -85,14 +85,14 @@ NOOP_BYTES: Final = 48
 
 
 class ConfState(msgspec.Struct, frozen=True):
-    """Who belongs to a group, as one configuration entry says (Raft thesis 4.1, 4.3).
+    """The members of a group, from one configuration entry (Raft thesis 4.1, 4.3).
 
-    ``voters`` elect and commit. While ``outgoing`` is not empty, a change is under way: majorities of both sets are
-    needed. ``learners`` get the log and have no say. ``addresses`` tells where members are reached, ``HOST:PORT``; the
-    core carries it and does not look at it. A configuration without voters belongs to a node that has not joined yet.
+    ``voters`` elect and commit. While ``outgoing`` is not empty, a change is in progress: majorities of both sets are
+    needed. ``learners`` get the log and do not vote. ``addresses`` are the members' ``HOST:PORT``, opaque to the core.
+    A configuration without voters belongs to a node that has not joined yet.
 
     Raises:
-        ValueError: a node is named twice in one role, or is voter and learner at once.
+        ValueError: a node occurs twice in one role, or is voter and learner at once.
     """
 
     voters: tuple[NodeId, ...] = ()
@@ -109,12 +109,12 @@ class ConfState(msgspec.Struct, frozen=True):
 
     @property
     def is_joint(self) -> bool:
-        """Whether a change of voters is under way."""
+        """Whether a change of voters is in progress."""
         return bool(self.outgoing)
 
     @property
     def members(self) -> frozenset[NodeId]:
-        """Everybody who gets the log."""
+        """All nodes that get the log."""
         return frozenset((*self.voters, *self.outgoing, *self.learners))
 
     def is_voter(self, node: NodeId) -> bool:
@@ -123,7 +123,7 @@ class ConfState(msgspec.Struct, frozen=True):
 
 
 class ConfChangeKind(enum.Enum):
-    """What a change of membership does."""
+    """The kinds of membership changes."""
 
     ADD_LEARNER = "add"
     PROMOTE = "promote"
@@ -132,8 +132,8 @@ class ConfChangeKind(enum.Enum):
 
 
 class ConfChange(msgspec.Struct, frozen=True):
-    """A wish to change the membership: `ADD_LEARNER` needs ``address``; `REPLACE` makes the learner ``node`` a voter
-    in the place of ``replaced``.
+    """A membership change: `ADD_LEARNER` needs ``address``; `REPLACE` makes the learner ``node`` a voter in place of
+    ``replaced``.
     """
 
     kind: ConfChangeKind
@@ -143,10 +143,10 @@ class ConfChange(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive entries ``first`` to ``last`` (both included) of one term and kind, ``nbytes`` in sum.
+    """Consecutive entries ``first`` to ``last`` (both inclusive) of one term and kind, ``nbytes`` in total.
 
-    In a span that was cut out of a larger one ``nbytes`` is an estimate, since the core does not know single entries.
-    A configuration entry is a span of its own, with the configuration that it sets in ``conf``.
+    For a part of a larger span ``nbytes`` is an estimate, since the core does not know single entries. A configuration
+    entry is a separate span, with its configuration in ``conf``.
     """
 
     first: int
@@ -173,14 +173,14 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class HardState(msgspec.Struct, frozen=True, gc=False):
-    """What a replica must never forget: its term, and whom it voted for in it (Raft thesis 3.8)."""
+    """The state that a replica must never lose: its term, and its vote in it (Raft thesis 3.8)."""
 
     term: int = 0
     voted_for: NodeId | None = None
 
 
 class RoleChange(msgspec.Struct, frozen=True, gc=False):
-    """Role, term and known leader of this replica from now on, and why."""
+    """The new role, term and known leader of this replica, and the cause."""
 
     role: Role
     term: int
@@ -190,17 +190,16 @@ class RoleChange(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Timing and limits of a core, checked against one another.
+    """Timing and limits of a core, checked for consistency.
 
-    A window (``inflight_*``) is per peer. ``tail_*`` bounds what the core remembers of the end of the log; older
-    parts are asked for by `Effects.fetch`, of which at most ``catch_up_bytes_max`` are under way per peer.
-    A peer with nothing gets whole segments instead of entries if the log has more than ``reset_entries_min`` of them.
-    A new commit index travels with the next entries; when none come it is announced after ``announce_seconds``, so
-    that a steady trickle of entries needs no messages of its own for it.
-    ``durable_commit`` commits what is on the disks of a majority; without it, being received by a majority is enough.
-    ``priority`` says how much this replica wants to lead: one with a higher priority is preferred, as long as its log
-    allows it. ``lease_reads`` answers reads from the leader's lease, without a round trip; it trusts that clocks
-    differ by a tenth in speed at most, and go on while a machine is suspended.
+    A window (``inflight_*``) is per peer. ``tail_*`` limits the core's cache of the end of the log; `Effects.fetch`
+    requests older parts, of which at most ``catch_up_bytes_max`` are in flight per peer. An empty peer gets whole
+    segments instead of entries if the log has more than ``reset_entries_min`` of them. A new commit index travels with
+    the next entries; without any it is announced after ``announce_seconds``, so that a steady trickle of entries needs
+    no extra messages. ``durable_commit`` commits what is on the disks of a majority; without it, receipt by a majority
+    is enough. A replica with a higher ``priority`` is preferred as the leader, if its log allows it. ``lease_reads``
+    answers reads from the leader's lease, without a round trip; it relies on clocks that differ by at most a tenth in
+    speed, and continue while a machine is suspended.
 
     Raises:
         ValueError: two settings contradict each other.
@@ -249,7 +248,7 @@ class CoreConfig:
             raise ValueError(
                 f"a window of {self.inflight_bytes_max} bytes is smaller than one message ({self.append_bytes_max})"
             )
-        # A follower stays silent until that much has come in, so a smaller window would wait for its disk each time.
+        # A follower does not answer until that much has arrived, so a smaller window would wait for its disk each time.
         if not 0 <= self.accept_ack_bytes < min(self.inflight_bytes_max, self.catch_up_bytes_max):
             raise ValueError(
                 f"acknowledging every {self.accept_ack_bytes} bytes needs larger windows than "
@@ -261,7 +260,7 @@ class CoreConfig:
 class PeerStatus:
     """A leader's view of a peer; ``active`` means that it answered within an election timeout.
 
-    ``contact_at`` is the monotonic time in seconds at which the newest message left that the peer has answered.
+    ``contact_at`` is the send time, in monotonic seconds, of the newest message that the peer has answered.
     """
 
     peer: NodeId

@@ -1,7 +1,7 @@
-"""What a core checks of a message before it takes it: whatever a peer sends, no assertion of the core may fail.
+"""Validates messages before a core processes them: no input from a peer may fail an assertion of the core.
 
 A refused message changes nothing. None of these checks can fail for messages of correct replicas with intact disks, so
-a refusal means that a peer has a fault, that one of the logs was damaged or changed, or that somebody attacks.
+a refusal means that a peer is faulty, that a log was damaged or changed, or that there is an attack.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from raftlog.terms import highest_plausible
 
 
 class MessageRefused(Exception):
-    """A message that no correct replica sends; the core is as it was before."""
+    """A message that no correct replica sends; the core is unchanged."""
 
 
 def check_message(core: CoreState, message: Message) -> None:
-    """Raises `MessageRefused` for a message that a core in this state must not take."""
+    """Raises `MessageRefused` for a message that a core in this state must not process."""
     own = core._term
     term = max(message.term, message.next_term) if isinstance(message, PreVoteReq) else message.term
     if term > (highest := highest_plausible(own)):
@@ -56,7 +56,7 @@ def check_message(core: CoreState, message: Message) -> None:
 
 
 def _check_leader(core: CoreState, message: AppendReq | Heartbeat) -> None:
-    """Nobody else leads in this term."""
+    """No other replica may lead in this term."""
     if message.term > core._term:
         return
     leader = core.node_id if core._role is Role.LEADER else core._leader_id
@@ -70,11 +70,11 @@ def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index:
 
 
 def _check_entries(core: CoreState, message: AppendReq) -> None:
-    """The entries are in order and contradict nothing that this replica knows to be in every leader's log."""
+    """The entries are in order and do not contradict what this replica knows to be in every leader's log."""
     log, prev = core._log, message.prev
     if not log.holds(prev):
         if prev.index > core._commit:
-            return  # the core rejects the request, whatever entries it has
+            return  # the core rejects the request, whatever its entries
         if prev.index >= log.base.index:
             raise MessageRefused(
                 f"{message.src} has entry {prev.index} with term {prev.term}, here it is committed with term "
@@ -82,7 +82,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
             )
     if not message.spans:
         return
-    # What was compared with this leader's log; of another leader's, what is committed.
+    # What was compared with this leader's log; for another leader, what is committed.
     settled = core._verified if message.term == core._term else core._commit
     before = prev
     for span in message.spans:
@@ -94,7 +94,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
                 f"term is {message.term}"
             )
         first, last = max(span.first, log.base.index), min(span.last, settled)
-        # Terms in a log never fall, so equal ones at both ends are equal in between.
+        # Terms in a log never decrease, so equal ones at both ends are equal in between.
         if first <= last and not log.term_at(first) == log.term_at(last) == span.term:
             raise MessageRefused(
                 f"{message.src} has entries {first} to {last} with term {span.term}, here they are settled with terms "
@@ -108,7 +108,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
 def _check_configurations(core: CoreState, message: AppendReq) -> None:
     """Each new configuration is one step away from the one before it."""
     log = core._log
-    # Entries up to the one before the request's stay; what was before the base is known by the first one only.
+    # Entries up to the one before the request's stay; the first one represents everything before the base.
     known = [(index, conf) for index, conf in core._confs[1:] if index <= message.prev.index]
     conf = known[-1][1] if known else core._confs[0][1]
     held = dict(core._confs)

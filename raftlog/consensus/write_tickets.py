@@ -1,8 +1,8 @@
-"""What of the log is on disk, told by tickets of writes that complete in order.
+"""Tracks how much of the log is durable, by tickets of writes that complete in order.
 
-A ticket remembers where the log ended when it was issued; when it completes, the log is durable up to there. Entries
-may be cut off and replaced while their write is under way. Then the ticket's end is lowered to the cut, so that the
-completion of an old write never speaks for the entries that took its place.
+A ticket records the log's end when it was issued; when it completes, the log is durable up to there. Entries may be
+truncated and replaced while their write is in flight. Then the ticket's end is lowered to the cut, so that the
+completion of an old write never counts for the replacing entries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 
 class WriteTickets:
-    """Numbers writes and keeps ``durable``, the last index that is on disk."""
+    """Numbers writes and tracks ``durable``, the last durable index."""
 
     __slots__ = ("_ends", "_hard_state_ticket", "done", "durable", "issued")
 
@@ -25,12 +25,12 @@ class WriteTickets:
 
     @property
     def hard_state_durable(self) -> bool:
-        """Whether every hard state that was issued is on disk."""
+        """Whether every issued hard state is durable."""
         return self._hard_state_ticket <= self.done
 
     @property
     def outstanding(self) -> int:
-        """Number of writes under way."""
+        """Number of writes in flight."""
         return len(self._ends)
 
     def issue(self, last_index: int, *, with_hard_state: bool) -> int:
@@ -42,7 +42,7 @@ class WriteTickets:
         return self.issued
 
     def complete(self, ticket: int) -> bool:
-        """Everything up to ``ticket`` is on disk; returns whether that made more of the log durable."""
+        """Everything up to ``ticket`` is durable; returns whether that made more of the log durable."""
         assert ticket <= self.issued, f"ticket {ticket} completed, {self.issued} is the newest issued"
         end = 0
         while self.done < ticket:
@@ -54,7 +54,7 @@ class WriteTickets:
         return True
 
     def truncate(self, last_index: int) -> None:
-        """Entries behind ``last_index`` are cut off; no write under way may vouch for them."""
+        """Entries after ``last_index`` are truncated; writes in flight no longer count for them."""
         if self.durable > last_index:
             self.durable = last_index
         if self._ends and max(self._ends) > last_index:

@@ -1,20 +1,19 @@
-"""Who may talk to this replica: a pure decision on what both sides of a new connection say of themselves.
+"""Decides which peers may connect, from what both sides of a new connection report. Pure.
 
-Both sides have proved before that they have the secret of the group (`raftlog.net.authentication`). Who has it was set
-up by an operator as a replica of this group, and says truly what it knows; this module keeps out what was set up
-wrongly.
+Both sides have proved that they know the group's secret (`raftlog.net.authentication`). A node with the secret was set
+up by an operator as a replica of this group, and reports truthfully; this module refuses misconfigured ones.
 
-Membership changes while replicas are away, so two of them may know different configurations. A caller that this
-replica does not know is let in, as a *guest*, when it shows a newer configuration that names both: it may be the new
-leader that brings this replica up to date. That configuration is an operator's change, committed or under way. Nobody
-whom this replica knows can be asked to vouch for it: all members that it knows may have been replaced while it was
-away. So the secret is the proof, and what a guest shows is bounded: a number of a log entry that no log reaches is
-refused, and so is a guest beyond `MEMBERS_MAX`. A node that has the secret but was not added shows no configuration
-that names it, and is refused; so is a removed one, whose configuration is not newer.
+Membership changes while replicas are away, so two of them may know different configurations. An unknown caller is
+admitted as a *guest* if it shows a newer configuration that contains both: it may be the new leader that brings this
+replica up to date. That configuration is an operator's change, committed or in progress. No known replica can be asked
+to confirm it: all members known here may have been replaced in the meantime. So the secret is the proof, and what a
+guest shows is limited: an impossible entry index is refused, and so is a guest beyond `MEMBERS_MAX`. A node with the
+secret that was never added shows no configuration that contains it, and is refused; so is a removed one, whose
+configuration is not newer.
 
-Every directory has a random id, its *store*. A voter that comes back with another one has lost what it acknowledged
-and voted for; counting on it could lose acknowledged entries. So each replica remembers which store each member has,
-durably and before it hears the member, and sends away whoever comes with another one. Only a removal ends that.
+Every directory has a random id, its *store*. A voter that returns with another one has lost its acknowledged entries
+and its vote; counting on it could lose acknowledged entries. So each replica records the store of each member, durably
+and before it accepts its messages, and refuses a member with another one. Only a removal ends that.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ Address = tuple[str, int]
 CONF_INDEX_MAX: Final = 2**48
 """No log has so many entries: at a million entries a second it takes nine years."""
 NAME_CHARS_MAX: Final = 64
-"""Of a node id and of a store id."""
+"""Maximum length of a node id and of a store id."""
 ADDRESS_CHARS_MAX: Final = 300
 STORES_BYTES_MAX: Final = 800
-"""Of all node and store ids that are remembered, with 4 bytes for each pair: they must fit the notes of a log."""
+"""Total size of all recorded node and store ids, with 4 bytes per pair: they must fit the notes of a log."""
 
 
 def parse_address(text: str) -> Address:
-    """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the text it could not read."""
+    """``HOST:PORT`` (an IPv6 host in brackets) as a pair; raises ValueError with the invalid text."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{text[:300]!r} is not HOST:PORT")
@@ -62,17 +61,17 @@ def parse_address(text: str) -> Address:
 
 
 def format_address(address: Address) -> str:
-    """What `parse_address` reads."""
+    """The reverse of `parse_address`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What this replica is; ``segment_bytes`` must be equal in a group, ``store_id`` names the directory.
+    """This replica's identity; ``segment_bytes`` must be equal in a group, ``store_id`` identifies the directory.
 
-    ``software`` is the version of the software, for people. It speaks replication versions from ``oldest`` to
-    ``newest``, and understands format levels up to ``level_newest``.
+    ``software`` is the version of the software, for people. It supports replication versions from ``oldest`` to
+    ``newest``, and format levels up to ``level_newest``.
     """
 
     cluster_id: str
@@ -87,15 +86,15 @@ class Identity:
 
 
 class Admission:
-    """What this replica knows of its group, and whom it therefore talks to.
+    """What this replica knows about its group, and which peers it therefore admits.
 
     Args:
-        stores: which directory each member has, as it was remembered.
-        on_learned: gets the whole table when it grew; must make it durable and then call `recorded`.
+        stores: the recorded directory of each member.
+        on_learned: called with the whole table when it grew; must make it durable and then call `recorded`.
 
     Attributes:
-        conf_index: the entry that set the configuration in force; 0 for the one that the group began with.
-        addresses: its members and where they listen, ``HOST:PORT``; empty for a replica that has not joined.
+        conf_index: the entry that set the configuration in force; 0 for the group's initial one.
+        addresses: its members and their ``HOST:PORT``; empty for a replica that has not joined.
         level: the format level of the group, as far as this replica has applied its log.
     """
 
@@ -112,7 +111,7 @@ class Admission:
 
     @property
     def stores(self) -> Mapping[str, str]:
-        """Which directory each member has, as far as it is known here."""
+        """The known directory of each member."""
         return self._stores
 
     def configure(self, conf_index: int, addresses: Mapping[str, str]) -> None:
@@ -121,26 +120,26 @@ class Admission:
         self.addresses = dict(addresses)
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """These were removed from the group: they may come back with whatever directory they have."""
+        """These members were removed: they may return with any directory."""
         gone = [node for node in nodes if self._stores.pop(node, None) is not None]
         if gone:
             self._on_learned(dict(self._stores))
 
     def recorded(self, stores: Mapping[str, str]) -> None:
-        """What `on_learned` was given is durable now."""
+        """The table passed to `on_learned` is durable now."""
         for node, store in stores.items():
             if self._unrecorded.get(node) == store:
                 del self._unrecorded[node]
 
     @property
     def software(self) -> Software:
-        """What this replica says of its software."""
+        """This replica's software, as reported to peers."""
         mine = self.identity
         understood = max(self.level, mine.level_newest)
         return Software(mine.software, mine.oldest, mine.newest, self.level, understood)
 
     def hello(self, target: NodeId, lane: str, incarnation: str) -> Hello:
-        """What to say first when calling ``target``."""
+        """The first message when calling ``target``."""
         mine = self.identity
         return Hello(
             cluster_id=mine.cluster_id,
@@ -158,13 +157,13 @@ class Admission:
         )
 
     def welcome(self, incarnation: str, refusal: str | None, caller: Software = SAYS_NOTHING) -> Welcome:
-        """What to answer a caller, which has said this of its software."""
+        """The answer to a caller with this software."""
         mine = self.software
         version = spoken(mine, caller) or HANDSHAKE_VERSION
         return Welcome(incarnation, refusal, self.identity.store_id, self._stores, self.conf_index, mine, version)
 
     def why_not(self, hello: Hello) -> str | None:
-        """Why this caller is refused, in words, or None. What it says of stores is learned if it is let in."""
+        """Why this caller is refused, as text, or None. Its stores are recorded if it is admitted."""
         mine = self.identity
         if (refusal := _why_implausible(hello)) is not None:
             return refusal
@@ -188,7 +187,7 @@ class Admission:
         return self.why_not_store(hello.source, hello.store_id, hello.stores, hello.conf_index)
 
     def why_not_welcome(self, node: str, welcome: Welcome) -> str | None:
-        """Why this replica does not go on with ``node``, which has answered its call; None if it does."""
+        """Why this replica does not accept the answer of ``node`` to its call; None if it does."""
         if (refusal := why_apart(self.software, welcome.software, node)) is not None:
             return refusal
         if welcome.version != spoken(self.software, welcome.software):
@@ -196,9 +195,9 @@ class Admission:
         return self.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 
     def why_not_store(self, node: str, store_id: str, stores: Mapping[str, str], conf_index: int) -> str | None:
-        """Why ``node`` with this directory is not talked to, or None; ``stores`` and ``conf_index`` are its own view.
+        """Why ``node`` with this directory is refused, or None; ``stores`` and ``conf_index`` are its own view.
 
-        Whoever knows a newer configuration is believed: the removal that explains another directory may be in it.
+        A peer with a newer configuration is trusted: that may contain the removal that explains another directory.
         """
         mine = self.identity
         if (refusal := _why_implausible_store(store_id, stores, conf_index)) is not None:
@@ -218,11 +217,11 @@ class Admission:
         return self._learn(node, store_id, stores if conf_index >= self.conf_index else {})
 
     def must_wait(self, node: str) -> bool:
-        """Whether it is not on disk yet which directory ``node`` has; it is heard only afterwards."""
+        """Whether the directory of ``node`` is not durably recorded yet; its messages wait until then."""
         return node in self._unrecorded
 
     def _learn(self, node: str, store_id: str, stores: Mapping[str, str]) -> str | None:
-        """Remember what is new in this; returns why the caller is refused if there is no room for it."""
+        """Record what is new; returns why the caller is refused if there is no room."""
         learned = {
             other: its_store
             for other, its_store in stores.items()
@@ -234,7 +233,7 @@ class Admission:
             return None
         table = self._stores | learned
         if _table_bytes(table) > STORES_BYTES_MAX:
-            # Guests that never became members make room; members are remembered in any case.
+            # Guests that never became members make room; members are always kept.
             table = {other: its_store for other, its_store in table.items() if other in self.addresses or other == node}
         if _table_bytes(table) > STORES_BYTES_MAX:
             return f"the stores of {len(self._stores)} replicas are known, which is the maximum; no room for {node}"
@@ -244,7 +243,7 @@ class Admission:
         return None
 
     def _not_together(self, hello: Hello) -> str | None:
-        """Why the caller is not in one group with this replica, or None."""
+        """Why the caller is not in the same group as this replica, or None."""
         members = self.addresses
         if not members:
             if {hello.source, self.identity.node_id} <= set(hello.addresses):
@@ -260,7 +259,7 @@ class Admission:
 
 
 def _why_implausible(hello: Hello) -> str | None:
-    """Why no replica of a group can say this, in words; None when it can."""
+    """Why no replica of a group can report this, as text; None if it can."""
     names = (hello.source, hello.target, *hello.addresses)
     if any(not 0 < len(name) <= NAME_CHARS_MAX for name in names):
         return f"a node id has 1 to {NAME_CHARS_MAX} characters"

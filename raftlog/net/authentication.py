@@ -1,25 +1,25 @@
-"""Who is on the other end of a connection: two replicas prove to each other that they have the secret of the group.
+"""Authentication between replicas: both prove to each other that they know the group's secret.
 
-The caller opens a connection and both sides say this, each message once::
+The caller opens a connection, and both sides exchange these messages once::
 
-    caller    CALL       its nonce, and the ids of the secrets that it has
-    listener  CHALLENGE  its nonce, the id of the secret that it chose, and its proof
-    caller    the first frame under its key: who it is
+    caller    CALL       its nonce, and the ids of its secrets
+    listener  CHALLENGE  its nonce, the id of the chosen secret, and its proof
+    caller    the first frame under its key: its identity
     listener  the first frame under its own key: its answer
 
 - A nonce is 32 random bytes and is used for one connection.
-- A proof is HMAC-SHA256 under the secret over the purpose of the connection and everything that was said before it,
-  both nonces and the format version among it. Proofs and keys of the two sides are made with different labels, so that
-  nothing that one side says is of use to somebody who sends it back.
+- A proof is HMAC-SHA256 under the secret over the purpose of the connection and all previous messages,
+  including both nonces and the format version. Proofs and keys of the two sides have different labels, so that
+  messages of one side cannot be reflected.
 - Each side has a key for the connection, derived in the same way. A frame under a key (`Seal`) carries a tag over its
   place in the sequence and its content. The first frame of the caller is its proof: nobody else has the key, and it
-  says for whom it is meant, so that it cannot be passed on to another replica of the group.
-- Before the caller has proved who it is, it learns whether the listener has one of its secrets, and nothing else.
+  names its recipient, so that it cannot be relayed to another replica of the group.
+- Before the caller has authenticated, it learns only whether the listener has one of its secrets.
 
-A *secret* is 32 random bytes. A replica may have two while one is exchanged for another; the listener chooses the first
-of its own that the caller has, too. The id of a secret is derived from it by HMAC-SHA256 and tells nothing about it.
+A *secret* is 32 random bytes. A replica may have two while one is being replaced; the listener chooses the first of its
+own that the caller has, too. The id of a secret is derived from it by HMAC-SHA256 and reveals nothing about it.
 
-Pure: nonces are handed in.
+Pure: nonces are arguments.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Buffer = bytes | memoryview
 
 SECRET_BYTES: Final = 32
 SECRETS_MAX: Final = 2
-"""Valid at once: the one in use, and the one that it replaces."""
+"""Valid at the same time: the current one, and the one that it replaces."""
 NONCE_BYTES: Final = 32
 TAG_BYTES: Final = 16
-"""Behind each frame under a key."""
+"""After each frame under a key."""
 
 _ID_BYTES: Final = 8
 _PROOF_BYTES: Final = 32
 _DIRECT_BYTES_MAX: Final = 2048
-"""Longer parts of a frame go into a tag by their SHA-256, which processors compute faster than BLAKE2."""
+"""Longer parts of a frame enter a tag by their SHA-256, which processors compute faster than BLAKE2."""
 _PLACE = struct.Struct(">QI")
 CHALLENGE_BYTES: Final = NONCE_BYTES + _ID_BYTES + _PROOF_BYTES
 
 
 class AuthenticationFailed(Exception):
-    """The other side did not prove that it has the secret of this group; nothing that it said is used."""
+    """The other side did not prove that it knows the secret of this group; its messages are discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What both sides of a connection have after the challenge: a key for what each of them sends."""
+    """Both sides' result of the challenge: a key for each direction."""
 
     secret_id: bytes
     caller: bytes
@@ -62,22 +62,22 @@ class Keys:
 
 
 def secret_id(secret: bytes) -> bytes:
-    """The name of a secret, 8 bytes; it tells nothing about the secret."""
+    """The id of a secret, 8 bytes; it reveals nothing about the secret."""
     return _mac(secret, b"id")[:_ID_BYTES]
 
 
 def call(nonce: bytes, secrets: Sequence[bytes]) -> bytes:
-    """What the caller says first. ``secrets`` are those that it has, `SECRETS_MAX` at most."""
+    """The caller's first message. ``secrets`` are its own, at most `SECRETS_MAX`."""
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
     assert 0 < len(secrets) <= SECRETS_MAX, f"{len(secrets)} secrets"
     return nonce + b"".join(map(secret_id, secrets))
 
 
 def challenge(purpose: bytes, called: bytes, nonce: bytes, secrets: Sequence[bytes]) -> tuple[bytes, Keys]:
-    """What the listener answers to ``called``, and the keys of the connection.
+    """The listener's answer to ``called``, and the keys of the connection.
 
     Raises:
-        AuthenticationFailed: ``called`` cannot be read, or the caller has none of ``secrets``.
+        AuthenticationFailed: ``called`` is malformed, or the caller has none of ``secrets``.
     """
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
     count, rest = divmod(len(called) - NONCE_BYTES, _ID_BYTES)
@@ -93,10 +93,10 @@ def challenge(purpose: bytes, called: bytes, nonce: bytes, secrets: Sequence[byt
 
 
 def accept(purpose: bytes, called: bytes, challenged: bytes, secrets: Sequence[bytes]) -> Keys:
-    """The keys of the connection for the caller, who said ``called`` and was answered ``challenged``.
+    """The keys of the connection for the caller, which sent ``called`` and received ``challenged``.
 
     Raises:
-        AuthenticationFailed: the listener has none of ``secrets``, or only pretends to.
+        AuthenticationFailed: the listener has none of ``secrets``, or its proof is wrong.
     """
     if not challenged:
         raise AuthenticationFailed("the peer does not accept the group secret of this replica")
@@ -112,9 +112,9 @@ def accept(purpose: bytes, called: bytes, challenged: bytes, secrets: Sequence[b
 
 
 class Seal:
-    """Tags of the frames that one side of a connection sends: one object makes them, one at the other end checks them.
+    """Tags of the frames in one direction of a connection: one object creates them, one on the other side checks them.
 
-    A frame that is altered, left out, repeated or put in another place has another tag.
+    A frame that is altered, omitted, repeated or reordered has another tag.
     """
 
     __slots__ = ("_count", "_start")
@@ -124,7 +124,7 @@ class Seal:
         self._count = 0
 
     def tag(self, first: Buffer, last: Buffer = b"") -> bytes:
-        """The tag of the next frame, of which ``first`` and ``last`` are all that the tag is to cover."""
+        """The tag of the next frame; ``first`` and ``last`` are the covered parts."""
         state = self._start.copy()
         state.update(_PLACE.pack(self._count, len(first)))
         self._count += 1
@@ -134,13 +134,13 @@ class Seal:
         return state.digest()
 
     def check(self, tag: Buffer, first: Buffer, last: Buffer = b"") -> None:
-        """Raises `AuthenticationFailed` unless ``tag`` is that of the next frame; the connection is of no use then."""
+        """Raises `AuthenticationFailed` unless ``tag`` is that of the next frame; then the connection is unusable."""
         if not hmac.compare_digest(self.tag(first, last), tag):
             raise AuthenticationFailed(f"frame {self._count - 1} of the connection was altered or is not from the peer")
 
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 over ``parts``, each with its length before it."""
+    """HMAC-SHA256 over ``parts``, each preceded by its length."""
     return hmac.digest(secret, b"".join(len(part).to_bytes(4, "big") + part for part in (b"raftmq", *parts)), "sha256")
 
 

@@ -1,4 +1,6 @@
-"""The caller's side of a new connection between replicas: both prove that they have the secret, then they greet."""
+"""The caller's side of a new connection between replicas: both prove that they know the secret, then exchange hello and
+welcome.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from raftlog.net.versions import HANDSHAKE_VERSION
 
 PURPOSE: Final = b"replication, version %d" % HANDSHAKE_VERSION
 PLAIN_BYTES_MAX: Final = 1024
-"""What somebody may send who has not been asked for a proof yet, or who has given none."""
+"""Limit before the challenge, or before a proof."""
 STRANGER_BYTES_MAX = 64 * 1024
-"""What a hello and a welcome may have: members' names and addresses."""
+"""Limit for a hello and a welcome, with members' names and addresses."""
 
 
 class CallerKeys(NamedTuple):
-    """What the caller has of a connection that both sides have authenticated."""
+    """The caller's keys of an authenticated connection."""
 
     secret_id: bytes
     seal: Seal
@@ -35,9 +37,7 @@ async def shake_hands(
 ) -> tuple[CallerKeys, Welcome]:
     """Authenticate both sides, then say hello. The socket is as it was afterwards, and of no use if this is cancelled.
 
-    Raises:
-        AuthenticationFailed: the listener does not have the secret, or does not accept ours.
-        WireError, OSError: it says something else, or nothing.
+    Authenticate both sides, then send hello. The socket's mode is unchanged afterwards; if cancelled, it is unusable.
     """
     stream: trio.SocketStream | TlsStream
     stream = TlsStream(sock) if isinstance(sock, TlsSocket) else _plain_stream(sock)
@@ -65,7 +65,7 @@ def _plain_stream(sock: socket.socket) -> trio.SocketStream:
 async def _one_frame(
     stream: trio.SocketStream | TlsStream, tag_bytes: int, bytes_max: int
 ) -> tuple[Kind, memoryview, memoryview]:
-    """The next frame, of which the other side sends no more than one before it is answered."""
+    """The next frame; the other side sends only one before it gets an answer."""
     received = bytearray()
     while True:
         chunk = await stream.receive_some(4096)

@@ -11,13 +11,13 @@ bytes        field
 12-          the message: packed for what the data path sends, CBOR for the rest
 ===========  =====================================================================================================
 
-Behind each frame of an authenticated connection, and not counted in its length, is a tag of 16 bytes
-(`raftlog.net.authentication.Seal`). It covers the frame without the log entries of an append request: computing it over
-these, too, would cost a leader more than 3 % of its processor time.
+After each frame of an authenticated connection, and not counted in its length, is a tag of 16 bytes
+(`raftlog.net.authentication.Seal`). It does not cover the log entries of an append request: that would cost a leader
+more than 3 % of its CPU time.
 
-An append request carries, behind its fixed part, the length of one *annotation* per entry, the entries back to back,
-and the annotations. An annotation is an opaque hint of the application about an entry; it never reaches the disk.
-All integers are big endian. The codec is pure: bytes in, values out.
+An append request contains, after its fixed part, the length of one *annotation* per entry, the entries back to back,
+and the annotations. An annotation is an opaque hint of the application about an entry; it is never written to disk. All
+integers are big-endian. The codec is pure: bytes in, values out.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from raftlog.plain_cbor import decode_plain
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
 
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Largest frame: an append message holds one entry at least, whatever its size."""
+"""Largest frame: an append message contains at least one entry, whatever its size."""
 
 RANGE_BYTES_MAX: Final = 1024 * 1024
-"""Most bytes of the log or of a snapshot in one frame."""
+"""Maximum bytes of the log or of a snapshot in one frame."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024
 REFUSAL_CHARS_MAX: Final = 1000
 
@@ -66,15 +66,15 @@ _APPENDED = struct.Struct(">QQ?QQQQ")
 _LENGTH = struct.Struct(">I")
 _VERSION_AT: Final = 5
 _TLS_STARTS = (0x1603, 0x1503)
-"""The first two bytes of a TLS connection, which begins with a handshake or an alert record of version 3."""
+"""The first two bytes of a TLS connection: a handshake or an alert record of version 3."""
 
 
 class WireError(Exception):
-    """A frame from a peer that cannot be right; the connection is closed."""
+    """An invalid frame from a peer; the connection is closed."""
 
 
 class OtherVersion(WireError):
-    """A frame of another format version than ``ours`` came, which belongs there; ``theirs`` is that version."""
+    """A frame has format version ``theirs`` instead of ``ours``."""
 
     def __init__(self, theirs: int, ours: int) -> None:
         super().__init__(f"frame format version {theirs} came, this replica speaks version {ours}")
@@ -83,7 +83,7 @@ class OtherVersion(WireError):
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     HELLO = 1
     WELCOME = 2
@@ -107,12 +107,12 @@ class Kind(enum.IntEnum):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first frame of a caller that has authenticated itself: who calls whom, about which log.
+    """The first frame of an authenticated caller: caller, target, and log.
 
-    ``incarnation`` differs for every start of a process, ``store_id`` for every directory that was ever made.
-    ``stores`` says which directory each member uses, as far as the caller knows. ``addresses`` are the members of the
-    configuration that entry ``conf_index`` set, and where they listen; 0 is the one that the group began with.
-    ``software`` says among other things which format versions the frames behind the welcome may have.
+    ``incarnation`` differs for every start of a process, ``store_id`` for every directory. ``stores`` are the members'
+    directories known to the caller. ``addresses`` are the members of the configuration set by entry ``conf_index``, and
+    their addresses; 0 is the group's initial one. ``software`` includes the supported format versions for frames after
+    the welcome.
     """
 
     cluster_id: str
@@ -130,9 +130,9 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The answer to `Hello`: who answers, and why the caller must go away, if it must. Fields as there.
+    """The answer to `Hello`: the listener, and the reason if the caller is refused. Fields as there.
 
-    ``version`` is that of the frames that follow.
+    ``version`` is that of the following frames.
     """
 
     incarnation: str
@@ -152,13 +152,13 @@ class ResetOffer(msgspec.Struct, frozen=True):
 
 
 RangeSource = Literal["log", "snapshot"]
-"""What a range is a part of."""
+"""The source of a range."""
 
 
 class RangeReq(msgspec.Struct, frozen=True):
-    """Send me ``nbytes`` bytes from ``pos`` on of the log, by physical offset, or of the snapshot with this ``crc``.
+    """Requests ``nbytes`` bytes from ``pos`` on of the log, by physical offset, or of the snapshot with this ``crc``.
 
-    Of the log only what is committed, unless ``uncommitted``: for a replica that repairs what it had once.
+    Of the log only committed data, unless ``uncommitted``: for a replica that repairs data it had once.
     """
 
     source: RangeSource
@@ -179,10 +179,10 @@ class RangeResp(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """An append request with the entries behind its spans.
+    """An append request with the entries of its spans.
 
-    ``entries[i]`` holds header and body of ``refs[i]``; the memory belongs to the receive buffer. ``prev_chain`` is the
-    chain before the first one, as the sender has it.
+    ``entries[i]`` is header and body of ``refs[i]``; the memory belongs to the receive buffer. ``prev_chain`` is the
+    sender's chain value before the first one.
     """
 
     request: AppendReq
@@ -217,7 +217,7 @@ def _frame(kind: Kind, payload: bytes, tail_bytes: int, crc: int) -> bytes:
 
 
 def stamped(buffer: bytes | memoryview, version: int) -> bytes | memoryview:
-    """The first buffer of a frame, with a format version; what is in it is the same in all versions so far."""
+    """The first buffer of a frame, with a format version; so far the rest is the same in all versions."""
     if buffer[_VERSION_AT] == version:
         return buffer
     return b"".join((buffer[:_VERSION_AT], bytes((version,)), buffer[_VERSION_AT + 1 :]))
@@ -228,7 +228,7 @@ PING: Final = _frame(Kind.PING, b"", 0, 0)
 
 
 def encode_cold(value: object) -> bytes:
-    """Frame a handshake or a message that is not on the data path."""
+    """Frame a handshake or a message outside of the data path."""
     payload = cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
     kind = _KIND_OF[type(value)]
     return _frame(kind, payload, 0, zlib.crc32(payload, kind))
@@ -243,7 +243,7 @@ def encode_append(
 ) -> list[bytes | memoryview]:
     """Frame an append request as buffers to be sent in this order; entry bytes are not copied.
 
-    What is no entry is in the first buffer and, if there are entries, in the last one.
+    Everything but entries is in the first buffer and, if there are entries, in the last one.
     """
     fixed = _APPEND.pack(
         request.term,
@@ -277,12 +277,14 @@ def encode_appended(response: AppendResp) -> bytes:
 
 
 def encode_opening(kind: Literal[Kind.CALL, Kind.CHALLENGE], payload: bytes) -> bytes:
-    """Frame what is said before a connection is authenticated; ``payload`` as `raftlog.net.authentication` made it."""
+    """Frame a message from before the authentication; ``payload`` from `raftlog.net.authentication`."""
     return _frame(kind, payload, 0, zlib.crc32(payload, kind))
 
 
 def decode_opening(expected: Kind, kind: Kind, payload: memoryview) -> bytes:
-    """What `encode_opening` framed. Raises `WireError`, also for a frame of another kind than expected."""
+    """The payload in a frame of `encode_opening`. Raises `WireError`, also for a frame of another kind than
+    expected.
+    """
     if kind is not expected:
         raise WireError(f"a {kind.name} frame came, {expected.name} was expected")
     (crc,) = _LENGTH.unpack_from(payload)
@@ -293,11 +295,11 @@ def decode_opening(expected: Kind, kind: Kind, payload: memoryview) -> bytes:
 
 
 def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
-    """Cut every complete frame without a tag: (kind, crc and what is behind it), and the bytes they take.
+    """Split all complete frames without tags: (kind, crc and the rest), and their total size.
 
     All must have the version of a handshake.
 
-    Raises as `split_tagged` does.
+    Raises the errors of `split_tagged`.
     """
     frames, consumed = split_tagged(data, 0)
     return [(kind, frame[8:]) for kind, frame, _ in frames], consumed
@@ -306,7 +308,7 @@ def split_frames(data: memoryview) -> tuple[list[tuple[Kind, memoryview]], int]:
 def split_tagged(
     data: memoryview, tag_bytes: int, wanted_version: int = HANDSHAKE_VERSION
 ) -> tuple[list[tuple[Kind, memoryview, memoryview]], int]:
-    """Cut every complete frame with a tag of so many bytes behind it: (kind, frame, tag), and the bytes they take.
+    """Split all complete frames followed by a tag of this size: (kind, frame, tag), and their total size.
 
     Raises:
         OtherVersion: a frame has another version than ``wanted_version``.
@@ -338,10 +340,10 @@ def split_tagged(
 
 
 def tagged_parts(kind: Kind, frame: memoryview) -> tuple[memoryview, memoryview]:
-    """What of a frame its tag covers: the part before log entries, and the part behind them.
+    """The parts of a frame covered by its tag: before the log entries, and after them.
 
     Raises:
-        WireError: an append request that is too short for what it announces.
+        WireError: an append request is shorter than it says.
     """
     if kind is not Kind.APPEND:
         return frame, frame[:0]
@@ -355,7 +357,7 @@ def tagged_parts(kind: Kind, frame: memoryview) -> tuple[memoryview, memoryview]
 
 
 def decode_cold(kind: Kind, payload: memoryview) -> Any:
-    """The value of a frame that `encode_cold` made. Raises `WireError`."""
+    """The value in a frame of `encode_cold`. Raises `WireError`."""
     cls = _COLD.get(kind)
     if cls is None:
         raise WireError(f"frame kind {kind.name} is not expected here")
@@ -393,7 +395,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
     """An append request with verified entries.
 
     Raises:
-        WireError: the frame contradicts itself.
+        WireError: the frame is inconsistent.
         raftlog.segment.errors.FrameCorrupt: an entry is damaged or does not chain to its predecessor.
     """
     if len(payload) < 4 + _APPEND.size:
@@ -439,12 +441,12 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
 
 
 def spans_of(refs: Sequence[EntryRef], body_of: Callable[[int], bytes | memoryview]) -> tuple[Span, ...]:
-    """Runs of consecutive entries of one term and kind; a configuration is one of its own.
+    """Runs of consecutive entries of one term and kind; a configuration is a run of its own.
 
-    ``body_of(number)`` gives the body of ``refs[number]``; it is asked for configurations only.
+    ``body_of(number)`` returns the body of ``refs[number]``; only called for configurations.
 
     Raises:
-        WireError: a configuration cannot be read.
+        WireError: a configuration cannot be decoded.
     """
     spans: list[Span] = []
     for number, ref in enumerate(refs):
@@ -467,7 +469,7 @@ def _conf_of(ref: EntryRef, body: bytes | memoryview) -> ConfState:
 
 
 def encode(message: Message) -> bytes:
-    """Frame any consensus message that carries no entries."""
+    """Frame any consensus message without entries."""
     if type(message) is AppendResp:
         return encode_appended(message)
     return encode_cold(message)

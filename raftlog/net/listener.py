@@ -1,4 +1,4 @@
-"""Ends of connections that are not there yet: listening sockets and attempts to connect, in a reactor."""
+"""Connections being established: listening sockets and connection attempts, in a reactor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from raftlog.net.tls import TlsSocket
 
 
 def configure_replication_socket(sock: socket.socket | TlsSocket, silence_seconds: float) -> None:
-    """Let the kernel give a connection up when sent data stays unacknowledged for ``silence_seconds``.
+    """Make the kernel close a connection when sent data stays unacknowledged for ``silence_seconds``.
 
-    Without it, a link that was cut silently comes back up to two minutes after it healed, because TCP backs off.
+    Without it, a silently cut link recovers up to two minutes after it healed, because TCP backs off.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_seconds * 1000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -39,7 +39,8 @@ class Listener:
             self._sock.close()
             raise
         self._sock.setblocking(False)
-        # A spare descriptor lets a full process accept and drop a caller, instead of spinning on a ready listener.
+        # A spare descriptor lets a process without free ones accept and drop a caller, instead of spinning on a ready
+        # listener.
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._reactor = reactor
         self._on_accept = on_accept
@@ -48,7 +49,7 @@ class Listener:
         reactor.add(self._sock.fileno(), self._on_ready)
 
     def close(self) -> None:
-        """Stop listening; accepted connections stay."""
+        """Stop listening; accepted connections stay open."""
         self.closed = True
         self._reactor.remove(self._sock.fileno())
         self._sock.close()
@@ -69,7 +70,7 @@ class Listener:
             self._on_accept(sock)
 
     def _drop_caller(self) -> None:
-        """Give up the spare descriptor for a moment; another thread may be faster and take it."""
+        """Release the spare descriptor for a moment; another thread may be faster and take it."""
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
@@ -80,10 +81,10 @@ class Listener:
 
 
 class Dialing:
-    """An attempt to connect without waiting for it.
+    """A non-blocking connection attempt.
 
-    ``on_connected(sock)`` or ``on_failed(reason)`` is called once, in a later turn or at once, unless `close` comes
-    first. ``address`` is an IP address and a port: looking up a name would block.
+    ``on_connected(sock)`` or ``on_failed(reason)`` is called once, in a later turn or at once, unless `close` was
+    called. ``address`` is an IP address and a port: name lookup would block.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Dialing:
             on_failed(os.strerror(failure))
 
     def close(self) -> None:
-        """Give it up; nothing is called any more."""
+        """Abandon the attempt; no callback is called any more."""
         if self._sock is not None:
             self._reactor.remove(self._sock.fileno())
             self._sock.close()

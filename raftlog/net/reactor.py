@@ -1,13 +1,13 @@
-"""The event loop's inner loop: one trio task that serves every hot socket of a process.
+"""The inner event loop: one trio task that serves every hot socket of a process.
 
 Theory of operation. A trio task per connection pays a task switch and an epoll re-arm for every wake-up, which costs
-more than handling a small request. Here one task waits on a private, level-triggered epoll set that is nested in
-trio's own; when something is ready it handles all of it inline, then lets the rest of the process react once (the
-*end of the turn*: gathered appends are framed, consensus effects are carried out) and then flushes every socket that
-has something to send. So one turn costs one wake-up, however many clients spoke, and each socket gets one send.
+more than handling a small request. Here one task waits on a private, level-triggered epoll set nested in trio's own;
+when something is ready it handles all of it inline, then lets the rest of the process react once (the *end of the
+turn*: batched appends are framed, consensus effects are carried out) and then flushes every socket with output. So one
+turn costs one wake-up for any number of active clients, and each socket gets one send.
 
-The price is that nothing in a turn may block or await, and that whoever registers a socket must contain the errors
-of its own peer. This module is the only one that waits for descriptors.
+The price is that nothing in a turn may block or await, and that the owner of a socket must contain errors caused by its
+peer. This module is the only one that waits for descriptors.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ EPOLLERR = select.EPOLLERR
 EPOLLHUP = select.EPOLLHUP
 
 RECEIVE_BYTES = 64 * 1024
-"""One receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
+"""Size of one receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
 
 _IOVECS_MAX = 512
 _JOIN_BYTES_MAX = 16 * 1024
 _EVENTS_MAX = 512
 _LINGER_SECONDS = 0.001
 _SLICE_SECONDS = 0.005
-"""While something happens at least every millisecond the reactor waits for it itself, five milliseconds at most,
-before other tasks get their turn. A trip through trio's loop costs as much as serving a small request, and a message
-on its way through a group makes three or four."""
+"""While there is an event at least every millisecond, the reactor waits for the next one itself, for at most five
+milliseconds, before other tasks get their turn. A trip through trio's loop costs as much as serving a small request,
+and a message on its way through a group takes three or four.
+"""
 
 
 TURN_SECONDS = 0.01
-"""A turn that has lasted so long leaves the rest of the clients to the next one."""
+"""A turn that has lasted this long leaves the remaining clients to the next one."""
 _SHARE_SECONDS_MIN = 0.0005
 _UNFINISHED_SHARE = 0.25
 
@@ -50,12 +51,11 @@ _UNFINISHED_SHARE = 0.25
 class Reactor:
     """Serves registered file descriptors from one trio task; see the module's theory of operation.
 
-    So that no client holds up the others, a turn has a limit (`TURN_SECONDS`), and so has what is done in it for each
-    client (`share_used`). Beyond it, descriptors that were added as ``patient`` are left to the next turn, where they
-    come first; all others are handled in every turn. What a share was not enough for goes on in later turns
-    (`go_on_later`), one client after the other, behind those that had nothing yet. There is also the place of a client
-    that has taken more than its share, such as with one long request, until it takes less; who took least beyond it is
-    handled first there.
+    So that no client blocks the others, a turn has a time limit (`TURN_SECONDS`), and so has the work for each client
+    in it (`share_used`). Beyond it, descriptors added as ``patient`` are left to the next turn, where they come first;
+    all others are handled in every turn. Work beyond a client's share continues in later turns (`go_on_later`), one
+    client after the other, after those that had nothing yet. A client that used more than its share at once, for
+    example with one long request, joins that queue as a debtor until it uses less; the smallest debt is handled first.
 
     ``at_turn_begin`` callbacks run before anything is read, ``at_turn_end`` ones before sockets are flushed.
     """
@@ -67,8 +67,8 @@ class Reactor:
         self._cpu_clock = cpu_clock
         self._patient: set[int] = set()
         self._left: dict[int, int] = {}
-        # Who took more than a share of processor time, and by how many seconds in all; and who of them is in line, with
-        # its events, to be handled in turns with the unfinished.
+        # Debtors, which used more than a share of CPU time, with their total excess in seconds; and the ready ones,
+        # with their events, which are handled in turns with the unfinished work.
         self._debts: dict[int, float] = {}
         self._in_line: dict[int, int] = {}
         self._unfinished_next = False
@@ -99,7 +99,7 @@ class Reactor:
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
-        """Forget ``fd``; must come before it is closed."""
+        """Remove ``fd``; call it before closing it."""
         del self._handlers[fd]
         self._patient.discard(fd)
         self._debts.pop(fd, None)
@@ -108,11 +108,11 @@ class Reactor:
         self._epoll.unregister(fd)
 
     def share_used(self) -> bool:
-        """Whether the client that is being served has had its share of this turn."""
+        """Whether the client being served has used its share of this turn."""
         return self._clock() > self._share_until
 
     def go_on_later(self, step: Callable[[], None]) -> None:
-        """Call ``step()`` in a later turn, with a share of its own: for a handler whose share is used."""
+        """Call ``step()`` in a later turn, with a new share: for a handler that has used its share."""
         self._unfinished.append(step)
         self.wake()
 
@@ -125,7 +125,7 @@ class Reactor:
         self._turn_end.append(callback)
 
     def wake(self) -> None:
-        """Ask for a turn soon. May be called from any thread; many calls before the turn make one turn."""
+        """Request a turn soon. Thread-safe; several calls before the turn make one turn."""
         os.eventfd_write(self._wake_fd, 1)
 
     def mark_dirty(self, stream: StreamSocket) -> None:
@@ -133,7 +133,7 @@ class Reactor:
         self._dirty.append(stream)
 
     def end_turn(self) -> None:
-        """Let the process react to what came in, then send."""
+        """Let the process react to the input, then send."""
         for callback in self._turn_end:
             callback()
         while self._dirty:
@@ -142,7 +142,7 @@ class Reactor:
                 stream.flush()
 
     async def run(self) -> None:
-        """Serve until cancelled. An exception of a handler that did not contain it ends the run."""
+        """Serve until cancelled. An uncaught exception of a handler ends the run."""
         poll = self._epoll.poll
         epoll_fd = self._epoll.fileno()
         while True:
@@ -185,7 +185,7 @@ class Reactor:
         self.end_turn()
 
     def _leave(self, rest: Iterator[tuple[int, int]]) -> None:
-        """The turn has lasted long: handle what cannot wait, and leave clients to the next one."""
+        """The turn has lasted too long: handle only what cannot wait, and leave clients to the next one."""
         for fd, events in rest:
             if fd in self._patient:
                 self._left[fd] = events
@@ -193,13 +193,13 @@ class Reactor:
                 handler(events)
 
     def _without_debtors(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Put debtors that are ready in line; returns the others."""
+        """Queue debtors that are ready; returns the others."""
         debts = self._debts
         self._in_line.update(each for each in ready if each[0] in debts)
         return [each for each in ready if each[0] not in debts]
 
     def _work_off(self, count: int, share: float, end: float) -> None:
-        """Go on with what earlier turns did not finish, ``count`` clients at most, and with debtors, until ``end``."""
+        """Continue the unfinished work of earlier turns, for at most ``count`` clients, and debtors, until ``end``."""
         while (now := self._clock()) <= end and (count or self._in_line):
             self._share_until = now + share
             self._unfinished_next = not self._unfinished_next
@@ -210,9 +210,9 @@ class Reactor:
                 self._handle_debtor()
 
     def _measure_next(self, fd: int) -> None:
-        """``fd`` took longer than a share. If it takes as much processor time the next time, it becomes a debtor.
+        """``fd`` took longer than a share. If it uses as much CPU time the next time, it becomes a debtor.
 
-        For it may have been this process that did not run, and no fault of the client's.
+        This time the process itself may not have run, which is not the client's fault.
         """
         handler = self._handlers.get(fd)
         if handler is None:
@@ -229,7 +229,7 @@ class Reactor:
         self._handlers[fd] = measured
 
     def _handle_debtor(self) -> None:
-        """Handle who owes least."""
+        """Handle the debtor with the smallest debt."""
         debts = self._debts
         fd = min(self._in_line, key=debts.__getitem__)
         begin = self._cpu_clock()
@@ -237,7 +237,7 @@ class Reactor:
         excess = self._cpu_clock() - begin - self._share
         if excess <= 0:
             debts.pop(fd, None)
-        elif fd in debts:  # else it was closed
+        elif fd in debts:  # otherwise it was closed
             debts[fd] += excess
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class Reactor:
 
 
 class Mailbox:
-    """Values from other threads, delivered on the reactor's thread, in order."""
+    """Passes values from other threads to the reactor's thread, in order."""
 
     def __init__(self, reactor: Reactor, deliver: Callable[[object], None]) -> None:
         self._reactor = reactor
@@ -277,7 +277,7 @@ class Mailbox:
 
 
 class Unsent:
-    """Bytes that some streams have to send and the kernel does not take, because nobody reads them at the other end."""
+    """Bytes that streams have to send and the kernel does not accept, because the other side does not read."""
 
     __slots__ = ("nbytes",)
 
@@ -286,13 +286,13 @@ class Unsent:
 
 
 class StreamSocket:
-    """A non-blocking TCP connection in a reactor: chunks come in, buffers go out.
+    """A non-blocking TCP connection in a reactor: chunks in, buffers out.
 
-    ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it took; the memory is
-    reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whoever
-    closes. An incomplete message is kept per connection only as far as it was received. Once ``closed`` is true,
-    sending does nothing. A ``patient`` one may be left to a later turn. ``out_bytes`` wait to be sent, and what of them
-    the kernel did not take at the end of a turn counts in ``unsent``.
+    ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it consumed; the memory
+    is reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whichever
+    side closes. The received part of an incomplete message is kept per connection. Once ``closed`` is true, sending
+    does nothing. A ``patient`` one may be left to a later turn. ``out_bytes`` wait to be sent; what the kernel did not
+    accept at the end of a turn counts in ``unsent``.
     """
 
     __slots__ = (
@@ -341,7 +341,7 @@ class StreamSocket:
         reactor.add(sock.fileno(), self._on_ready, patient=patient)
 
     def send(self, data: bytes | memoryview) -> None:
-        """Queue ``data`` (not copied, must not change) to leave at the end of the turn."""
+        """Queue ``data`` (not copied, must not change) to be sent at the end of the turn."""
         if self.closed:
             return
         self._out.append(data)
@@ -351,7 +351,7 @@ class StreamSocket:
             self._reactor.mark_dirty(self)
 
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
-        """Queue several buffers of ``nbytes`` in sum at once."""
+        """Queue several buffers of ``nbytes`` in total."""
         if self.closed:
             return
         self._out += buffers
@@ -361,7 +361,7 @@ class StreamSocket:
             self._reactor.mark_dirty(self)
 
     def flush(self) -> None:
-        """Send as much as the kernel takes; the rest follows when the socket is writable."""
+        """Send as much as the kernel accepts; the rest follows when the socket is writable."""
         self._dirty = False
         if self._writing:
             self._count_unsent(self.out_bytes)
@@ -370,15 +370,15 @@ class StreamSocket:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes that were received and not consumed."""
+        """Received and unconsumed bytes."""
         return len(self._partial)
 
     def stop_reading(self) -> None:
-        """Receive nothing until `go_on_reading`: the kernel's buffers fill, and the peer has to wait."""
+        """Stop receiving until `go_on_reading`: the kernel's buffers fill, and the peer has to wait."""
         self._set_reading(False)
 
     def go_on_reading(self) -> None:
-        """Receive again."""
+        """Resume receiving."""
         self._set_reading(True)
 
     def close(self, reason: str) -> None:
@@ -401,13 +401,13 @@ class StreamSocket:
             if self.closed or not events & ~EPOLLOUT:
                 return
         if not self._reading:
-            if events & (EPOLLHUP | EPOLLERR):  # these come also to who does not want to read, again and again
+            if events & (EPOLLHUP | EPOLLERR):  # reported repeatedly even if reading is stopped
                 self.close("closed by peer")
             return
         if self._partial:
             self._read_more()
             return
-        # Nearly always whole messages come in one chunk: nothing is kept, nothing is copied.
+        # Nearly always a chunk contains whole messages: nothing is kept, nothing is copied.
         buffer = self._reactor.receive_buffer
         try:
             received = self._sock.recv_into(buffer, RECEIVE_BYTES)
@@ -422,7 +422,7 @@ class StreamSocket:
             self._partial = bytes(buffer[consumed:received])
 
     def _read_more(self) -> None:
-        """Receive when the head of a message is kept: it waits in front of what comes now."""
+        """Receive with a kept partial message, which precedes the new data."""
         buffer = self._reactor.receive_buffer
         partial = self._partial
         held = len(partial)
@@ -498,9 +498,9 @@ class StreamSocket:
 
 
 class Deadline:
-    """A timer task whose deadline anybody may move earlier, without waking it.
+    """A timer task whose deadline may be moved earlier without waking it.
 
-    ``next_deadline()`` is asked whenever the timer went off; ``fire()`` then does what is due.
+    ``next_deadline()`` is called after each expiry; ``fire()`` then does what is due.
     """
 
     def __init__(self, next_deadline: Callable[[], float], fire: Callable[[], None]) -> None:
@@ -509,7 +509,7 @@ class Deadline:
         self._scope = trio.CancelScope()
 
     def refresh(self) -> None:
-        """Notice that the next deadline may have become earlier."""
+        """The next deadline may have become earlier."""
         if (deadline := self._next_deadline()) < self._scope.deadline:
             self._scope.deadline = deadline
 

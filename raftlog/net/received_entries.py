@@ -1,6 +1,6 @@
-"""Entries of peers between the frame they came in and the log.
+"""Entries of peers between their frame and the log.
 
-Each is checked before the core hears of it, so that whatever enters the log is framed as this replica would frame it,
+Each is validated before the core processes it, so that every entry in the log is framed as this replica would frame it,
 continues the chain, fits its file, and has a body that the application can apply. A peer that sends anything else is
 refused; it cannot stop this replica, now or at its next start.
 """
@@ -19,12 +19,13 @@ from raftlog.segment.codec import HEADER_BYTES, EntryRef, place
 from raftlog.segment.log import SegmentLog
 
 CheckBody = Callable[[memoryview, int], None]
-"""Raises ValueError for the body of a normal entry that the application could not apply; the number is where it begins,
-as a physical offset. Pure, and called per entry."""
+"""Raises ValueError if the application could not apply the body of a normal entry; the number is its physical offset.
+Pure, and called per entry.
+"""
 
 
 class ReceivedEntry(NamedTuple):
-    """An entry that the core has taken and the log has not yet."""
+    """An entry that the core has accepted and the log does not have yet."""
 
     ref: EntryRef
     header: bytes
@@ -33,7 +34,7 @@ class ReceivedEntry(NamedTuple):
 
 
 class ReceivedEntries:
-    """The entries that came in since the log was written to last."""
+    """The entries received since the last write to the log."""
 
     def __init__(self, core: RaftCore, log: SegmentLog, check_body: CheckBody) -> None:
         self._core = core
@@ -46,7 +47,7 @@ class ReceivedEntries:
         """Returns how many of the entries this replica has already; the rest may enter the log.
 
         Raises:
-            WireError: the core must not hear of this request, because of the entries in it.
+            WireError: the core must not process this request, because of its entries.
         """
         refs = message.refs
         if not refs:
@@ -64,7 +65,7 @@ class ReceivedEntries:
         if new:
             prev = LogId(refs[new - 1].index, refs[new - 1].term)
         elif not core.holds(prev):
-            return 0  # the core rejects the request, or refuses it
+            return 0  # the core rejects or refuses the request
         chain, end = self._end_of(prev)
         theirs = refs[new - 1].chain if new else message.prev_chain
         if theirs != chain:
@@ -84,7 +85,7 @@ class ReceivedEntries:
         return new
 
     def keep(self, message: Append, new: int) -> None:
-        """Copy the entries of a checked request from number ``new`` on, as far as the core has taken them."""
+        """Copy the entries of a validated request from number ``new`` on, as far as the core has accepted them."""
         core = self._core
         for number in range(new, len(message.refs)):
             ref = message.refs[number]
@@ -94,15 +95,15 @@ class ReceivedEntries:
                 self._entries[ref.index, ref.term] = ReceivedEntry(ref, header, body, annotation)
 
     def get(self, index: int, term: int) -> ReceivedEntry | None:
-        """An entry that was kept."""
+        """A kept entry."""
         return self._entries.get((index, term))
 
     def clear(self) -> None:
-        """Everything that the core has taken is in the log."""
+        """Everything that the core has accepted is in the log."""
         self._entries.clear()
 
     def _end_of(self, entry: LogId) -> tuple[int, int]:
-        """Chain and end of an entry that the core holds."""
+        """Chain value and end of an entry that the core has."""
         if (kept := self._entries.get((entry.index, entry.term))) is not None:
             return kept.ref.chain, kept.ref.pos + kept.ref.size
         log = self._log
@@ -115,7 +116,7 @@ class ReceivedEntries:
 
 
 def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
-    """Raises ValueError for an entry whose body the application or the core could do nothing with."""
+    """Raises ValueError for an entry whose body the application or the core could not handle."""
     if ref.kind == EntryKind.NORMAL:
         check_body(body, ref.pos + HEADER_BYTES)
     elif ref.kind == EntryKind.CONFIG:
@@ -123,7 +124,7 @@ def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
 
 
 def check_configuration(conf: ConfState) -> None:
-    """Raises ValueError for members who could not elect a leader, or not be called, or not be noted in a directory."""
+    """Raises ValueError for members that could not elect a leader, be called, or be stored in a directory."""
     if not conf.voters:
         raise ValueError("a configuration without voters")
     nbytes = len(encode_conf(conf))

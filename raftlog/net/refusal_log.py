@@ -1,4 +1,4 @@
-"""Warnings about what peers send: once per peer and reason in a minute, however often it comes."""
+"""Warnings about peers' messages: once per peer and reason in a minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class RefusalLog:
-    """Logs a refusal unless the same peer was refused for the same reason, numbers in it aside, within a minute.
+    """Logs a refusal unless the same peer was refused for the same reason, ignoring numbers in it, within a minute.
 
     Args:
         now: monotonic seconds.
@@ -25,11 +25,11 @@ class RefusalLog:
     def __init__(self, log: Log, now: Callable[[], float]) -> None:
         self._log = log
         self._now = now
-        # When a peer and reason may be logged again, and how often it was not.
+        # When a peer and reason may be logged again, and how often it was suppressed.
         self._known: dict[tuple[str, str], tuple[float, int]] = {}
 
     def warning(self, event: str, *, source: str, error: str, **values: object) -> None:
-        """Log ``event`` about ``source``; ``times`` tells how many there were since the last line, if more than one."""
+        """Log ``event`` about ``source``; ``times`` is the number since the last line, if more than one."""
         key = source, _NUMBERS.sub("#", error)[:200]
         now = self._now()
         again_at, skipped = self._known.pop(key, (now, 0))
