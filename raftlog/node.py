@@ -1,10 +1,10 @@
-"""One node of a group: its directory, log, core, connections and application, opened, run, and opened again.
+"""One node of a group: its directory, log, core, connections and application, opened, run, and reopened.
 
-A node *runs* from opening its directory to closing it. Some things can only be done with everything closed, such as
-putting a log in place that was fetched from a peer; then the run ends and the next one begins, in the same process and
-through the same code as a cold start.
+A *run* lasts from opening the directory to closing it. Some operations need everything closed, such as installing a log
+that was fetched from a peer; then the run ends and the next one begins, in the same process and through the same code
+as a cold start.
 
-What a node runs for is its *host*: a callable that builds the application anew for each run.
+The *host* is a callable that builds the application for each run.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ Log = structlog.stdlib.BoundLogger
 
 DISK_POLL_SECONDS: Final = 1.0
 HANDOVER_SECONDS_MAX: Final = 2.0
-"""For so long a leader that found its own log damaged waits for another replica to lead, before it repairs the log."""
+"""How long a leader with a damaged log waits for another replica to lead, before it repairs the log."""
 _HANDOVER_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What a node needs to know.
+    """The settings of a node.
 
     Attributes:
         cluster_id, group, segment_bytes: equal on all nodes, for ever. See `group_segment_bytes` for a node that is
-            added to a group that exists.
-        directory: of the log; made if it is missing.
-        listen: where peers connect.
-        secret_file: where the secret of the group is; it must be the same secret on all nodes. The first one of
-            ``members`` writes the file if there is none, the others refuse to start without it.
-        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`; less if one file is more than what remains.
-        catch_up_bytes_per_second: most that this node gives to peers that fetch files or repair theirs.
-        software: the version of the software, which peers are told; for people.
-        level_newest: up to which format level the application understands entries; see `raftlog.net.versions`.
-        tls: how connections to peers are encrypted; None: not at all.
-        members: every voter that the group begins with, this one included, and its ``HOST:PORT``. Empty for a node
-            that will be added to a group that exists. Of no account once the log says who belongs to the group.
+            added to an existing group.
+        directory: of the log; created if missing.
+        listen: replication address.
+        secret_file: path of the group's secret, which must be the same on all nodes. The first one of ``members``
+            creates a missing file, the others refuse to start without it.
+        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`; reduced if one file is larger than the rest.
+        catch_up_bytes_per_second: limit for peers that fetch files from this node or repair theirs.
+        software: the version of the software, reported to peers; for people.
+        level_newest: the highest format level that the application supports; see `raftlog.net.versions`.
+        tls: encryption of connections to peers; None: unencrypted.
+        members: every initial voter of the group, including this one, and its ``HOST:PORT``. Empty for a node
+            that will be added to an existing group. Ignored once the log contains a configuration.
     """
 
     cluster_id: str
@@ -93,7 +93,7 @@ class NodeSettings:
 
     @property
     def identity(self) -> Identity:
-        """What peers must agree on; the store is in the directory."""
+        """What peers must agree on; the store id is in the directory."""
         return Identity(
             self.cluster_id,
             self.group,
@@ -105,20 +105,20 @@ class NodeSettings:
 
     @property
     def initial(self) -> ConfState:
-        """The configuration that the group begins with."""
+        """The initial configuration of the group."""
         return ConfState(tuple(self.members), (), (), tuple(self.members.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosted:
-    """An application that was built for one run.
+    """An application built for one run.
 
     Attributes:
-        applied_index: the last entry that it has taken already.
+        applied_index: the last entry that it has applied already.
         attach: gets the replica, before anything else happens.
         end_turn: called at the end of each turn of the event loop; must call `Replica.pump`.
-        snapshot: what a peer needs that gets the log only from a later entry on: the index of the last entry in it, and
-            what encodes it, in a worker thread. None when there is none now.
+        snapshot: the state for a peer that gets the log only from a later entry on: the index of the last entry in it,
+            and a function that encodes it, in a worker thread. None if there is none now.
         tasks: run next to the replica until they are cancelled.
         check_body: see `Replica`.
     """
@@ -136,12 +136,12 @@ Host = Callable[["Run"], Hosted]
 
 
 class Run:
-    """From opening the directory to closing it.
+    """The time from opening the directory to closing it.
 
     Attributes:
-        undo: what must be closed at the end of the run, in reverse order; the log comes after everything of the host.
-        secrets: those of the group that are valid now.
-        sync_latency: how long writes to the log with their syncs took.
+        undo: what to close at the end of the run, in reverse order; the log is closed after everything of the host.
+        secrets: the group secrets that are valid now.
+        sync_latency: duration of log writes including syncs.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Run:
         self.reactor.at_turn_end(self._timer.refresh)
 
     def _open_log(self) -> SegmentLog:
-        """Open it, with mailboxes for what its threads tell. Raises SegmentError."""
+        """Open the log, with mailboxes for its threads. Raises SegmentError."""
 
         def mailbox(deliver: Callable[[object], None]) -> Mailbox:
             opened = Mailbox(self.reactor, deliver)
@@ -210,7 +210,7 @@ class Run:
             return opened
 
         settings = self.settings
-        # All are open for as long as the log, whose threads write to them, is.
+        # All of them stay open as long as the log, whose threads write to them.
         done, failed, damaged = map(mailbox, (self._storage_done, self._storage_failed, self._found_damage))
         segment_log = SegmentLog.open(
             settings.directory,
@@ -227,7 +227,7 @@ class Run:
         return segment_log
 
     def _note_members(self, confs: Confs) -> None:
-        """Note the newest configuration; durable with whatever is written next."""
+        """Store the newest configuration in the notes; durable with the next write."""
         noted = encode_members(*confs[-1])
         if confs[-1][1].members and len(noted) <= CONF_PROPOSED_BYTES_MAX:
             self.segment_log.set_note(MEMBERS, noted)
@@ -274,26 +274,26 @@ class Run:
         )
 
     def set_level(self, level: int) -> None:
-        """The group is at this format level as of what is applied: replicas that do not understand it are refused."""
+        """Set the group's format level as of the applied log: replicas that do not support it are refused."""
         self.admission.level = level
 
     def restart(self, reason: str) -> None:
-        """End this run and begin the next one."""
+        """End this run and start the next one."""
         if self._restart_reason is None:
             self._restart_reason = reason
             self._log.info("node_restarts", reason=reason)
         self._scope.cancel()
 
     def stop(self) -> None:
-        """End this run and the node with it."""
+        """End this run and the node."""
         self._scope.cancel()
 
     async def run(self, task_status: trio.TaskStatus[None]) -> bool:
         """Run until cancelled or, returning True, until `restart` is called.
 
         Raises:
-            SegmentError: the disk failed. Damage is not one of these: it is noted, and True is returned. A disk without
-                room for another file is none, either.
+            SegmentError: the disk failed. Damage is not raised: it is recorded, and True is returned. Neither is a disk
+                without room for another file.
         """
         await trio.lowlevel.checkpoint()
         failure: SegmentError | None = None
@@ -320,7 +320,8 @@ class Run:
             self._note_damage(failure)
             return True
         if isinstance(failure, StorageFailed) and (failure.errno, failure.operation) == (errno.ENOSPC, "preparation"):
-            # Nothing is torn, there is no room for another file. Opened again, it votes, and takes entries when it can.
+            # Nothing is torn, there is just no room for another file. Reopened, the node votes, and accepts entries
+            # when it can.
             self._log.error("disk_full", error=str(failure))
             return True
         if failure is not None:
@@ -339,7 +340,7 @@ class Run:
             await trio.sleep(DISK_POLL_SECONDS)
 
     def _found_damage(self, damage: object) -> None:
-        """A read found an entry damaged; the reader was refused, and this run must end for the log to be repaired."""
+        """A read found a damaged entry; it was refused, and this run must end for the log to be repaired."""
         assert isinstance(damage, StorageCorrupt)
         if self._damage is None:
             self._damage = damage
@@ -347,9 +348,9 @@ class Run:
             self._damage_found.set()
 
     async def _leave_when_damaged(self) -> None:
-        """Let another replica lead, so that the group goes on, and end this run. Raises StorageCorrupt.
+        """Transfer leadership, so that the group continues, and end this run. Raises StorageCorrupt.
 
-        The only voter has nobody to repair its log from: it goes on, and refuses what it cannot read.
+        The only voter has no peer to repair its log from: it continues, and refuses reads of damaged entries.
         """
         await self._damage_found.wait()
         assert self._damage is not None, "damage was found, and nobody knows which"
@@ -364,7 +365,7 @@ class Run:
         raise self._damage
 
     def _note_damage(self, damage: StorageCorrupt) -> None:
-        """Let the next opening look at what could not be read."""
+        """Record the damage for the next opening."""
         if self._damage is None:
             self._log.error("damage_found", error=str(damage))
         log = self.segment_log
@@ -383,7 +384,7 @@ class Run:
             try:
                 return await read_log(self.segment_log, self.replica.commit_index, request)
             except StorageCorrupt as damage:
-                # It ends this run in its own time, when another replica leads; the only voter goes on.
+                # It ends this run once another replica leads; the only voter continues.
                 self._found_damage(damage)
                 raise RangeRefused(DAMAGED_HERE) from damage
         await trio.lowlevel.checkpoint()
@@ -398,7 +399,7 @@ class Run:
             case Kind.RESET_OFFER:
                 offer = frames.decode_cold(kind, payload)
                 core = self.replica.core
-                # Only who leads knows what is committed. It repeats its offer, so one that comes early is not missed.
+                # Only the leader knows what is committed. It repeats its offer, so an early one is not missed.
                 if source == core.leader_id and offer.term == core.term and not self.replica.is_leader:
                     self._puller.offered(source, offer)
             case _:
@@ -408,7 +409,7 @@ class Run:
         self._offers.offer(peer)
 
     def _fetched(self) -> None:
-        # The log that comes may have skipped removals; who has which directory is learned anew.
+        # The fetched log may skip removals; the members' directories are learned again.
         self.replica.remember(STORES, None, lambda: self.restart("a log was fetched from a peer"))
 
     def _peer_gone(self, peer: NodeId) -> None:
@@ -429,7 +430,7 @@ class Run:
         return self.replica.next_deadline() - suspended
 
     def _time_is_up(self) -> None:
-        """Have a turn come, which reads what waits in the sockets before any time-out is judged."""
+        """Request a turn, which reads the waiting input before any timeout is judged."""
         self._tick_due = True
         self.reactor.wake()
 
@@ -460,16 +461,15 @@ class Run:
 async def serve_node(
     settings: NodeSettings, host: Host, *, log: Log, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Be a node of a group until cancelled.
+    """Run a node of a group until cancelled.
 
-    ``host(run)`` is called at the beginning of each run, with `Run.reactor` and `Run.segment_log` in place; it may
-    leave to `Run.undo` what must be closed at the end.
+    ``host(run)`` is called at the beginning of each run, with `Run.reactor` and `Run.segment_log` set; it may add
+    things to close to `Run.undo`.
 
     Raises:
-        SecretMissing, SecretUnusable: there is no secret of the group that can be used; nothing was changed.
-        ListenRefused: the address cannot be used.
-        SegmentError: the directory cannot be used, or the disk failed. The process must end; a restart verifies what
-            is there.
+        SecretMissing, SecretUnusable: there is no usable secret of the group; nothing was changed.
+        ListenRefused: the address is not available.
+        SegmentError: the directory is unusable, or the disk failed. The process must end; a restart verifies the files.
     """
     secrets = open_secret(settings, log)
     found: StorageCorrupt | None = None
@@ -481,8 +481,8 @@ async def serve_node(
                 if not await run.run(task_status):
                     return
         except StorageCorrupt as damage:
-            # A start looks closely at the end of the log only, and then the host read something older. The next one
-            # looks at everything, since the damage is noted; if that finds nothing, it is not for us to repair.
+            # A start only verifies the end of the log, and the host read something older. The next one verifies
+            # everything, since the damage is recorded; if that finds nothing, it cannot be repaired here.
             if found is not None:
                 raise
             found = damage
@@ -504,7 +504,7 @@ async def serve_node(
                 try:
                     await repairing.run(task_status)
                 except* StorageCorrupt as errors:
-                    # What was intact at the opening is not any more: the next one looks again.
+                    # Damaged since the opening: the next one verifies again.
                     log.error("damage_found", error=str(_first(errors)))
                     await trio.sleep(ROOM_SECONDS)
                 except* StorageFailed as errors:
@@ -517,7 +517,9 @@ async def serve_node(
 
 
 def open_secret(settings: NodeSettings, log: Log) -> SecretFile:
-    """The secret of the group. One node of a new group makes it: which one, they must agree on without talking."""
+    """The secret of the group. One node of a new group creates it: the same one by all settings, without
+    communication.
+    """
     path = settings.secret_file
     first = next(iter(settings.members), None)
     try:

@@ -1,8 +1,8 @@
-"""CBOR from peers and files, read without the parts of the format that run code or take memory at the sender's wish.
+"""Decodes CBOR from peers and files, without the parts of the format that run code or use much memory.
 
-Everything that we write is maps, nearly all of them with text keys, arrays, text, bytes, integers and a few constants.
-CBOR can say much more: tagged values become regular expressions, numbers with exponents of any size, dates, or
-references to what came before; arrays and texts may come without a length. Nothing of that is accepted.
+Everything that we write consists of maps, nearly all of them with text keys, arrays, text, bytes, integers and a few
+constants. CBOR has much more: tagged values become regular expressions, numbers with exponents of any size, dates, or
+references to earlier values; arrays and texts may lack a length. All of that is refused.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import cbor2
 _DEPTH_MAX: Final = 8
 _TAGS_MAX: Final = 300
 _KNOWN_TAGS: Final = (*range(_TAGS_MAX), 1004, 43000, 55799)
-"""Every tag for which cbor2 has a decoder of its own; all others come to the tag hook."""
+"""Every tag for which cbor2 has a built-in decoder; all others reach the tag hook."""
 _WHOLE_NUMBER: Final = 2
-"""The tag of bytes that are a whole number, the most significant byte first."""
+"""The tag of bytes that encode a whole number, most significant byte first."""
 
 
 def decode_plain(data: bytes, *, number_bytes_max: int = 8, any_key: bool = False) -> Any:
-    """The value that ``data`` encodes.
+    """The decoded value.
 
     Args:
-        number_bytes_max: size of the largest whole number, not below 0, that is accepted beyond 64 bits.
+        number_bytes_max: size of the largest accepted nonnegative whole number beyond 64 bits.
         any_key: whether maps may have other keys than text and bytes.
 
-    Raises ValueError for what is not CBOR, or not of the plain kind.
+    Raises ValueError for invalid CBOR, and for refused parts of it.
     """
     try:
         return cbor2.loads(

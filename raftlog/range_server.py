@@ -1,8 +1,8 @@
-"""Serving bytes of the log and of snapshots to peers that repair their log or fetch it whole.
+"""Serves bytes of the log and of snapshots to peers that repair their log or fetch all of it.
 
-Segment files are equal byte by byte on all replicas, so bytes by physical offset mean the same everywhere. Requests
-wait in a short queue and are answered one after the other, no faster than a limit, so that the group's own traffic
-keeps its share of disk and network. A request that finds the queue full is dropped; the peer asks again.
+Segment files are equal byte by byte on all replicas, so a physical offset means the same everywhere. Requests wait in a
+short queue and are answered one after the other, with a rate limit, so that the group's own traffic keeps its share of
+disk and network. If the queue is full, a request is dropped; the peer retries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raftlog.segment.errors import EntryGone
 from raftlog.segment.log import SegmentLog
 
 ANSWER_SECONDS_MAX: Final = 2.0
-"""Who asked and has no answer by then asks again, or somebody else."""
+"""A peer without an answer by then retries, here or at another replica."""
 
 GONE: Final = "gone: retention has deleted it"
 NOT_HERE: Final = "not here: the log ends before it"
@@ -32,17 +32,17 @@ _QUEUED_MAX = 64
 
 
 class RangeRefused(Exception):
-    """The bytes cannot be given; the message is for the peer."""
+    """The bytes cannot be served; the message is for the peer."""
 
 
 Read = Callable[[RangeReq], Awaitable[bytes]]
 
 
 class RangeServer:
-    """Answers range requests.
+    """Serves range requests.
 
     Args:
-        read: gives the bytes, fewer than wanted if need be, or raises `RangeRefused`.
+        read: returns the bytes, or fewer, or raises `RangeRefused`.
         bytes_per_second: limit over all peers.
     """
 
@@ -55,14 +55,14 @@ class RangeServer:
         self._send, self._receive = trio.open_memory_channel[tuple[NodeId, RangeReq]](_QUEUED_MAX)
 
     def ask(self, peer: NodeId, request: RangeReq) -> None:
-        """Take a request."""
+        """Queue a request."""
         try:
             self._send.send_nowait((peer, request))
         except trio.WouldBlock:
             return
 
     async def run(self) -> None:
-        """Answer requests until cancelled. Raises `SegmentError` when our own disk is bad."""
+        """Answer requests until cancelled. Raises `SegmentError` if our own disk failed."""
         async for peer, request in self._receive:
             try:
                 data, refusal = await self._read(request), None
@@ -75,12 +75,12 @@ class RangeServer:
 
 
 async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> bytes:
-    """Bytes of an open log, in a thread, as far as they are durable here and, unless the request waives that, known to
-    be committed.
+    """Bytes of an open log, for a worker thread, as far as they are durable here and, unless the request waives that,
+    known to be committed.
 
     Raises:
         RangeRefused: there are none.
-        StorageCorrupt, StorageFailed: the disk does not give them.
+        StorageCorrupt, StorageFailed: the disk cannot read them.
     """
     nbytes = granted_bytes(log, committed_index, request)
     try:
@@ -90,7 +90,7 @@ async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> 
 
 
 def granted_bytes(log: SegmentLog, committed_index: int, request: RangeReq) -> int:
-    """How many bytes of an open log `read_log` gives. Raises `RangeRefused` if none."""
+    """How many bytes of an open log `read_log` returns. Raises `RangeRefused` if none."""
     pos = request.pos
     if pos < log.base_pos:
         raise RangeRefused(GONE)

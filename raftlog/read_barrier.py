@@ -1,6 +1,6 @@
-"""Reads that wait until this replica has applied everything that was committed when they came in.
+"""Reads that wait until this replica has applied everything that was committed when they arrived.
 
-All reads of one turn of the event loop share one question to the consensus core, and so one round trip.
+All reads of one turn of the event loop share one request to the consensus core, and so one round trip.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 OnRead = Callable[[bool], None]
 
 READ_SECONDS_MAX: Final = 3.0
-"""After this long a read is told that nobody can tell."""
+"""Timeout of a read."""
 
 
 class _Batch:
-    """Reads that came in during one turn; ``index`` is what must be applied, once it is known."""
+    """Reads that arrived during one turn; ``index`` is the one to be applied, once it is known."""
 
     __slots__ = ("callbacks", "ctx", "deadline", "index")
 
@@ -28,7 +28,7 @@ class _Batch:
 
 
 class ReadBarriers:
-    """The open reads of a replica, oldest first. Callbacks run from within the methods; each is called once."""
+    """The open reads of a replica, oldest first. The methods call the callbacks, each once."""
 
     def __init__(self) -> None:
         self._asked: list[OnRead] = []
@@ -36,23 +36,23 @@ class ReadBarriers:
         self._last_ctx = 0
 
     def add(self, on_read: OnRead) -> None:
-        """Take a read; it becomes part of the next `ask`."""
+        """Add a read; it becomes part of the next `ask`."""
         self._asked.append(on_read)
 
     @property
     def has_asked(self) -> bool:
-        """Whether `ask` has something to begin."""
+        """Whether `ask` has something to start."""
         return bool(self._asked)
 
     def ask(self, now: float) -> int:
-        """Begin a batch with everything that came in; returns its number for the core."""
+        """Start a batch with all new reads; returns its number for the core."""
         self._last_ctx += 1
         self._open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self._asked))
         self._asked = []
         return self._last_ctx
 
     def answered(self, ctx: int, index: int | None) -> None:
-        """The core's answer: what must be applied, or None when nobody can tell."""
+        """The core's answer: the index to be applied, or None if it could not be confirmed."""
         for batch in self._open:
             if batch.ctx == ctx:
                 batch.index = index
@@ -69,13 +69,13 @@ class ReadBarriers:
             _answer(batch, True)
 
     def expire(self, now: float) -> None:
-        """Give up what has waited too long."""
+        """Fail reads that have waited too long."""
         while self._open and self._open[0].deadline <= now:
             _answer(self._open.popleft(), False)
 
     @property
     def deadline(self) -> float:
-        """When `expire` has something to do; infinite without open reads."""
+        """When `expire` has to be called; infinite without open reads."""
         return self._open[0].deadline if self._open else float("inf")
 
     def __bool__(self) -> bool:

@@ -1,9 +1,9 @@
-"""What a node with a damaged log asks its peers, what it makes of their answers, and what it answers them itself.
+"""The requests of a node with a damaged log to its peers, the handling of their answers, and its own answers to them.
 
-Pure: the caller sends requests and gives back what came. Peers are asked one after the other, again and again, each for
-the next piece as long as it has some. Only committed bytes are asked for at first; when nothing has come for a while,
-perhaps nothing is committed any more without this replica, and what peers have is taken anyway. What comes then is no
-worse: it must lead to what is intact behind the damage, or this replica abstains until it has heard of a leader.
+Pure: the caller sends requests and passes the answers. Peers are asked one after the other, repeatedly, each for the
+next piece as long as it has some. At first only committed bytes are requested; if none arrive for a while, perhaps
+nothing can be committed without this replica, and uncommitted bytes are accepted, too. They are safe: they must connect
+to the intact part behind the damage, or this replica abstains until it has heard of a leader.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from raftlog.range_server import DAMAGED_HERE, GONE, NOT_HERE, NOT_YET, RangeRef
 from raftlog.segment.repair import Repair
 
 PATIENCE_SECONDS: Final = 3.0
-"""For how long only committed bytes are asked for: a group that works without this replica commits them meanwhile."""
+"""How long only committed bytes are requested: a group that works without this replica commits them meanwhile."""
 
 
 class RepairDialogue:
-    """The requests of one `Repair`, in rounds: ask every peer that can be reached, then call `end_round`.
+    """The requests of one `Repair`, in rounds: ask every reachable peer, then call `end_round`.
 
     Args:
-        now: seconds, by any clock that the caller goes on using.
+        now: seconds, on any clock that the caller keeps using.
 
     Attributes:
-        answered: what each peer said last.
-        has_moved: whether anything has come in this round.
+        answered: the last answer of each peer.
+        has_moved: whether this round has made progress.
     """
 
     def __init__(self, repair: Repair, now: float) -> None:
@@ -39,13 +39,13 @@ class RepairDialogue:
         self._uncommitted = False
 
     def begin_round(self, peers: Iterable[NodeId]) -> None:
-        """These are the other members; the log may be cut when all of them have refused."""
+        """Set the other members; the log may be cut when all of them have refused."""
         self.answered = dict.fromkeys(peers, "not connected")
         self.repair.peers = set(self.answered)
         self.has_moved = False
 
     def request(self, peer: NodeId) -> RangeReq | None:
-        """What to ask ``peer`` for next; None if nothing is missing any more."""
+        """The next request to ``peer``; None if nothing is missing any more."""
         wanted = self.repair.wanted()
         if wanted is None:
             return None
@@ -53,7 +53,7 @@ class RepairDialogue:
         return RangeReq("log", *wanted, uncommitted=self._uncommitted)
 
     def take(self, peer: NodeId, answer: RangeResp) -> bool:
-        """Take an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
+        """Process an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
         self.answered[peer] = answer.refusal or f"{len(answer.data)} bytes"
         if answer.refusal is None:
             goes_on = self.repair.offer(answer.pos, answer.data, peer)
@@ -64,7 +64,7 @@ class RepairDialogue:
         return False
 
     def end_round(self, now: float) -> bool:
-        """All peers were asked; returns whether nothing has come for so long that somebody should be told."""
+        """All peers were asked; returns whether the lack of progress should be logged."""
         if self.has_moved:
             self._moved_at = now
             return False
@@ -75,13 +75,13 @@ class RepairDialogue:
 
 
 def damaged_log_bytes(repair: Repair, request: RangeReq) -> bytes:
-    """What a node that repairs its log gives a peer. Raises `RangeRefused`, StorageFailed."""
+    """The answer of a node with a damaged log to a peer. Raises `RangeRefused`, StorageFailed."""
     pos = request.pos
     if request.source != "log":
         raise RangeRefused(NOT_YET)
     if (data := repair.serve(pos, min(request.nbytes, RANGE_BYTES_MAX))) is not None:
         return data
-    # If it comes back, it comes from a replica that the one who asks will hear, too.
+    # If the range is restored, it comes from a replica that the requester will reach, too.
     if repair.lacks(pos):
         raise RangeRefused(DAMAGED_HERE)
     raise RangeRefused(GONE if pos < repair.meta.starts_at.pos else NOT_HERE)

@@ -1,12 +1,12 @@
-"""A node whose log is damaged: it takes no part in consensus, and fetches from its peers what it lost.
+"""Repair mode of a node with a damaged log: it takes no part in consensus, and fetches the lost parts from its peers.
 
-Peers see a replica that does not answer the leader. It serves intact ranges to others that are in the same state, so
-that a group whose every log is damaged somewhere recovers, as long as each byte is intact somewhere.
+To peers it is a replica that does not answer the leader. It serves intact ranges to other nodes in the same state, so
+that a group in which every log is damaged recovers, as long as each byte is intact somewhere.
 
-Committed bytes are preferred. But if so many replicas are damaged that nothing is committed any more, the others say
-"not yet" for ever, and what they have is taken anyway. A replica that is damaged at the same place says so, and that
-is an answer; with nothing to be had from anybody, and only when everybody has said so, the log is cut. It is not cut in
-front of intact entries that a damaged peer had as well: then the node waits, see `segment.repair`.
+Committed bytes are preferred. But if so many replicas are damaged that nothing can be committed, the others answer "not
+yet" for ever, and uncommitted bytes are accepted. A replica with damage at the same place says so, which counts as an
+answer; if no peer has the bytes, and only when all peers have said so, the log is cut. It is not cut before intact
+entries that a damaged peer also had: then the node waits, see `segment.repair`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Repairing:
     """Repairs one damaged directory.
 
     Args:
-        identity: of this node; its store is looked up in the directory.
-        initial: who belonged to the group when it began, if nothing newer was written down.
+        identity: of this node; its store id is read from the directory.
+        initial: the initial configuration, used if no newer one is stored.
 
     Raises:
-        LogDamaged: nobody else has this log.
-        ListenRefused: ``listen`` cannot be used.
+        LogDamaged: no peer has this log.
+        ListenRefused: ``listen`` is not available.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Repairing:
         notes = self._repair.meta.notes
         conf_index, conf = members_in(notes) or (0, initial)
         if conf_index == 0 and initial.members:
-            conf = initial  # the log does not say who belongs to the group, so the settings do, as they are now
+            conf = initial  # the log contains no configuration, so the settings apply
         if conf.voters == (identity.node_id,):
             raise damaged
         self._reactor = Reactor()
@@ -150,7 +150,7 @@ class Repairing:
         return sorted(self._transport.peers)
 
     async def _ask(self, peer: NodeId, request: RangeReq) -> RangeResp | None:
-        """What ``peer`` answers, None if it does not."""
+        """The answer of ``peer``, None without one."""
         frame = frames.encode_cold(request)
         self._transport.send(peer, Lane.CONTROL, [frame], len(frame))
         self._reactor.wake()
@@ -173,23 +173,23 @@ class Repairing:
         return damaged_log_bytes(self._repair, request)
 
     def _learned(self, stores: dict[str, str]) -> None:
-        """Nothing that is learned here is relied on later: no vote and no acknowledgement leaves this node."""
+        """Nothing learned here is relied on later: this node sends no vote and no acknowledgement."""
         self._admission.recorded(stores)
 
 
 def stores_in(notes: Mapping[str, bytes]) -> dict[str, str]:
-    """Which directory each member has, as the notes say."""
+    """The members' directories from the notes."""
     note = notes.get(STORES)
     return {} if note is None else dict(cbor2.loads(note))
 
 
 def encode_members(conf_index: int, conf: ConfState) -> bytes:
-    """What `members_in` reads."""
+    """The input of `members_in`."""
     return cbor2.dumps([conf_index, encode_conf(conf)])
 
 
 def members_in(notes: Mapping[str, bytes]) -> tuple[int, ConfState] | None:
-    """The configuration that was in force when the node ran last, as the notes say, with the entry that set it."""
+    """The configuration of the node's last run, from the notes, with the entry that set it."""
     note = notes.get(MEMBERS)
     if note is None:
         return None

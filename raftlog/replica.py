@@ -1,11 +1,10 @@
-"""One replica: a consensus core, its log on disk, and its peers, joined by synchronous code.
+"""One replica: connects a consensus core, its log on disk, and its peers by synchronous code.
 
-Nothing in here awaits. Frames, finished writes, timers and proposals come in as plain calls; `Replica.pump`, called at
-the end of every turn of the event loop, carries out what the core decided:
+Nothing in here awaits. Frames, finished writes, timers and proposals arrive as plain calls; `Replica.pump`, called at
+the end of every turn of the event loop, carries out the core's effects:
 
-1. entries go to the log and its writer thread, in the core's order;
-2. messages leave, entries among them as the very bytes that lie in the log;
-3. committed entries go to the application, in order, each exactly once per run of the process.
+1. entries go to the log and its writer thread, in the core's order; 2. messages are sent, with entries as the very
+bytes in the log; 3. committed entries go to the application, in order, each exactly once per run of the process.
 
 Clock, log, transport and application are arguments, so the same code runs in a process and in a simulation.
 """
@@ -34,33 +33,35 @@ from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import ABSTAINING
 
 APPLY_BYTES_MAX = 1024 * 1024
-"""How much is applied in one turn; the rest follows in the next, so that sockets are not kept waiting."""
+"""Limit for applying in one turn; the rest follows in the next, so that sockets do not wait."""
 
 DISK_STALL_SECONDS = 1.0
-"""Age of the oldest unsynced write from which on the core is told that the disk hangs."""
+"""From this age of the oldest unsynced write on, the core is told that the disk stalls."""
 
 DISK_EASED = 0.02
-"""By how much less of the disk must be in use until it counts as not full again, so that no single file decides."""
+"""Hysteresis: the used fraction must fall by this much until the disk no longer counts as full, so that no single file
+decides.
+"""
 
 _LATE_SHARE = 0.25
-"""Part of a heartbeat interval by which a turn may come late without counting as a stall."""
+"""Fraction of a heartbeat interval by which a turn may be late without counting as a stall."""
 
 STALLS_MAX = 64
-"""How many stalls of this process are remembered, to tell how old a write is without them."""
+"""Number of recorded stalls of this process, which are subtracted from the age of a write."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-"""Entries that a follower keeps in memory for a disk that hangs; beyond, it takes no more."""
+"""Entries that a follower keeps in memory for a stalled disk; above it, it accepts no more."""
 
 ConfHandler = Callable[[int, ConfState, frozenset[NodeId]], None]
 Build = Callable[[int], tuple[bytes, bytes]]
 Job = Callable[[], Callable[[], None]]
-"""Work for any thread, and what the event loop is to call afterwards."""
+"""Work for any thread, and its completion for the event loop."""
 
 
 class CommittedEntry(Protocol):
-    """What the application sees of an entry.
+    """An entry as seen by the application.
 
-    ``pos`` is the physical offset of the entry's header; ``annotation`` is what the leader attached, or empty.
+    ``pos`` is the physical offset of the entry's header; ``annotation`` is the leader's, or empty.
     """
 
     @property
@@ -78,24 +79,24 @@ class CommittedEntry(Protocol):
 
 
 class Application(Protocol):
-    """What a replicated log is for. Called on the event loop, between a turn's input and its output."""
+    """The application of a replicated log. Called on the event loop, between a turn's input and its output."""
 
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
-        """Take committed entries; called in index order, without gap or repetition.
+        """Apply committed entries; called in index order, without gap or repetition.
 
         Raises:
-            raftlog.segment.errors.EntryUnusable: one of them cannot be applied; the node stops.
+            raftlog.segment.errors.EntryUnusable: an entry cannot be applied; the node stops.
         """
 
     def role_changed(self, change: RoleChange) -> None:
-        """Learn of a new role, term or leader."""
+        """Role, term or leader changed."""
 
     def outcome_unknown(self, first_index: int) -> None:
-        """Leadership was lost: what was appended from ``first_index`` on may or may not become committed."""
+        """Leadership was lost: entries appended from ``first_index`` on may or may not become committed."""
 
 
 class PeerSender(Protocol):
-    """What a replica needs of its transport."""
+    """The part of a transport that a replica needs."""
 
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool: ...
 
@@ -115,18 +116,18 @@ class _StoredEntry:
 
 
 class Replica:
-    """Joins core, log, transport and application.
+    """Connects core, log, transport and application.
 
     Args:
-        applied_index: the last entry that the application has already taken, from its own checkpoint. It may be ahead
-            of the log, when it came in a snapshot.
+        applied_index: the last entry that the application has already applied, from its own checkpoint. It may be
+            ahead of the log, if it came in a snapshot.
         clock: monotonic seconds.
-        wake: asks for another turn soon.
-        confs: as given to the core: the entries that set a configuration, and what they set.
-        on_conf: told which entry's configuration is in force from now on, and of nodes that entries removed.
-        on_reset: told of a peer that needs more than the log still has, again and again while it does.
-        in_background: takes a job that waits for the disk; its end may be called at any later time, or never.
-        check_body: what `Application.apply` demands of a body. Entries of peers that fail it do not enter the log.
+        wake: requests another turn soon.
+        confs: as given to the core: the entries with configurations, and the configurations.
+        on_conf: called with the entry whose configuration is in force from now on, and with removed nodes.
+        on_reset: called with a peer that needs more than the log still has, repeatedly while it does.
+        in_background: runs a job that waits for the disk; its completion may be called at any later time, or never.
+        check_body: the requirements of `Application.apply` on a body. Entries of peers that fail it are refused.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Replica:
         self._barriers = ReadBarriers()
         self._abstaining = core.abstaining
         self._disk_full = self._paused = False
-        # How often a turn is asked for at least, when the last one began, and the stalls: when each ended, its seconds.
+        # Maximum interval of turns, the start of the last one, and the stalls: the end of each, and its seconds.
         self._turn_seconds = core.config.heartbeat_seconds
         self._late_seconds = _LATE_SHARE * self._turn_seconds
         self._turn_at = clock()
@@ -175,7 +176,7 @@ class Replica:
 
     @property
     def applied_index(self) -> int:
-        """The last entry handed to the application."""
+        """The last applied entry."""
         return self._applied_index
 
     @property
@@ -185,15 +186,15 @@ class Replica:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica leads as far as it knows."""
+        """Whether this replica leads, as far as it knows."""
         return self.core.role is Role.LEADER
 
     def append(self, nbytes: int, build: Build) -> int | Refusal:
         """Append one entry with a body of ``nbytes`` bytes.
 
-        ``build(physical_offset)`` is called at once, with the physical offset that the body's first byte will have, and
-        returns the body and its annotation. Returns the index of the entry, or why it was refused (then ``build`` was
-        not called and nothing happened).
+        ``build(physical_offset)`` is called at once, with the physical offset of the body's first byte, and returns the
+        body and its annotation. Returns the index of the entry, or why it was refused (then ``build`` was not called
+        and nothing happened).
         """
         if self.core.role is Role.LEADER and self.core.last_index != self.log.last_index:
             return Refusal.NOT_READY  # the entry that opens this leader's term is not framed yet
@@ -210,32 +211,32 @@ class Replica:
     def read(self, on_read: OnRead) -> None:
         """Call ``on_read(True)`` once everything is applied that was committed anywhere in the group before this call.
 
-        What the application then has is linearizable, on a follower as well. ``on_read(False)`` when nobody can tell,
-        at the latest after `raftlog.read_barrier.READ_SECONDS_MAX`. Never called from within this method.
+        The application's state is linearizable then, on a follower as well. ``on_read(False)`` if that cannot be
+        confirmed, at the latest after `raftlog.read_barrier.READ_SECONDS_MAX`. Never called from within this method.
         """
         self._barriers.add(on_read)
         self._wake()
 
     def change(self, change: ConfChange) -> int | Refusal:
-        """Begin a change of membership; returns the index of its first entry, or why not.
+        """Start a membership change; returns the index of its first entry, or the reason of a refusal.
 
-        It is done once a configuration that is not joint is in force and committed, see `CoreStatus.conf`.
+        It is complete once a configuration that is not joint is in force and committed, see `CoreStatus.conf`.
         """
         index = self.core.propose_conf(change, self._clock())
         self._wake()
         return index
 
     def transfer(self, to: NodeId | None = None) -> Refusal | None:
-        """Begin to hand leadership to ``to``, or to the best voter there is; None unless it is refused."""
+        """Start transferring leadership to ``to``, or to the best voter; returns None unless it is refused."""
         refusal = self.core.transfer(to, self._clock())
         self._wake()
         return refusal
 
     def disk_usage(self, free_bytes: int, total_bytes: int, full_ratio: float, pause_ratio: float) -> None:
-        """Learn how full the disk is; to be called about once a second.
+        """Set the disk usage; called about once a second.
 
-        From ``full_ratio`` in use on, this replica takes no proposals and prefers not to lead; from ``pause_ratio`` on
-        it takes no entries from a leader either. It votes in any case, for which space is reserved.
+        From ``full_ratio`` in use on, this replica refuses proposals and prefers not to lead; from ``pause_ratio`` on
+        it also refuses a leader's entries. It always votes, for which space is reserved.
         """
         used = 1 - free_bytes / total_bytes
         self._disk_full = used >= full_ratio - (DISK_EASED if self._disk_full else 0)
@@ -245,25 +246,25 @@ class Replica:
             self._wake()
 
     def note_commit(self) -> None:
-        """Have the vote file say what is committed; to be called about once a second.
+        """Update the committed index in the vote file; called about once a second.
 
-        Entries bring that with them, but the last ones before a pause are committed when no other comes. Who reads the
-        files of this replica while it runs, as a backup does, knows no other way.
+        Entries bring that with them, but no entry follows the last ones before a pause. Readers of the files of a
+        running replica, such as a backup, have no other source.
         """
         if self._commit_index > self.log.commit_hint:
             self.core.persist(self._clock())
             self._wake()
 
     def drop_prefix(self, base_pos: int) -> bool:
-        """Let the log begin at ``base_pos``, for which `SegmentLog.drop_prefix` says what must hold.
+        """Move the beginning of the log to ``base_pos``; see `SegmentLog.drop_prefix` for the conditions.
 
-        The application must have taken and kept what lies below. Returns False if the first entry above is not on disk
-        yet, or this run has not heard yet that it is committed; then nothing happened, and the caller tries again a
-        moment later.
+        The application must have applied and stored everything below. Returns False if the first entry above is not
+        durable yet, or not known to be committed in this run; then nothing happened, and the caller retries a moment
+        later.
         """
         first = next(segment.first_index for segment in self.log.segments() if segment.start == base_pos)
         assert first - 1 <= self._applied_index, f"base {first - 1}, applied is {self._applied_index}"
-        # What was decided before may name or read entries that go now.
+        # Pending effects may name or read entries that are deleted now.
         while self.core.has_effects:
             self._carry_out(self.core.take_effects())
         if first > self.log.durable_index or first > self._commit_index:
@@ -277,12 +278,12 @@ class Replica:
         return True
 
     def decline_reset(self, peer: NodeId) -> None:
-        """There are no files that ``peer`` could fetch: send it entries."""
+        """There are no files for ``peer`` to fetch: send it entries."""
         self.core.decline_reset(peer, self._clock())
         self._wake()
 
     def wake(self) -> None:
-        """Ask for another turn of the event loop soon."""
+        """Request another turn of the event loop soon."""
         self._wake()
 
     def remember(self, key: str, value: bytes | None, then: Callable[[], None] = lambda: None) -> None:
@@ -293,11 +294,11 @@ class Replica:
         self._wake()
 
     def receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
-        """Take one frame of a peer.
+        """Process one frame of a peer.
 
         Raises:
             WireError, raftlog.segment.errors.FrameCorrupt: the frame is damaged, or no correct replica sends it;
-                nothing of it was taken. The connection must be closed.
+                nothing has changed. The connection must be closed.
         """
         target = self.core.node_id
         now = self._clock()
@@ -305,7 +306,7 @@ class Replica:
             self._give(frames.decode_appended(payload, source, target), now)
         elif kind is Kind.APPEND:
             if self._paused or self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
-                return  # the leader sends it again; only its heartbeats, on the other lane, tell that it lives
+                return  # the leader sends it again; only its heartbeats, on the other lane, tell that it is alive
             message = frames.decode_append(payload, source, target)
             new = self._received.check(message)
             self._give(message.request, now)
@@ -323,11 +324,11 @@ class Replica:
             raise WireError(str(error)) from error
 
     def peer_gone(self, peer: NodeId) -> None:
-        """The process behind ``peer`` has ended; if it led, an election starts now."""
+        """The process of ``peer`` has ended; if it led, an election starts now."""
         self.core.peer_lost(peer, self._clock())
 
     def storage_done(self, ticket: int) -> None:
-        """Everything up to ``ticket`` is on disk."""
+        """Everything up to ``ticket`` is durable."""
         self.core.storage_done(ticket, self._clock())
         while self._recording and self._recording[0][0] <= ticket:
             for then in self._recording.popleft()[1]:
@@ -336,18 +337,18 @@ class Replica:
     def begin_turn(self) -> None:
         """A turn of the event loop begins: the sockets are about to be read.
 
-        Turns are asked for every heartbeat interval (`next_deadline`). When one comes much later, this process did not
-        run, or was busy with something else, and what peers sent meanwhile is unread: the core is told so.
+        There is a turn at least every heartbeat interval (`next_deadline`). If one is much later, this process did not
+        run, or was busy, and messages from peers in that time are unread: the core is told so.
         """
         now = self._clock()
         self._note_stall(now)
         self._turn_at = now
 
     def tick(self) -> None:
-        """Let time-outs that are due happen; to be called in a turn, behind its input.
+        """Handle expired timeouts; called in a turn, after its input.
 
-        What peers sent while a long turn lasted is unread, so that time counts as a stall, too. Time-outs are handled
-        all the same: a leader whose turns are all long must go on sending heartbeats.
+        Messages that arrived during a long turn are unread, so that time counts as a stall, too. Timeouts are handled
+        all the same: a leader with only long turns must keep sending heartbeats.
         """
         now = self._clock()
         self._note_stall(now)
@@ -365,18 +366,18 @@ class Replica:
             self._turn_at = now
 
     def _disk_age(self, now: float) -> float:
-        """Seconds for which the oldest write has been under way, without those in which this process did not run."""
+        """The age of the oldest write in flight in seconds, without the time in which this process did not run."""
         age = self.log.oldest_unsynced_age(now)
         if age > DISK_STALL_SECONDS and self._stalls:
             age -= sum(seconds for ended_at, seconds in self._stalls if ended_at > now - age)
         return age
 
     def next_deadline(self) -> float:
-        """When a turn with `tick` must come at the latest."""
+        """When a turn with `tick` must happen at the latest."""
         return min(self.core.next_deadline(), self._barriers.deadline, self._turn_at + self._turn_seconds)
 
     def pump(self) -> None:
-        """Carry out everything the core has decided; see the module's list."""
+        """Carry out all effects of the core; see the module's list."""
         core = self.core
         if self._barriers.has_asked:
             now = self._clock()
@@ -398,7 +399,7 @@ class Replica:
         if effects.storage is not None:
             self._store(effects.storage, effects.commit)
         if effects.role is not None:
-            # Only a leader reads for peers, and what it reads is of its own term's log.
+            # Only a leader reads for peers, and only from its own term's log.
             self._fetching.clear()
             self._fetched.clear()
         for message in effects.send:
@@ -436,7 +437,9 @@ class Replica:
         self._in_background(job)
 
     def _take_fetched(self, fetch: Fetch, found: StoredRun | SegmentError) -> None:
-        """Raises `SegmentError` if the disk failed. Damage is told to the log, and the peer gets nothing for now."""
+        """Raises `SegmentError` if the disk failed. Damage is reported to the log, and the peer gets nothing for
+        now.
+        """
         peer = fetch.peer
         if self._fetching.get(peer) is not fetch:
             return  # the log may have been cut since, or something else is needed by now
@@ -446,8 +449,8 @@ class Replica:
             spans = frames.spans_of(found.refs, _bodies(found.refs, found.data))
             self._fetched[peer] = (spans, found)
         elif isinstance(found, StorageCorrupt):
-            # Who hears of it hands leadership over before the log is repaired. The only voter goes on without the peer,
-            # for which the core asks again when it is connected anew.
+            # The node then transfers leadership before the log is repaired. The only voter continues without the peer,
+            # for which the core retries when it connects again.
             self.log.damage_found(found)
             return
         elif not isinstance(found, EntryGone):
@@ -534,7 +537,7 @@ class Replica:
         return frames.encode_append(message, chain, entries, nbytes, annotations)
 
     def _stored(self, first: int, last: int, nbytes: int) -> tuple[list[EntryRef], bytes]:
-        """Entries that are not in memory any more, up to ``last`` or about ``nbytes``."""
+        """Entries that are no longer in memory, up to ``last`` or about ``nbytes``."""
         refs, data = self.log.read_entries(first, min(nbytes, APPLY_BYTES_MAX))
         wanted = [ref for ref in refs if ref.index <= last]
         return wanted, data[: sum(ref.size for ref in wanted)]
@@ -564,7 +567,7 @@ class Replica:
 
 
 def _bodies(refs: list[EntryRef], data: bytes) -> Callable[[int], memoryview]:
-    """The body of the entry of a given number among ``refs``, which lie back to back in ``data``."""
+    """A function that returns the body of an entry by its number in ``refs``; they are back to back in ``data``."""
 
     def body_of(number: int) -> memoryview:
         at = sum(ref.size for ref in refs[:number])

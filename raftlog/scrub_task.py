@@ -1,4 +1,4 @@
-"""The task that reads a running node's log through, now and then, at a bounded rate."""
+"""The task that periodically verifies a running node's log, with a rate limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raftlog.segment.scrub import BYTES_PER_SECOND, Scrub
 FIRST_ROUND_SECONDS: Final = 0.0
 ROUND_SECONDS: Final = 7 * 24 * 3600.0
 _NOTHING_YET_SECONDS: Final = 1.0
-"""The pause before the next look, when nothing is known to be committed yet."""
+"""The pause before the next check while nothing is known to be committed yet."""
 
 
 async def scrub_log(
@@ -27,14 +27,14 @@ async def scrub_log(
     round_seconds: float = ROUND_SECONDS,
     bytes_per_second: float = BYTES_PER_SECOND,
 ) -> None:
-    """Verify round after round, until cancelled; the first begins ``first_round_seconds`` from now.
+    """Verify repeatedly, until cancelled; the first pass begins after ``first_round_seconds``.
 
-    After each round the log says how many bytes were intact, and how many of those were read from the disk, not from
-    the page cache.
+    After each pass it logs how many bytes were intact, and how many of them were read from the disk, not from the page
+    cache.
 
     Raises:
         StorageCorrupt: an entry is damaged.
-        StorageFailed: the disk refused.
+        StorageFailed: a disk error.
     """
     scrub = Scrub(segment_log)
     await trio.sleep(first_round_seconds)
@@ -48,7 +48,7 @@ async def scrub_log(
             except (EntryGone, StorageCorrupt):
                 if scrub.is_current():
                     raise
-                break  # the file was dropped meanwhile
+                break  # the file was deleted in the meantime
             if result.finished or not scrub.is_current():
                 break
             await trio.sleep(result.nbytes / bytes_per_second)

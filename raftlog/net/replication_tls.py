@@ -1,8 +1,8 @@
-"""TLS between the replicas of a group: the contexts, and what ties a connection to the group secret.
+"""TLS between the replicas of a group: the contexts, and the binding of a connection to the group secret.
 
-Replicas prove who they are with the secret of the group (`raftlog.net.authentication`), so no authority has to vouch
-for their certificates. Instead, the proofs cover the certificate that the listener showed: somebody between two
-replicas who shows another certificate, in order to read or to change what is sent, gets no proof that either accepts.
+Replicas authenticate with the group's secret (`raftlog.net.authentication`), so certificates need no authority.
+Instead, the proofs cover the listener's certificate: a man in the middle with another certificate gets no proof that
+either side accepts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _RECEIVE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplicationTls:
-    """How replicas use TLS.
+    """The TLS settings of replicas.
 
     Attributes:
         server: the context for the next caller, which must not be asked for a certificate; and the certificate of that
             context (DER).
-        required: callers without TLS are turned away, and every call uses TLS. Otherwise both are possible, and a call
-            that fails is repeated without TLS: an attacker can prevent TLS then.
+        required: callers without TLS are refused, and every call uses TLS. Otherwise both are possible, and a failed
+            call is retried without TLS: an attacker can prevent TLS then.
     """
 
     server: Callable[[], tuple[ssl.SSLContext, bytes]]
@@ -36,7 +36,7 @@ class ReplicationTls:
 
 
 def caller_context() -> ssl.SSLContext:
-    """For a call: whatever certificate the listener shows is taken, and `bound_purpose` says which one it was."""
+    """For a call: any certificate of the listener is accepted, and `bound_purpose` binds the proofs to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -45,24 +45,24 @@ def caller_context() -> ssl.SSLContext:
 
 
 def bound_purpose(purpose: bytes, certificate: bytes | None) -> bytes:
-    """The purpose of a connection on which the listener showed this certificate (DER); None: there is no TLS."""
+    """The purpose of a connection with this certificate of the listener (DER); None without TLS."""
     return purpose if certificate is None else b"%s, TLS %s" % (purpose, hashlib.sha256(certificate).digest())
 
 
 def shown_certificate(sock: socket.socket | TlsSocket | SniffingSocket) -> bytes | None:
-    """The certificate (DER) that this listener has shown to the caller; None if the caller does not speak TLS."""
+    """The certificate (DER) that this listener has presented to the caller; None if the caller does not use TLS."""
     return None if isinstance(sock, socket.socket) else sock.shown_certificate
 
 
 class TlsStream:
-    """A `TlsSocket` of a caller for a task that waits for it. Cancelled, it is of no use any more."""
+    """A `TlsSocket` of a caller, for a task that waits for it. Unusable after cancellation."""
 
     def __init__(self, sock: TlsSocket) -> None:
         self._sock = sock
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
 
     async def send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - waits only while the socket takes no more
-        """Send everything, as far as the TLS handshake lets it leave: the rest leaves as something is received.
+        """Send everything, as far as the TLS handshake allows: the rest is sent when something is received.
 
         Raises OSError.
         """
@@ -74,7 +74,7 @@ class TlsStream:
                 await trio.lowlevel.wait_writable(self._sock.fileno())
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Whatever there is, and wait until there is something; b"" at the end. Raises OSError."""
+        """Wait for data and return it; b"" at the end. Raises OSError."""
         while True:
             try:
                 nbytes = self._sock.recv_into(self._buffer, len(self._buffer))

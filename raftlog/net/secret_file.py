@@ -1,7 +1,7 @@
-"""The file with the secret of a group: who has it can be a replica.
+"""The file with the secret of a group: any node with it can be a replica.
 
-It is text: one secret per line, 64 hexadecimal digits each, the newest first. There are two while one is exchanged for
-another. Nobody but its owner may write it, and nobody outside of its group may read it.
+It is text: one secret per line, 64 hexadecimal digits each, newest first. There are two while one replaces the other.
+Only its owner may write it, and only its group may read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from raftlog.net.authentication import SECRET_BYTES, SECRETS_MAX
 
 FILE_NAME: Final = "group.secret"
-"""How it is called unless somebody says otherwise."""
+"""The default name."""
 
 _FORBIDDEN_MODE: Final = 0o037
 _FILE_BYTES_MAX: Final = 4096
@@ -22,7 +22,7 @@ _ASIDE: Final = ".tmp"
 
 
 class SecretUnusable(Exception):
-    """The secret of the group cannot be read; the message says which file and why. Nothing was changed."""
+    """The group's secret cannot be read; the message says which file and why. Nothing was changed."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -30,17 +30,17 @@ class SecretUnusable(Exception):
 
 
 class SecretMissing(SecretUnusable):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 class SecretFile:
-    """The secrets of a group as they are in a file at this moment.
+    """The current secrets in a file.
 
     Attributes:
-        current: the valid ones, the newest first; never empty.
+        current: the valid secrets, newest first; never empty.
 
     Raises:
-        SecretMissing, SecretUnusable: there is none that can be used.
+        SecretMissing, SecretUnusable: there is no usable secret.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,10 +49,10 @@ class SecretFile:
         self.current: tuple[bytes, ...] = read_secrets(path)
 
     def poll(self) -> bool:
-        """Read the file again if it was changed; returns whether it holds other secrets now.
+        """Read the file again if it was changed; returns whether the secrets changed.
 
         Raises:
-            SecretMissing, SecretUnusable: `current` is what it was before. Raised once for each change of the file.
+            SecretMissing, SecretUnusable: `current` is unchanged. Raised once for each change of the file.
         """
         if (seen := _state_of(self.path)) == self._seen:
             return False
@@ -62,12 +62,12 @@ class SecretFile:
 
 
 def new_secret() -> bytes:
-    """A secret for a new group, or for one that changes its secret."""
+    """A secret for a new group, or for replacing one."""
     return os.urandom(SECRET_BYTES)
 
 
 def read_secrets(path: str) -> tuple[bytes, ...]:
-    """The secrets in a file, the newest first. Raises `SecretMissing` and `SecretUnusable`."""
+    """The secrets in a file, newest first. Raises `SecretMissing` and `SecretUnusable`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -109,17 +109,17 @@ def format_secrets(secrets: Sequence[bytes]) -> bytes:
 
 
 def create_secret(path: str) -> bool:
-    """Write a file with a new secret, mode 0600, unless there is one; returns whether it was written.
+    """Write a file with a new secret, mode 0600, unless it exists; returns whether it was written.
 
-    It is on the disk then. Where there is one, nothing is written: it may be mounted from elsewhere, read-only.
+    It is durable then. An existing file is not touched: it may be mounted read-only.
 
-    Raises OSError; then there is none, or that of somebody else.
+    Raises OSError; then there is no file, or one from another process.
     """
     if os.path.lexists(path):
         return False
     aside = _written_aside(path, [new_secret()])
     try:
-        os.link(aside, path)  # in one step, and never over another file
+        os.link(aside, path)  # atomically, and never over another file
     except FileExistsError:
         return False
     finally:
@@ -129,7 +129,7 @@ def create_secret(path: str) -> bool:
 
 
 def write_secrets(path: str, secrets: Sequence[bytes]) -> None:
-    """Replace the file in one step by one with these secrets, mode 0600. Raises OSError; then it is as before."""
+    """Replace the file atomically by one with these secrets, mode 0600. Raises OSError; then it is unchanged."""
     os.rename(_written_aside(path, secrets), path)
     _sync_directory(path)
 

@@ -1,4 +1,4 @@
-"""TLS for a `StreamSocket`: a socket that encrypts, and one that looks at the first byte whether it should."""
+"""TLS for a `StreamSocket`: a socket that encrypts, and one that detects TLS by the first byte."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 _RECORD_BYTES_MAX: Final = 16 * 1024
-"""Of plain text in one record."""
+"""Plaintext bytes in one record."""
 _SEND_BYTES_MAX: Final = 64 * 1024
-"""Handed to the TLS library at once."""
+"""Maximum bytes passed to the TLS library at once."""
 _HELD_MAX: Final = 16
-"""Pieces of data that are held until the handshake is through."""
+"""Pieces of data held until the handshake is complete."""
 _HANDSHAKE: Final = b"\x16"
-"""The first byte that a client sends who wants TLS; no frame of ours begins with it, for it would have 352 MiB."""
+"""The first byte of a TLS client; none of our frames begins with it, since it would have 352 MiB."""
 
 Buffer = bytes | memoryview
 
 
 class TlsSocket:
-    """A connected TCP socket over which TLS is spoken, with the methods of a socket that `StreamSocket` needs.
+    """A connected TCP socket with TLS, with the socket methods that `StreamSocket` needs.
 
-    The handshake takes place as data is received and sent. While nothing can be done, methods raise BlockingIOError, as
-    those of a socket; when the peer breaks the rules of TLS, ssl.SSLError, after ``on_failed`` was told why.
+    The handshake progresses as data is received and sent. If nothing can be done, methods raise BlockingIOError, like
+    those of a socket; on a TLS error, ssl.SSLError, after ``on_failed`` was called with the reason.
 
     Args:
-        sock: must not be used any more.
-        server_hostname: for a client, whose certificate it expects; only if the context checks host names.
+        sock: must not be used by the caller any more.
+        server_hostname: for a client, the expected host; only if the context checks host names.
         certificate: for a server; the certificate (DER) of the context.
 
     Attributes:
-        shown_certificate: the certificate (DER) that this side shows, as far as it was given.
+        shown_certificate: the certificate (DER) that this side presents, if it was passed.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class TlsSocket:
         self.getsockname = self._tls.getsockname
 
     def peer_certificate(self) -> bytes | None:
-        """The certificate (DER) that the other side showed, if it did. Raises ValueError before that."""
+        """The other side's certificate (DER), if it presented one. Raises ValueError before the handshake."""
         return self._tls.getpeercert(binary_form=True)
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
-        """Receive plain text; 0 at the end of the connection.
+        """Receive plaintext; 0 at the end of the connection.
 
-        Whole records are taken out, so that nothing stays in the memory of the TLS library that no event would tell of.
-        ``nbytes`` is `_RECORD_BYTES_MAX` at least.
+        Reads whole records, so that no data stays in the TLS library, for which there would be no event. ``nbytes`` is
+        at least `_RECORD_BYTES_MAX`.
         """
         assert nbytes >= _RECORD_BYTES_MAX, f"{nbytes} bytes are not enough for a record"
         total = 0
@@ -92,16 +92,16 @@ class TlsSocket:
         return total
 
     def send(self, data: Buffer) -> int:
-        """Encrypt and send; returns how many bytes of ``data`` are done with.
+        """Encrypt and send; returns how many bytes of ``data`` were consumed.
 
-        What a client sends before the handshake is through is held here: an event would tell at once that more can be
-        sent, and nothing could be.
+        Data of a client is held here until the handshake is complete: otherwise the socket would be reported as
+        writable all the time, although nothing can be sent.
         """
         try:
             if not self._shaken:
                 self._shake_hands()
                 self._send_held()
-            # What the library has begun to send must be given to it again, even if there is more by now.
+            # Data that the library has begun to send must be passed again unchanged, even if there is more by now.
             if self._retried is None:
                 data = memoryview(data)[:_SEND_BYTES_MAX]
             sent = self._tls.send(data if self._retried is None else self._retried)
@@ -120,7 +120,7 @@ class TlsSocket:
         return sent
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        """Encrypt and send the first of several buffers; returns how many bytes are done with."""
+        """Encrypt and send the first of several buffers; returns how many bytes were consumed."""
         first: list[Buffer] = []
         nbytes = 0
         for buffer in buffers:
@@ -131,7 +131,7 @@ class TlsSocket:
         return self.send(b"".join(first) if len(first) > 1 else first[0])
 
     def close(self) -> None:
-        """Close the connection; a goodbye is sent if there is room for it."""
+        """Close the connection; sends a close_notify if there is room."""
         if self._shaken:
             with contextlib.suppress(OSError, ValueError):
                 self._tls.unwrap()
@@ -142,7 +142,7 @@ class TlsSocket:
         self._shaken = True
 
     def _send_held(self) -> None:
-        """The kernel has room for so little."""
+        """The kernel has room for this little data."""
         for data in self._held:
             self._tls.sendall(data)
         self._held.clear()
@@ -152,7 +152,7 @@ class TlsSocket:
 
 
 class SniffingSocket:
-    """A connected TCP socket whose peer may speak TLS or not: its first byte tells."""
+    """A connected TCP socket that detects by the peer's first byte whether it uses TLS."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class SniffingSocket:
 
     @property
     def shown_certificate(self) -> bytes | None:
-        """See `TlsSocket`; None unless the peer has begun with TLS."""
+        """See `TlsSocket`; None unless the peer uses TLS."""
         return self._sock.shown_certificate if isinstance(self._sock, TlsSocket) else None
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:
@@ -185,12 +185,12 @@ class SniffingSocket:
             if first == _HANDSHAKE:
                 self._sock = TlsSocket(sock, self._context, self._on_failed, certificate=self._certificate)
                 self.fileno = self._sock.fileno
-            # From now on the methods are those of the socket that it is.
+            # From now on use the methods of the detected socket.
             self.__dict__.update(recv_into=self._sock.recv_into, send=self._sock.send, sendmsg=self._sock.sendmsg)
         return self._sock.recv_into(buffer, nbytes)
 
     def send(self, data: Buffer) -> int:
-        """See `TlsSocket`. A server that speaks first would not know in which language."""
+        """See `TlsSocket`. A server that sends first would not know whether to encrypt."""
         raise BlockingIOError
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:

@@ -2,18 +2,17 @@
 
 Every replica calls every other one twice: the *control* lane carries votes, heartbeats and acknowledgements, the
 *bulk* lane carries entries, so that a vote never waits behind megabytes. A connection carries messages in one
-direction only, from the caller. Nothing here blocks or retries a message: what cannot leave is dropped, and Raft
-sends it again.
+direction only, from the caller. Nothing here blocks or retries a message: messages that cannot be sent are dropped,
+and Raft sends them again.
 
-Both sides of a connection prove that they have the secret of the group (`raftlog.net.authentication`) before either
-says which replica it is, and every frame behind that carries a tag. A secret that is not valid any more ends the
-connections that were opened with it.
+Both sides of a connection prove that they know the group's secret (`raftlog.net.authentication`) before they exchange
+identities, and every later frame carries a tag. When a secret becomes invalid, connections opened with it are closed.
 
-Peers come and go with the configuration, see `Transport.set_members`. A caller that is let in without being a member
-(`raftlog.net.admission`) is called back where it says that it listens.
+Peers change with the configuration, see `Transport.set_members`. A caller that is admitted without being a member
+(`raftlog.net.admission`) is called back at the address that it reports.
 
-A lost connection is dialled again at once. When the peer refuses, or answers as a new process, the old process is
-gone for certain, and ``on_peer_gone`` says so: a dead leader is noticed in milliseconds, without waiting for silence.
+A lost connection is dialled again at once. If the peer refuses, or answers as a new process, the old process has
+certainly ended, and ``on_peer_gone`` is called: a dead leader is noticed in milliseconds, without waiting for silence.
 """
 
 from __future__ import annotations
@@ -51,14 +50,15 @@ HANDSHAKE_SECONDS_MAX = 2.0
 PING_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
 STRANGERS_MAX = 64
-"""Connections without a handshake yet, so that they take no descriptors of the log. Beyond it the oldest one is closed
-of the host that has most of them: whoever opens many does not cut off the handshakes of others."""
+"""Limit on connections before their handshake, so that they do not use up descriptors of the log. Above it, the oldest
+one of the host with the most is closed: a host that opens many does not disturb the handshakes of others.
+"""
 SECRET_POLL_SECONDS = 1.0
 REFUSALS_KEPT: Final = 100
-"""Reasons for which callers were turned away last."""
+"""Number of recent refusal reasons kept."""
 NOT_RECORDED = "its store id is being recorded; it may connect again"
 _REPORTED_MAX: Final = 8
-"""Reasons for which a peer could not be called that are not logged again before it could be."""
+"""Reasons why a peer could not be called that are not logged again until a call succeeds."""
 _BACKOFF_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 Log = structlog.stdlib.BoundLogger
@@ -66,7 +66,7 @@ FrameHandler = Callable[[NodeId, Kind, memoryview], None]
 
 
 class Lane(enum.Enum):
-    """The two connections from one replica to another, with the bytes that may wait in them."""
+    """The two connections from one replica to another, with the bytes that may be queued in them."""
 
     CONTROL = ("control", 4 * 1024 * 1024)
     BULK = ("bulk", 64 * 1024 * 1024)
@@ -77,11 +77,11 @@ class Lane(enum.Enum):
 
 
 class PeerRefused(Exception):
-    """The peer does not want to talk to us; the reason is its own."""
+    """The peer refused the connection, with its reason."""
 
 
 class _Link(NamedTuple):
-    """An open connection to a peer, what makes the tags of its frames, and which version these have."""
+    """An open connection to a peer, its frame tags, and its protocol version."""
 
     stream: StreamSocket
     seal: Seal
@@ -90,7 +90,7 @@ class _Link(NamedTuple):
 
 
 class ListenRefused(Exception):
-    """The replication address cannot be listened on; ``error`` is the system's."""
+    """The replication address is not available; ``error`` is the system's."""
 
     def __init__(self, address: Address, error: Exception) -> None:
         super().__init__(f"cannot listen on {format_address(address)}: {error}")
@@ -102,15 +102,15 @@ class Transport:
     """All connections of one replica.
 
     Args:
-        admission: what this replica knows of its group, and whom it therefore lets in.
+        admission: what this replica knows about its group, and which peers it therefore admits.
         secrets: the group's; the file is read again when it changes.
         incarnation: a number that differs for every start of this process.
         on_frame: gets every frame of a peer on the reactor's thread; the payload is only valid during the call.
-        on_peer_gone: the process behind this peer has ended.
-        tls: how connections are encrypted; None: not at all.
+        on_peer_gone: the process of this peer has ended.
+        tls: encryption of connections; None: unencrypted.
 
     Raises:
-        ListenRefused: ``listen`` cannot be used.
+        ListenRefused: ``listen`` is not available.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Transport:
         self._inbound: set[_Inbound] = set()
         self._strangers: dict[_Inbound, None] = {}
         self.refusals: deque[str] = deque(maxlen=REFUSALS_KEPT)
-        """Why callers were refused last, the newest at the end."""
+        """Reasons of recent refusals, newest last."""
         self.failures: dict[NodeId, str] = {}
-        """Why peers to which no connection stands could not be called last."""
+        """Why the last calls to unconnected peers failed."""
         self._software: dict[NodeId, Software] = {}
         try:
             self._listener = Listener(reactor, *listen, self._accept)
@@ -160,20 +160,20 @@ class Transport:
 
     @property
     def peers(self) -> frozenset[NodeId]:
-        """Everybody who is called: members and guests."""
+        """All called peers: members and guests."""
         members = {NodeId(node) for node in self._admission.addresses}
         return frozenset((members | self._guests.keys()) - {self._admission.identity.node_id})
 
     def connected(self, peer: NodeId) -> bool:
-        """Whether both lanes to ``peer`` stand."""
+        """Whether both lanes to ``peer`` are open."""
         return all((peer, lane) in self._outbound for lane in Lane)
 
     def software(self, peer: NodeId) -> Software | None:
-        """What ``peer`` said of its software as it answered last; None while a connection to it is missing."""
+        """The software that ``peer`` reported in its last answer; None while a connection to it is missing."""
         return self._software.get(peer) if self.connected(peer) else None
 
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
-        """Queue one frame; returns False when it was dropped (no connection, or too much waiting in it).
+        """Queue one frame; returns False if it was dropped (no connection, or too much queued).
 
         Of several buffers the first and the last are covered by the frame's tag; log entries are between them.
         """
@@ -187,9 +187,10 @@ class Transport:
         return True
 
     def set_members(self, conf_index: int, addresses: Mapping[NodeId, str]) -> None:
-        """Keep connections to these nodes (``HOST:PORT`` each, itself included) and to nobody else from now on.
+        """From now on keep connections to exactly these nodes (``HOST:PORT`` each, including this one).
 
-        ``conf_index`` is the entry that says so. Raises ValueError for what is no address; nothing has changed then.
+        ``conf_index`` is the entry with the configuration. Raises ValueError for an invalid address; then nothing has
+        changed.
         """
         for text in addresses.values():
             parse_address(text)
@@ -219,7 +220,7 @@ class Transport:
         return node in self._admission.addresses or node in self._guests
 
     def _call_members(self) -> None:
-        """Start and stop calling, so that exactly members and guests are called."""
+        """Start and stop calls, so that exactly members and guests are called."""
         if (nursery := self._nursery) is None:
             return
         wanted = {NodeId(node): text for node, text in self._admission.addresses.items()}
@@ -284,7 +285,7 @@ class Transport:
         self._reactor.wake()
 
     def _next_uses_tls(self, error: Exception, *, used: bool) -> bool:
-        """Whether to use TLS for the call after one that failed: not if the peer seems not to know it, once."""
+        """Whether to use TLS for the call after a failed one: once without it if the peer seems not to support it."""
         if self._tls is None or self._tls.required:
             return self._tls is not None
         return not (used and isinstance(error, ssl.SSLError | ConnectionResetError | WireError))
@@ -338,7 +339,7 @@ class Transport:
                 with trio.move_on_after(PING_SECONDS):
                     await closed.wait()
                     return
-                # Data that nobody acknowledges lets TCP_USER_TIMEOUT find a dead link before it is needed.
+                # Unacknowledged data lets TCP_USER_TIMEOUT detect a dead link before it is needed.
                 stream.send(ping + keys.seal.tag(ping))
                 self._reactor.wake()
         finally:
@@ -346,7 +347,7 @@ class Transport:
             stream.close("replica stops")
 
     async def _follow_secret(self) -> None:
-        """Read the secret again when its file changes, and close connections whose secret is not valid any more."""
+        """Read the secret again when its file changes, and close connections with an invalid secret."""
         while True:
             await trio.sleep(SECRET_POLL_SECONDS)
             try:
@@ -368,7 +369,7 @@ class Transport:
         return any(authentication.secret_id(secret) == secret_id for secret in self._secrets.current)
 
     def _report_refusal(self, source: str, caller: str, reason: str) -> None:
-        """Log why a caller is refused, once a minute: one that is set up wrongly comes back twice a second."""
+        """Log why a caller is refused, once a minute: a misconfigured one returns twice a second."""
         self.refusals.append(reason)
         self._refusal_log.warning("peer_refused", source=source, peer=caller, error=reason)
 
@@ -389,7 +390,7 @@ class Transport:
                     inbound.stream.close("no handshake")
 
     def _why_not(self, hello: Hello) -> str | None:
-        """Why this caller is refused, or None; then it is called back if nobody else would."""
+        """Why this caller is refused, or None; then it is called back if it is a guest."""
         admission = self._admission
         if (refusal := admission.why_not(hello)) is not None:
             return refusal
@@ -416,9 +417,9 @@ class Transport:
 
 
 class _Inbound:
-    """A connection that a peer opened: a handshake, then its messages.
+    """A connection opened by a peer: a handshake, then its messages.
 
-    ``source`` is None until it is authenticated and let in; ``secret_id`` names the secret that it proved to have.
+    ``source`` is None until it is authenticated and admitted; ``secret_id`` identifies the secret that it proved.
     """
 
     def __init__(self, transport: Transport, sock: socket.socket) -> None:
@@ -464,7 +465,7 @@ class _Inbound:
             return 0
         except (WireError, FrameCorrupt) as error:
             caller = self.source or self.stream.peer
-            # A port would tell each new connection of a stranger from the one before.
+            # With its port, each new connection of an unknown host would count as a new source.
             source = self.source or self.stream.peer[0]
             self._transport._refusal_log.warning("peer_sent_garbage", source=source, peer=caller, error=str(error))
             self.stream.close("garbage")
@@ -472,7 +473,7 @@ class _Inbound:
         return 0 if self.stream.closed else consumed
 
     def _on_call(self, data: memoryview) -> int:
-        """Answer a caller with a challenge; returns the bytes that its call took."""
+        """Answer a caller with a challenge; returns the size of its call."""
         frames, consumed = wire.split_frames(data[:PLAIN_BYTES_MAX])
         if not frames:
             if len(data) > PLAIN_BYTES_MAX:
@@ -504,7 +505,7 @@ class _Inbound:
         return consumed
 
     def _turn_away(self, reason: str) -> None:
-        """Close a connection that is not authenticated; its caller is told nothing but that, and our format version."""
+        """Close a connection that is not authenticated; the caller learns only that, and our format version."""
         if self._seal is None:
             self.stream.send(wire.encode_opening(Kind.CHALLENGE, b""))
             self.stream.flush()
@@ -540,7 +541,7 @@ class _Inbound:
 
 _DIAL_ERRORS = (
     OSError,
-    ValueError,  # a name that no host can have
+    ValueError,  # not a possible host name
     trio.TooSlowError,
     trio.BrokenResourceError,
     WireError,
@@ -553,7 +554,7 @@ _WAITS: Final = f"refused: {NOT_RECORDED}"
 
 
 def _words(error: Exception) -> str:
-    """Why a peer could not be called, for people."""
+    """Why a peer could not be called, as text."""
     if isinstance(error, trio.TooSlowError):
         return "no answer"
     if isinstance(error, AuthenticationFailed):

@@ -1,12 +1,11 @@
-"""Which version of the replication protocol two replicas speak, and what each says of its software. Pure.
+"""The replication protocol version of a connection, and what replicas report about their software. Pure.
 
-Both sides say in the handshake, which looks the same in all versions, from which to which version they speak. A
-connection uses the newest that both do. So replicas of two releases work together, while one after the other is
-replaced.
+In the handshake, which is the same in all versions, both sides report the range of versions that they support. A
+connection uses the newest common one. So replicas of two releases work together during a rolling upgrade.
 
-An application may count *format levels*: from a level on, entries mean what older software does not understand. Each
-replica says up to which level it understands entries, and at which level the group is as far as it knows. Two replicas
-do not talk to each other if one of them could not understand what is in the log of the other.
+An application may have *format levels*: from a level on, entries contain what older software does not understand. Each
+replica reports the highest level that it supports, and the group's level as far as it knows. Two replicas do not
+connect if one of them could not understand the other's log.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 import msgspec
 
 HANDSHAKE_VERSION: Final = 3
-"""Of all frames up to the welcome, whatever is spoken behind it."""
+"""Of all frames up to the welcome, whatever version follows."""
 OLDEST_VERSION: Final = 3
 NEWEST_VERSION: Final = 3
 VERSION_MAX: Final = 255
@@ -25,10 +24,10 @@ SOFTWARE_CHARS_MAX: Final = 64
 
 
 class Software(msgspec.Struct, frozen=True):
-    """What a replica says of itself. The defaults are those of replicas that say nothing.
+    """A replica's report about itself. The defaults are those of replicas without a report.
 
-    ``version`` is that of the software, for people. The others are numbers, as the module says: replication versions
-    from ``oldest`` to ``newest``; the group is at ``level``, and levels up to ``level_newest`` are understood.
+    ``version`` is that of the software, for people. The other fields are numbers, see the module: replication versions
+    from ``oldest`` to ``newest``; the group's current ``level``, and the highest supported one, ``level_newest``.
     """
 
     version: str = ""
@@ -42,13 +41,13 @@ SAYS_NOTHING: Final = Software()
 
 
 def spoken(ours: Software, theirs: Software) -> int | None:
-    """The newest replication version that both speak, if there is one."""
+    """The newest common replication version, if there is one."""
     newest = min(ours.newest, theirs.newest)
     return newest if newest >= max(ours.oldest, theirs.oldest) else None
 
 
 def why_apart(ours: Software, theirs: Software, node: str) -> str | None:
-    """Why this replica does not talk to ``node``, in words with the numbers of both; None if it does."""
+    """Why this replica does not connect to ``node``, as text with the numbers of both; None if it does."""
     if (refusal := _why_implausible(theirs)) is not None:
         return refusal
     if spoken(ours, theirs) is None:

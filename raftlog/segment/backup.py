@@ -1,13 +1,13 @@
-"""A backup of a log: its committed entries in a store of their own, extended by each run of a backup.
+"""Backups of a log: committed entries in a separate store, extended by each run.
 
-Theory of operation. Committed entries never change and are equal on all replicas, byte by byte. So a backup is the
-beginning of a log that grows: a run copies what lies behind the last entry of the run before, from any replica. A
-manifest says up to which entry the copy counts. Files are only ever written behind that entry, and the manifest is
-replaced last, in one step. So whatever ends a run in the middle, the backup is what it was before.
+Theory of operation. Committed entries never change and are equal on all replicas, byte by byte. So a backup is a
+growing prefix of the log: a run copies what follows the last entry of the previous run, from any replica. A manifest
+says up to which entry the copy is valid. Files are only written after that entry, and the manifest is replaced last,
+atomically. So an interrupted run leaves the backup unchanged.
 
-In a directory: ``manifest.json``; ``log/`` with segment files by their names, cut off behind their last byte that is
-not zero; ``snapshot``, opaque here, for a log that does not have its beginning; ``LOCK``. In object storage the same
-files are objects that are never changed, see `backup_layouts`. Either can be read wherever it was copied to.
+In a directory: ``manifest.json``; ``log/`` with segment files by their names, without trailing zeros; ``snapshot``,
+opaque here, for a log without its beginning; ``LOCK``. In object storage the same files are immutable objects, see
+`backup_layouts`. Copies of either can be read as well.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _IGNORED_NAMES: Final = frozenset(("lost+found",))
 
 
 class Backup:
-    """A backup that exists, to be read. `close` it at the end, which closes the store.
+    """An existing backup, for reading. Call `close` at the end, which closes the store.
 
     Raises:
         BackupRefused: there is no backup in the store.
-        BackupDamaged, FormatTooNew: its manifest cannot be read.
-        StorageFailed, StoreFailed: the store refused.
+        BackupDamaged, FormatTooNew: its manifest cannot be decoded.
+        StorageFailed, StoreFailed: an error of the store.
     """
 
     def __init__(self, store: BackupStore) -> None:
@@ -68,11 +68,11 @@ class Backup:
         self._whole: set[StoredObject] = set()
 
     def path(self, pos: int) -> str:
-        """Path of the file in which a physical offset lies."""
+        """Path of the file that contains a physical offset."""
         return self._store.path(self._name(pos - pos % self.manifest.segment_bytes))
 
     def read(self, pos: int, length: int) -> bytes:
-        """Bytes of one file; behind its end they are zero. Raises BackupDamaged, StorageFailed, StoreFailed."""
+        """Bytes of one file; zeros after its end. Raises BackupDamaged, StorageFailed, StoreFailed."""
         offset = pos % self.manifest.segment_bytes
         start = pos - offset
         try:
@@ -91,7 +91,7 @@ class Backup:
         return data.ljust(length, b"\0")
 
     def runs(self) -> Iterator[EntryRun]:
-        """Every entry, verified, in order; runs before an error were good.
+        """Every entry, verified, in order; runs before an error are valid.
 
         Raises:
             BackupDamaged, FormatTooNew, StorageFailed, StoreFailed
@@ -138,7 +138,7 @@ class Backup:
         return file_name(start) if stored is None else stored.name
 
     def _superseded(self, start: int) -> bool:
-        """Whether a run has replaced this object meanwhile by one that begins with the same bytes; it is used then."""
+        """Whether a run has replaced this object in the meantime by one with the same beginning; then that is used."""
         if start not in self._objects or (now := _load_manifest(self._store)) is None:
             return False
         newer = _objects(now).get(start)
@@ -157,15 +157,15 @@ class Backup:
 
 
 class BackupTarget:
-    """A store that a backup is written to, for one process at a time. `close` it at the end.
+    """A store to write a backup to, for one process at a time. Call `close` at the end.
 
-    ``manifest`` is what it has, None before its first run ended. ``not_tidied`` is why the last run could not remove
-    what is of no use any more, None if it could.
+    ``manifest`` is its content, None before its first complete run. ``not_tidied`` is why the last run could not remove
+    obsolete files, None if it could.
 
     Raises:
-        BackupRefused: it has something else in it, or another process writes to it.
-        BackupDamaged, FormatTooNew: its manifest cannot be read.
-        StorageFailed, StoreFailed: the store refused. In all these cases the store was closed.
+        BackupRefused: the store contains something else, or another process writes to it.
+        BackupDamaged, FormatTooNew: its manifest cannot be decoded.
+        StorageFailed, StoreFailed: an error of the store. In all these cases the store was closed.
     """
 
     def __init__(self, store: BackupStore) -> None:
@@ -177,17 +177,17 @@ class BackupTarget:
             if self.manifest is None and (other := set(store.names()) - _OWN_NAMES - _IGNORED_NAMES):
                 raise BackupRefused(store.name, f"there is no backup in it, but {', '.join(sorted(other)[:5])}")
             store.begin_writing()
-            self.manifest = _load_manifest(store)  # as it is now that nobody else writes
+            self.manifest = _load_manifest(store)  # loaded again under the lock
         except BaseException:
             store.close()
             raise
 
     def close(self) -> None:
-        """Let others write to it."""
+        """Release the lock."""
         self._store.close()
 
     def free_bytes(self) -> int | None:
-        """Room that is left, None if that is not known. Raises `StorageFailed`."""
+        """Free space, None if unknown. Raises `StorageFailed`."""
         return self._store.free_bytes()
 
     def extend(
@@ -199,22 +199,22 @@ class BackupTarget:
         now_ms: int,
         copied: Callable[[int], None] = lambda nbytes: None,
     ) -> BackupManifest:
-        """Copy the entries behind the last one, up to what the source knows is committed.
+        """Copy the entries after the last one, as far as the source knows them to be committed.
 
         Args:
-            conf: in force at the source's base; for the first run only, as is ``snapshot``, which a log without its
+            conf: in force at the source's base; only for the first run, like ``snapshot``, which a log without its
                 beginning needs.
-            copied: called for each piece that is written, with its bytes; may sleep.
+            copied: called for each written piece, with its size; may sleep.
 
         Returns:
-            The manifest, which is durable. It has the new time also if there were no new entries.
+            The durable manifest. It has the new time even if there were no new entries.
 
         Raises:
-            BackupRefused: the source does not continue this backup, or has nothing to begin one with.
+            BackupRefused: the source does not continue this backup, or cannot start one.
             StorageCorrupt, FormatTooNew: an entry of the source is damaged, or of a newer version.
-            EntryGone: retention took a file of the source that was not copied yet.
-            StorageFailed, StoreFailed: a disk or the store refused, or has no room.
-            BackupDamaged: files of the backup are gone. In all these cases the backup is what it was.
+            EntryGone: retention deleted a file of the source that was not copied yet.
+            StorageFailed, StoreFailed: an error of a disk or the store, or no room.
+            BackupDamaged: files of the backup are missing. In all these cases the backup is unchanged.
         """
         state, store = source.state, self._store
         before = self.manifest
@@ -300,7 +300,7 @@ class BackupTarget:
 
 
 class _Checksum:
-    """Of one object, while it is read in ascending pieces that may overlap. Other pieces do not count."""
+    """The checksum of one object, read in ascending pieces that may overlap. Other pieces are ignored."""
 
     def __init__(self, stored: StoredObject | None) -> None:
         self.stored = stored
@@ -309,11 +309,11 @@ class _Checksum:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the object was read, and is what was written."""
+        """Whether all of the object was read, and is intact."""
         return self.stored is not None and self._nbytes == self.stored.nbytes
 
     def why_damaged(self, offset: int, data: bytes, asked: int) -> str | None:
-        """``data`` is what lies at ``offset``, where ``asked`` bytes were asked for."""
+        """``data`` is the content at ``offset``, of ``asked`` requested bytes."""
         assert self.stored is not None, "a checksum of nothing"
         written, end = self.stored.nbytes, offset + len(data)
         if (data and end > written) or (len(data) < asked and end < written):

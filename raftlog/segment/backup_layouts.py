@@ -1,7 +1,7 @@
-"""How the files of a log lie in the store of a backup: files that grow, or objects that are never changed.
+"""The layouts of log files in the store of a backup: growing files, or immutable objects.
 
-Both begin with `Layout.resume_after`, take the files of the log one after the other, and say at last what the manifest
-must say. Until that is written, the backup is what it was before.
+Both start with `Layout.resume_after`, take the files of the log one after the other, and finally return the manifest.
+Until that is written, the backup is unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SNAPSHOT_NAME: Final = "snapshot"
 """A file in a directory, a folder in object storage."""
 
 LEFTOVERS_STAY_MS: Final = 24 * 3_600_000
-"""An object that no manifest names belongs to a run that goes on, or to one that died. Removed when it is this old."""
+"""An object without a manifest belongs to a running or an aborted run. Removed at this age."""
 
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 _RUN = re.compile(r"\d{20}\.(\d+)\..+")
@@ -39,10 +39,10 @@ class Snapshot:
 
 
 class Layout(Protocol):
-    """Takes what one run copies. Every method may raise BackupDamaged, `StorageFailed`, `StoreFailed`.
+    """Stores the data of one run. Every method may raise BackupDamaged, `StorageFailed`, `StoreFailed`.
 
     Attributes:
-        resume_after: the run copies the entries behind this one; what lies before is there already.
+        resume_after: the run copies the entries after this one; earlier ones are stored already.
     """
 
     resume_after: EntryRef
@@ -50,24 +50,24 @@ class Layout(Protocol):
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
         """Store the file that begins at ``start``, or the rest of it; ``before`` is the entry before the first piece.
 
-        What ``pieces`` raises comes out as it is.
+        Exceptions of ``pieces`` propagate unchanged.
         """
 
     def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
-        """Store the snapshot of a first run, and check that all is there. Returns the manifest that says so."""
+        """Store the snapshot of a first run, and check that everything is there. Returns the new manifest."""
 
     def tidy(self, manifest: BackupManifest) -> None:
-        """Remove what is of no use now that this manifest is written."""
+        """Remove what is obsolete once this manifest is written."""
 
 
 def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_ms: int, node_id: str) -> Layout:
-    """The layout that the store can have.
+    """The layout for a store.
 
     Args:
-        before: the manifest of the run before, or of an empty backup if this is the ``first`` run.
+        before: the manifest of the previous run, or of an empty backup for the ``first`` run.
 
     Raises:
-        BackupRefused: the backup has the other one.
+        BackupRefused: the backup has the other layout.
     """
     has_objects = before.objects is not msgspec.UNSET
     if isinstance(store, GrowingStore):
@@ -84,22 +84,22 @@ def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_m
 
 
 class GrowingFiles:
-    """Files by their names in the log, cut off behind their last byte that is not zero. Format 1."""
+    """Files by their names in the log, without trailing zeros. Format 1."""
 
     def __init__(self, store: GrowingStore, before: BackupManifest, *, first: bool) -> None:
         self.resume_after = before.last
         self._store = store
         self._end_pos = before.end_pos
         if first:
-            for name in list(store.names(LOG_FOLDER)):  # what a run left that did not end
+            for name in list(store.names(LOG_FOLDER)):  # left by an aborted run
                 store.remove(f"{LOG_FOLDER}/{name}")
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
-        """Only what is new is written."""
+        """Only new data is written."""
         self._store.append(file_name(start), max(self._end_pos - start, 0), pieces)
 
     def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
-        """Whoever removes files of a backup meanwhile must not end up with a manifest that counts them."""
+        """If files of the backup are removed meanwhile, no manifest may refer to them."""
         names = set(self._store.names(LOG_FOLDER))
         for start in range(manifest.base.pos, manifest.end_pos, manifest.segment_bytes):
             if f"{start:020d}" not in names:
@@ -113,10 +113,10 @@ class GrowingFiles:
 
 
 class ImmutableObjects:
-    """One object for each file of the log, under a name that only this run has. Format 2.
+    """One object for each file of the log, with a name unique to this run. Format 2.
 
-    The newest file is not whole yet. A run that has new entries stores it again, whole, under another name. So a
-    manifest is right for as long as its objects are there, whatever other runs do.
+    The newest file is not complete yet. A run with new entries stores all of it again, under another name. So a
+    manifest is valid as long as its objects exist, whatever other runs do.
     """
 
     def __init__(self, store: BackupStore, before: BackupManifest, run: str, now_ms: int) -> None:
@@ -130,7 +130,7 @@ class ImmutableObjects:
         self._new: list[StoredObject] = []
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
-        """Files come whole, since a run begins at the start of the newest one."""
+        """Files come complete, since a run begins at the start of the newest one."""
         nbytes, checksum = 0, hashlib.sha256()
 
         def counted() -> Iterator[bytes]:
@@ -146,7 +146,7 @@ class ImmutableObjects:
         self._last_file = Base(before.index, before.term, start, before.chain)
 
     def complete(self, manifest: BackupManifest, snapshot: Snapshot | None) -> BackupManifest:
-        """The newest object of the run before is superseded if this run has stored any."""
+        """The newest object of the previous run is superseded if this run has stored any."""
         start = self._new[0].start if self._new else manifest.end_pos
         name = self._before.snapshot
         if snapshot is not None:
@@ -163,7 +163,7 @@ class ImmutableObjects:
         return msgspec.structs.replace(manifest, format=OBJECTS_FORMAT, objects=objects)
 
     def tidy(self, manifest: BackupManifest) -> None:
-        """Of the names that this manifest does not have: those that the run before superseded, and old leftovers."""
+        """Objects that are not in this manifest: those that the previous run superseded, and old leftovers."""
         assert manifest.objects is not msgspec.UNSET, "objects without a list of them"
         wanted = manifest.objects.names | set(manifest.objects.superseded)
         for name in list(self._names()):
@@ -178,12 +178,12 @@ class ImmutableObjects:
 
 
 def file_name(start: int) -> str:
-    """Name in the store of the file that begins at this physical offset, or the first part of it."""
+    """Name in the store of the file that begins at this physical offset, or of its first part."""
     return f"{LOG_FOLDER}/{start:020d}"
 
 
 def quietly_tidy(layout: Layout, manifest: BackupManifest) -> SegmentError | None:
-    """`Layout.tidy`; returns what went wrong. The backup is complete all the same: a later run tries again."""
+    """`Layout.tidy`; returns the error. The backup is complete all the same: a later run retries."""
     try:
         layout.tidy(manifest)
     except SegmentError as error:

@@ -1,7 +1,7 @@
-"""The manifest of a backup: what the backup has, and so which bytes of its store count. Pure.
+"""The manifest of a backup: its content, and so which bytes of its store are valid. Pure.
 
-There are two formats. In format 1, which directories have, the files of the log grow, and each is found by its name. In
-format 2 they are objects that are never changed: the manifest names each of them, with its length and checksum.
+There are two formats. In format 1, for directories, the files of the log grow, and are found by name. In format 2 they
+are immutable objects: the manifest names each of them, with its length and checksum.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
     """The objects of a backup of format 2.
 
     ``files`` are those of the log, in order. The last one is replaced by a longer one when there are new entries;
-    ``last_file`` is the log in front of it. ``snapshot`` is empty if there is none. ``superseded`` are names that the
-    manifest before had and this one has not: they stay until the next run, for whoever is reading by that manifest.
+    ``last_file`` describes the log before it. ``snapshot`` is empty if there is none. ``superseded`` are names from the
+    previous manifest that this one does not have: they stay until the next run, for readers of that manifest.
     """
 
     last_file: Base
@@ -50,16 +50,16 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all objects that belong to the backup."""
+        """Names of all objects of the backup."""
         return frozenset(each.name for each in self.files) | ({self.snapshot} if self.snapshot else set())
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup has.
+    """The content of a backup.
 
     ``base`` is where it begins, ``last`` its last entry. ``conf`` is the configuration in force at the base, empty if
-    the source did not know it. ``taken_at_ms`` (since 1970) is when the last run began, ``node_id`` its source.
-    ``snapshot_index`` is the entry that the snapshot was taken behind, 0 if there is none.
+    the source did not know it. ``taken_at_ms`` (since 1970) is the start of the last run, ``node_id`` its source.
+    ``snapshot_index`` is the entry after which the snapshot was taken, 0 without one.
     """
 
     format: int = FORMAT
@@ -81,7 +81,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.last.pos + self.last.size
 
     def as_offer(self, last: EntryRef | None = None, conf: bytes | None = None) -> Manifest:
-        """The same for a replica that takes the log over, up to the entry ``last``."""
+        """The manifest for a replica that takes over the log, up to the entry ``last``."""
         return Manifest(
             self.base,
             self.last if last is None else last,
@@ -97,7 +97,7 @@ class _Format(msgspec.Struct):
 
 
 class _Sealed(msgspec.Struct):
-    """The content of the manifest's file; the CRC-32 is that of ``backup`` in JSON."""
+    """The content of the manifest's file; the CRC-32 covers ``backup`` in JSON."""
 
     crc32: int
     backup: msgspec.Raw
@@ -110,7 +110,7 @@ def encode_backup_manifest(manifest: BackupManifest) -> bytes:
 
 
 def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupManifest:
-    """Raises ValueError for what `encode_backup_manifest` did not write, FormatTooNew for what a newer version did."""
+    """Raises ValueError for anything but a result of `encode_backup_manifest`, FormatTooNew for a newer version."""
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         inner = bytes(sealed.backup)

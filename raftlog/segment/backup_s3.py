@@ -1,7 +1,7 @@
-"""A backup in a bucket of Amazon S3, or of object storage that speaks its protocol.
+"""A backup in a bucket of Amazon S3, or of compatible object storage.
 
-boto3 does the work: it finds credentials where all its users keep them, signs, repeats what failed, and uploads large
-objects in parts. It is imported when a bucket is used, since it is an extra of this project.
+boto3 does the work: it finds credentials in the usual places, signs, retries, and uploads large objects in parts. It is
+imported when a bucket is used, since it is an optional dependency.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 SCHEME: Final = "s3://"
 PART_BYTES: Final = 8 * 1024 * 1024
-"""Of one part of an upload. Up to a dozen of them are in memory."""
+"""Size of one part of an upload. Up to a dozen of them are in memory."""
 PARTS_AT_ONCE: Final = 4
 READ_BYTES: Final = 16 * 1024 * 1024
-"""Least bytes of one request that reads."""
+"""Minimum size of a read request."""
 READ_ATTEMPTS: Final = 3
-"""boto3 repeats requests, but not once the content of an answer has begun to come."""
+"""boto3 retries requests, but not after the content of an answer has begun to arrive."""
 MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 CONNECT_SECONDS: Final = 10
 
@@ -35,8 +35,8 @@ _SECRET_IN_URL = re.compile(r"//[^/@\s\"']+@")
 class S3Store:
     """Objects below a prefix. Use `open_s3`.
 
-    Nothing locks a bucket. Two runs at once do not harm each other, since no object is written twice except the
-    manifest. That one is replaced on condition that it is still the one that was loaded, so the later run is refused.
+    A bucket has no locks. Concurrent runs do not harm each other, since no object is written twice except the manifest.
+    That is replaced only if it is still the one that was loaded, so the later run is refused.
     """
 
     def __init__(self, client: Any, bucket: str, prefix: str) -> None:
@@ -53,10 +53,10 @@ class S3Store:
         return f"{self.name}/{name}"
 
     def begin_writing(self) -> None:
-        """There is nothing to make and no lock."""
+        """Nothing to create or lock."""
 
     def names(self, folder: str = "") -> Iterator[str]:
-        """Asks for a thousand at a time."""
+        """Lists a thousand at a time."""
         prefix = self._prefix + (folder and f"{folder}/")
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=prefix, Delimiter="/"
@@ -66,11 +66,11 @@ class S3Store:
                 for each in page.get("CommonPrefixes", ()):
                     yield each["Prefix"][len(prefix) :].rstrip("/")
                 for each in page.get("Contents", ()):
-                    if name := each["Key"][len(prefix) :]:  # a folder that a console made has an object, too
+                    if name := each["Key"][len(prefix) :]:  # a folder created in a console has an object, too
                         yield name
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """Reads on a bit, and keeps that in memory for the next call."""
+        """Reads ahead, and caches that for the next call."""
         known, start, block = self._block
         if known != name or not start <= offset or offset + length > start + len(block):
             start, block = offset, self._ranged(name, max(length, READ_BYTES), offset)
@@ -78,7 +78,7 @@ class S3Store:
         return block[offset - start : offset - start + length]
 
     def load_manifest(self) -> bytes | None:
-        """Remembers which one it was, for `replace_manifest`."""
+        """Remembers its version, for `replace_manifest`."""
         path = self.path(MANIFEST_NAME)
         try:
             with _Failures(path, "reading it"):
@@ -114,7 +114,7 @@ class S3Store:
                         raise
                     raise NotStored(path) from error
         except NotStored as error:
-            if self.load_manifest() != content:  # as it is if the answer to the first attempt was lost
+            if self.load_manifest() != content:  # equal if the answer to the first attempt was lost
                 raise BackupRefused(
                     self.name, "another run has changed this backup meanwhile; what this run copied does not count"
                 ) from error
@@ -136,7 +136,7 @@ class S3Store:
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
     def free_bytes(self) -> int | None:
-        """A bucket does not say."""
+        """Unknown for a bucket."""
         return None
 
     def close(self) -> None:
@@ -171,10 +171,10 @@ def open_s3(url: str, endpoint_url: str | None = None) -> S3Store:
     """A store for ``s3://BUCKET/PREFIX``. Sends nothing yet.
 
     Args:
-        endpoint_url: of another service than Amazon's; default: what the environment or the profile says.
+        endpoint_url: of another service than Amazon's; default: from the environment or the profile.
 
     Raises:
-        BackupRefused: the URL is none, or boto3 is not installed.
+        BackupRefused: the URL is invalid, or boto3 is not installed.
         StoreFailed: the configuration of boto3 is wrong.
     """
     if _SECRET_IN_URL.search(url) or (endpoint_url and _SECRET_IN_URL.search(endpoint_url)):
@@ -198,7 +198,7 @@ def open_s3(url: str, endpoint_url: str | None = None) -> S3Store:
 
 
 class _Stream:
-    """Pieces as a file that can only be read. Holds one piece besides what was asked for."""
+    """Pieces as a read-only file. Buffers at most one piece."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -219,7 +219,7 @@ class _Stream:
 
 
 class _Failures:
-    """Turns what boto3 raises in a block into errors of ours. They have no credentials in them."""
+    """Turns boto3's exceptions in a block into our errors, without credentials."""
 
     def __init__(self, path: str, operation: str) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""Where a backup is kept: a directory, or a bucket (`backup_s3`). The logic of a backup knows `BackupStore` only.
+"""Stores of backups: a directory, or a bucket (`backup_s3`). The backup logic knows only `BackupStore`.
 
-A store holds byte strings under names such as ``manifest.json`` and ``log/00000000000000000000``. Object storage cannot
-append to what it has. So `append` is in `GrowingStore`, which a directory is: there a run writes only what is new, and
-a full or vanished target leaves whole and synced files. See decision 12.
+A store holds byte strings with names such as ``manifest.json`` and ``log/00000000000000000000``. Object storage cannot
+append. So `append` is in `GrowingStore`, implemented by directories: there a run writes only what is new, and a full or
+vanished target leaves complete and synced files. See decision 12.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MANIFEST_NAME: Final = "manifest.json"
 LOG_FOLDER: Final = "log"
 LOCK_FILE_NAME: Final = "LOCK"
 SYNC_EVERY_BYTES: Final = 16 * 1024 * 1024
-"""Written bytes are synced in steps of this size: one sync of a whole file would hold up other writers of the disk."""
+"""Written bytes are synced in steps of this size: one sync of a whole file would block other writers of the disk."""
 
 
 class BackupRefused(SegmentError):
-    """What was asked for makes no sense for this backup; nothing was changed in it."""
+    """The operation does not fit this backup; nothing was changed in it."""
 
     def __init__(self, target: str, reason: str) -> None:
         super().__init__(f"{target}: {reason}")
@@ -32,7 +32,7 @@ class BackupRefused(SegmentError):
 
 
 class BackupDamaged(SegmentError):
-    """A file or an object of a backup is not what was written."""
+    """A file or an object of a backup is damaged."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: damaged: {reason}")
@@ -51,7 +51,7 @@ class StoreFailed(SegmentError):
 
 
 class NotStored(SegmentError):
-    """The store is there, and has nothing of this name."""
+    """The store has nothing of this name."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: is missing")
@@ -62,47 +62,47 @@ class BackupStore(Protocol):
     """Holds a backup. For one thread at a time. Every method may raise `StorageFailed` or `StoreFailed`.
 
     Attributes:
-        name: as the operator calls it, for messages; has no credentials in it.
+        name: the operator's name for it, for messages; contains no credentials.
     """
 
     name: str
 
     def path(self, name: str) -> str:
-        """What to call something in this store in messages."""
+        """The name of an object of this store in messages."""
 
     def begin_writing(self) -> None:
-        """Keep other writers out until `close`, if the store can do that. Raises BackupRefused if there is one."""
+        """Lock out other writers until `close`, if the store supports that. Raises BackupRefused if there is one."""
 
     def names(self, folder: str = "") -> Iterable[str]:
-        """What is in a folder, not in folders in it; nothing if there is no such folder."""
+        """The content of a folder, without subfolders; empty if the folder does not exist."""
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes; fewer only at the end. Raises NotStored. Is quick for ascending offsets."""
+        """Up to ``length`` bytes; fewer only at the end. Raises NotStored. Fast for ascending offsets."""
 
     def load_manifest(self) -> bytes | None:
         """The manifest, None if there is none."""
 
     def replace_manifest(self, content: bytes) -> None:
-        """Replace the manifest that was loaded last, durably and in one step.
+        """Replace the manifest that was loaded last, durably and atomically.
 
         Raises:
-            BackupRefused: another process has replaced it since; it is as that one left it.
+            BackupRefused: another process has replaced it since; that one stays.
         """
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Store something, durably; until all of it is there, what had the name before stays.
+        """Store an object durably; until it is complete, the previous one of that name stays.
 
-        What ``pieces`` raises comes out as it is.
+        Exceptions of ``pieces`` propagate unchanged.
         """
 
     def remove(self, name: str) -> None:
-        """Remove something; no error if there is no such name."""
+        """Remove an object; no error if it does not exist."""
 
     def free_bytes(self) -> int | None:
-        """Room that is left, None if that is not known or has no limit."""
+        """Free space, None if unknown or unlimited."""
 
     def close(self) -> None:
-        """Let others write to it, and release what is open."""
+        """Release the lock, and everything open."""
 
 
 @runtime_checkable
@@ -110,17 +110,17 @@ class GrowingStore(BackupStore, Protocol):
     """A store in which files can grow."""
 
     def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
-        """Go on with a file at ``offset``, durably; what was there behind it is dropped. At 0 the file may be missing.
+        """Continue a file at ``offset``, durably; existing content after it is dropped. At 0 the file may be missing.
 
-        What ``pieces`` raises comes out as it is; the file is as it was up to ``offset``.
+        Exceptions of ``pieces`` propagate unchanged; the file is unchanged up to ``offset``.
 
         Raises:
-            BackupDamaged: the file does not reach up to ``offset``.
+            BackupDamaged: the file is shorter than ``offset``.
         """
 
 
 class DirectoryStore:
-    """A directory on a disk. It may be missing; `begin_writing` makes it."""
+    """A directory on a disk. It may be missing; `begin_writing` creates it."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self.name = directory
@@ -133,7 +133,7 @@ class DirectoryStore:
         return os.path.join(self.name, name)
 
     def begin_writing(self) -> None:
-        """Make the directory if it is missing, and lock it."""
+        """Create the directory if it is missing, and lock it."""
         try:
             self._disk.mkdir(self.name)
             self._disk.mkdir(self.path(LOG_FOLDER))
@@ -154,7 +154,7 @@ class DirectoryStore:
             raise self._failed(error, "listing the backup") from error
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """The file that was read last stays open."""
+        """The last read file stays open."""
         try:
             if self._open is None or self._open[0] != name:
                 self._release()
@@ -194,10 +194,10 @@ class DirectoryStore:
             raise self._failed(error, "writing the backup") from error
 
     def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
-        """Synced in steps, and with the name of a file that is new."""
+        """Synced in steps, including the name of a new file."""
         path, disk = self.path(name), self._disk
         try:
-            # What is there already is not made: the target may have been removed, or mounted elsewhere.
+            # Do not create an existing file again: the target may have been removed, or mounted elsewhere.
             fd = disk.open(path, create=offset == 0)
             try:
                 if (size := disk.size(fd)) < offset:
@@ -228,14 +228,14 @@ class DirectoryStore:
             raise self._failed(error, "clearing the backup") from error
 
     def free_bytes(self) -> int | None:
-        """Of its file system, as far as it is for everybody."""
+        """Free space of its file system for unprivileged users."""
         try:
             return self._disk.usage(self.name)[0]
         except OSError as error:
             raise StorageFailed(self.name, error.errno or 0, "asking for its room") from error
 
     def close(self) -> None:
-        """Unlock it."""
+        """Release the lock."""
         self._release()
         if self._lock_fd is not None:
             self._disk.close(self._lock_fd)

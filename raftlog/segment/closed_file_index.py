@@ -1,10 +1,10 @@
-"""What is known about a closed file, kept beside it, so that opening a long log reads its last file only.
+"""Indexes of closed files, stored next to them, so that opening a long log reads only its last file.
 
-A sidecar (``NNN.index``) is synced before it gets its name, and may be missing or old: it has a checksum, and it counts
-only if the file's first entry continues the file before, its last one is where the sidecar says, with that chain, and a
-blank follows. An equal chain means equal entries all the way, so a sidecar of an earlier content can say nothing wrong.
-What it does not tell is whether the bytes in between are still what they were. One of another format version, the last
-character of its first eight, is made anew.
+A sidecar (``NNN.index``) is synced before it gets its name, and may be missing or outdated: it has a checksum, and it
+is valid only if the file's first entry continues the previous file, its last one is where the sidecar says, with that
+chain, and a blank follows. An equal chain means equal entries all the way, so a sidecar of earlier content cannot be
+wrong. It does not prove that the bytes in between are still intact. One with another format version, the last character
+of its first eight, is rebuilt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAYLOAD_AT: Final = len(_MAGIC) + _CRC_BYTES
 
 
 class ClosedFileIndex(msgspec.Struct, frozen=True):
-    """One closed file: ``chain_before`` its first entry, its ``last`` one, and what an index knows of it."""
+    """One closed file: ``chain_before`` its first entry, its ``last`` one, and its index."""
 
     chain_before: int
     last: EntryRef
@@ -43,7 +43,7 @@ def encode_sidecar(sidecar: ClosedFileIndex) -> bytes:
 
 
 def decode_sidecar(data: bytes) -> ClosedFileIndex | None:
-    """None for whatever is no whole sidecar of this version."""
+    """None for anything but a complete sidecar of this version."""
     payload = data[_PAYLOAD_AT:]
     crc = int.from_bytes(data[len(_MAGIC) : _PAYLOAD_AT], "big")
     if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(payload) != crc:
@@ -52,7 +52,7 @@ def decode_sidecar(data: bytes) -> ClosedFileIndex | None:
 
 
 def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int, previous: EntryRef) -> bool:
-    """Whether a sidecar tells the truth about the file at ``start``, which follows the entry ``previous``."""
+    """Whether a sidecar matches the file at ``start``, which follows the entry ``previous``."""
     part, last = sidecar.part, sidecar.last
     file_end, last_end = start + segment_bytes, last.pos + last.size
     if (
@@ -70,7 +70,7 @@ def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int,
     kind, size, index, term, pos, flags, chain, _, _ = HEADER.unpack(read(last.pos, HEADER_BYTES))
     return (
         EntryRef(index, term, kind, pos, size, chain) == last
-        # Format versions never fall, so the last entry has the newest one of its file.
+        # Format versions never decrease, so the last entry has the newest one of its file.
         and flags == FLAGS
         and is_blank(read(last_end, BLANK_BYTES_MIN), file_end - last_end)
     )
@@ -79,9 +79,9 @@ def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int,
 def closed_files(
     index: LogIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[int], EntryRef]
 ) -> list[tuple[int, bytes]]:
-    """Start and sidecar of each file from ``start`` on that the log, which ends at ``end_pos``, has left behind.
+    """Start and sidecar of each complete file from ``start`` on of a log that ends at ``end_pos``.
 
-    ``locate`` finds an entry by index, the one before the first included, and may raise.
+    ``locate`` finds an entry by index, including the one before the first, and may raise.
     """
     found: list[tuple[int, bytes]] = []
     while (behind := start + segment_bytes) <= end_pos:
@@ -98,15 +98,15 @@ def closed_files(
 def scan_log(
     files: SegmentFiles, base: EntryRef, trusted_end: int, index: LogIndex
 ) -> tuple[EntryRef, Stop, Sequence[tuple[int, bytes]]]:
-    """Find out what a log consists of: from sidecars where they agree, by verifying every entry elsewhere.
+    """Determine the content of a log: from valid sidecars, and by verifying every entry elsewhere.
 
     Args:
         base: the entry before the first file, which begins where that ends.
-        trusted_end: only files that end at or below it may be known from sidecars; 0 verifies everything.
-        index: takes the entries.
+        trusted_end: sidecars are only used for files that end at or below it; 0 verifies everything.
+        index: receives the entries.
 
     Returns:
-        The last good entry, where the scan stopped and why, and the start and content of sidecars to be written.
+        The last good entry, where the scan stopped and why, and the start and content of sidecars to write.
     """
     segment_bytes, read = files.segment_bytes, files.pread_padded
     present = set(files.starts)
@@ -123,7 +123,7 @@ def scan_log(
             last, stop = scan_file(read, start, segment_bytes, last, index)
             if stop is not None:
                 if last is before and trusted and is_intact(read, start, file_end):
-                    # A good entry that does not continue what the sidecars say: then let the entries speak.
+                    # A good entry that does not continue the sidecars: then scan the entries.
                     index.truncate(base.index + 1)
                     return scan_log(files, base, 0, index)
                 return last, stop, unsaved

@@ -1,6 +1,6 @@
-"""Entry framing: the bytes that lie on disk and travel between replicas.
+"""Entry framing: the bytes on disk and between replicas.
 
-An *entry* is a 48-byte header and a body; all header fields are unsigned big endian:
+An *entry* is a 48-byte header and a body; all header fields are unsigned big-endian:
 
 ======  ==========  =================================================================================================
 offset  field       meaning
@@ -16,13 +16,13 @@ offset  field       meaning
 44      body_len    length of the body
 ======  ==========  =================================================================================================
 
-Every later format version keeps this header with both checksums, so that an older version of the software can tell an
-entry that it does not understand from a damaged one. A log never has a version below one that it had before.
+Every later format version keeps this header with both checksums, so that older software can distinguish an unsupported
+entry from a damaged one. The version never decreases within a log.
 
-The chain proves order and tells an entry from older bytes at the same place; two replicas with equal chains have equal
-logs up to there. A *blank* fills the rest of a file into which the next entry does not fit. Only its first eight
-bytes are written (type, size to the end of the file). What lies behind them is zero, because everything behind the
-end of the log always is; recovery needs nothing but the eight bytes.
+The chain proves order and distinguishes an entry from older bytes at the same place; two replicas with equal chains
+have equal logs up to there. A *blank* fills the rest of a file into which the next entry does not fit. Only its first
+eight bytes are written (type, size to the end of the file). The rest is zero, because everything after the end of the
+log always is; recovery needs only the eight bytes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from raftlog.segment.errors import EntryTooNew, FrameCorrupt
 HEADER_BYTES: Final = 48
 BLANK_BYTES_MIN: Final = 8
 SYNC_BYTES_MAX: Final = 1024 * 1024
-"""Most bytes of one file that are ever written but not synced, unless a single entry is larger.
+"""Maximum bytes of one file that are written but not synced, unless a single entry is larger.
 
-Recovery relies on it: a crash leaves at most this much of a log in doubt.
+Recovery relies on it: a crash leaves at most this much of a log uncertain.
 """
 
 NORMAL: Final = 1
@@ -52,7 +52,7 @@ FLAGS: Final = 1
 _VERSION_MASK: Final = 0xFF
 
 HEADER: Final = struct.Struct(">IIQQQIIII")
-# The chained part with body_crc directly behind it, so that one checksum call covers both.
+# The chained part with body_crc directly after it, so that one checksum call covers both.
 _CHAINED = struct.Struct(">IIQQQII")
 _REST = struct.Struct(">III")
 _BLANK = struct.Struct(">II")
@@ -60,7 +60,7 @@ _crc32 = zlib.crc32
 
 
 class EntryRef(msgspec.Struct, frozen=True, gc=False):
-    """Where an entry lies and what it is; ``size`` includes the header, ``chain`` is the one after this entry."""
+    """Place and identity of an entry; ``size`` includes the header, ``chain`` is the one after this entry."""
 
     index: int
     term: int
@@ -73,7 +73,7 @@ class EntryRef(msgspec.Struct, frozen=True, gc=False):
 class TailEntry(msgspec.Struct, frozen=True, gc=False):
     """An entry in memory, ready to be written and sent.
 
-    ``size`` is header and body; ``annotation`` is an opaque hint of the appending side that never reaches the disk.
+    ``size`` is header and body; ``annotation`` is an opaque hint of the appending side that is never written to disk.
     """
 
     index: int
@@ -88,15 +88,15 @@ class TailEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def initial_chain(cluster_id: str) -> int:
-    """The chain before the first entry: logs of two clusters never link."""
+    """The chain before the first entry: logs of two clusters never connect."""
     return _crc32(cluster_id.encode())
 
 
 def place(end_pos: int, size: int, segment_bytes: int) -> int:
-    """Where the next entry begins when the log ends at ``end_pos``.
+    """Where the next entry begins if the log ends at ``end_pos``.
 
-    An entry of ``size`` bytes (header included) needs ``size + 8`` free bytes in its file, so that a blank always fits
-    behind it; otherwise the rest of the file becomes a blank and the entry begins the next file.
+    An entry of ``size`` bytes (including the header) needs ``size + 8`` free bytes in its file, so that a blank always
+    fits after it; otherwise the rest of the file becomes a blank and the entry begins the next file.
 
     Raises:
         ValueError: it fits into no file.
@@ -108,7 +108,7 @@ def place(end_pos: int, size: int, segment_bytes: int) -> int:
 
 
 def frame(kind: int, index: int, term: int, pos: int, body: bytes, chain: int) -> tuple[bytes, int]:
-    """Make an entry's header; returns it and the chain after the entry. ``chain`` is the one before it."""
+    """Build an entry's header; returns it and the chain after the entry. ``chain`` is the one before it."""
     body_crc = _crc32(body)
     body_len = len(body)
     chained = _CHAINED.pack(kind, HEADER_BYTES + body_len, index, term, pos, FLAGS, body_crc)
@@ -133,12 +133,12 @@ def is_blank(start: bytes | memoryview, nbytes: int) -> bool:
 
 
 def is_newer(flags: int) -> bool:
-    """Whether the flags of an entry are those of a format version above ours."""
+    """Whether the flags of an entry mean a newer format version."""
     return FLAGS < flags <= _VERSION_MASK
 
 
 def _has_checksums(entry: memoryview, chain: int | None) -> bool:
-    """Whether header and body of a whole entry are what was written; ``chain`` is the one before it, if known."""
+    """Whether header and body of a complete entry are intact; ``chain`` is the one before it, if known."""
     its_chain, body_crc, _ = _REST.unpack_from(entry, 36)
     return _crc32(entry[HEADER_BYTES:]) == body_crc and (chain is None or chain_after(entry, chain) == its_chain)
 
@@ -146,15 +146,15 @@ def _has_checksums(entry: memoryview, chain: int | None) -> bool:
 def verify_entry(
     buffer: memoryview, at: int, index: int | None, term: int, pos: int | None, chain: int | None
 ) -> EntryRef:
-    """Check the entry at ``buffer[at:]`` against its predecessor.
+    """Verify the entry at ``buffer[at:]`` against its predecessor.
 
     Args:
-        index, pos: what the header must say, or None when it is not known; then only the chain vouches for them.
-        term: the predecessor's; terms never fall.
-        chain: after the predecessor; None when it is not known: then only the body's checksum is verified.
+        index, pos: expected header values, or None if unknown; then only the chain verifies them.
+        term: the predecessor's; terms never decrease.
+        chain: after the predecessor; None if unknown: then only the body's checksum is verified.
 
     Raises:
-        FrameCorrupt: with the first field that is wrong; `EntryTooNew` for an intact entry of a newer format version.
+        FrameCorrupt: with the first wrong field; `EntryTooNew` for an intact entry of a newer format version.
     """
     rest = len(buffer) - at
     if rest < HEADER_BYTES:
@@ -185,13 +185,13 @@ def verify_entry(
 
 
 def scan_entries(buffer: memoryview, chain: int) -> list[EntryRef]:
-    """Verify whole entries that lie back to back, as replicas send them.
+    """Verify complete entries back to back, as replicas send them.
 
-    Blanks are not sent: a position may jump ahead, to where the next file begins. ``chain`` is the one before the
-    first entry.
+    Blanks are not sent: a position may jump to the beginning of the next file. ``chain`` is the one before the first
+    entry.
 
     Raises:
-        FrameCorrupt: an entry is damaged, cut off, or does not follow its predecessor.
+        FrameCorrupt: an entry is damaged, incomplete, or does not follow its predecessor.
     """
     refs: list[EntryRef] = []
     at, end = 0, len(buffer)

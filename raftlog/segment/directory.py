@@ -1,4 +1,4 @@
-"""Opening a log's directory: whose it is, what state it was left in, and putting its end in order."""
+"""Opens a log's directory: checks its owner, classifies its state, and repairs its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from raftlog.segment.snapshot_install import install
 
 LOCK_NAME: Final = "LOCK"
 OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|snapshot|.*\.tmp|\d{20}\.index")
-"""What may lie in a log's directory besides its segments."""
+"""Allowed names in a log's directory besides segments."""
 SEGMENT_BYTES_MIN: Final = 256
 
 _UNUSABLE: Final = frozenset(
@@ -66,9 +66,9 @@ _UNUSABLE: Final = frozenset(
 
 @dataclass(slots=True)
 class Opened:
-    """A directory that is locked and in order; ``last`` is the log's last entry, or a stand-in for the base.
+    """A locked directory in a consistent state; ``last`` is the log's last entry, or a placeholder for the base.
 
-    ``found`` says in words how it was found.
+    ``found`` describes its state before.
     """
 
     disk: Disk
@@ -118,10 +118,10 @@ def open_directory(
                 files = SegmentFiles(disk, directory, segment_bytes, preallocation)
                 undo.callback(files.close)
                 stored = _stored_state(meta, files, given)
-            # What a crash left of files that were dropped from the front.
+            # Remains of files that were deleted from the front before a crash.
             files.base_pos = stored.starts_at.pos
             if files.starts and files.starts[0] < files.base_pos:
-                meta.write_again()  # if its sync failed, a power cut would bring the older base back
+                meta.write_again()  # if its sync failed, a power cut would restore the older base
             files.drop_below(files.base_pos)
             index = LogIndex(segment_bytes)
             last, found = _recover(files, stored, index)
@@ -132,7 +132,8 @@ def open_directory(
             notes = {key: value for key, value in state.notes.items() if key != UNSYNCED}
             unclean = not stored.clean and stored.boot_id != ""
             if unclean and (acknowledges_unsynced or UNSYNCED in stored.notes):
-                # What was acknowledged in the last process's memory died with it, whether the machine went on or not.
+                # Unsynced acknowledged entries of the last process are lost with it, whether the machine continued or
+                # not.
                 notes[ABSTAINING] = b"1"
             if acknowledges_unsynced:
                 notes[UNSYNCED] = b"1"
@@ -140,7 +141,7 @@ def open_directory(
             if not state.store_id:
                 state = msgspec.structs.replace(state, store_id=store_id or secrets.token_hex(8))
             meta.write(state)
-            # Names of meta and lock become durable here; a segment is only ever made behind a valid meta file.
+            # Makes the names of meta and lock durable; a segment is only created after a valid meta file.
             disk.sync_directory(directory)
             files.ensure(files.start_of(last.pos + last.size))
         except OSError as error:
@@ -152,14 +153,14 @@ def open_directory(
 
 
 def foreign_names(names: Iterable[str], segment_bytes: int) -> list[str]:
-    """Those of a directory's names that no log makes, sorted."""
+    """The names in a directory that do not belong to a log, sorted."""
     return sorted(
         name for name in names if not OWN_NAMES.fullmatch(name) and segment_start(name, segment_bytes) is None
     )
 
 
 def lock_directory(disk: Disk, directory: str) -> int:
-    """Take a directory for this process, until the descriptor that is returned is closed. Raises `DirectoryLocked`."""
+    """Lock a directory for this process, until the returned descriptor is closed. Raises `DirectoryLocked`."""
     path = os.path.join(directory, LOCK_NAME)
     fd = disk.open(path, create=True)
     try:
@@ -179,7 +180,7 @@ def lock_directory(disk: Disk, directory: str) -> int:
 def _stored_state(meta: MetaFile, files: SegmentFiles, given: MetaState) -> MetaState:
     stored = meta.state
     if stored is None:
-        # Opening makes the first segment before anybody may vote, so without segments no vote can have been given.
+        # The first segment is created before this node may vote, so without segments there was no vote.
         if files.starts:
             raise MetaCorrupt(meta.path)
         return given
@@ -198,7 +199,7 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
     else:
         lost = meta.damaged_slots > 0
     if lost and voted_for is None:
-        # What the lost slot said about this term is unknown. A node that votes for itself votes for nobody else.
+        # The lost slot's vote in this term is unknown. A node that votes for itself votes for no other.
         voted_for = stored.node_id
     end_pos = last.pos + last.size
     notes = {key: value for key, value in stored.notes.items() if key not in (DAMAGED, REPLACING)}
@@ -225,13 +226,13 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[E
 
 
 def _recovered(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[EntryRef, str]:
-    """The last good entry, and how the log was found, in words. Raises EntryTooNew, LogDamaged."""
+    """The last good entry, and a description of the log's state. Raises EntryTooNew, LogDamaged."""
     segment_bytes = files.segment_bytes
     starts = files.starts
     read = files.pread_padded
     base = stored.starts_at.ref
     _write_again(files, stored)
-    # Who found damage while running wants it looked at, wherever it is.
+    # After damage was found at run time, verify everything.
     last, stop, unsaved = scan_log(files, base, 0 if DAMAGED in stored.notes else stored.durable_pos, index)
     if (stale := stale_end(read, index, last, stored)) is not None:
         raise LogDamaged(files.directory, [stale], stale.pos, "the durable entries do not end as they did")
@@ -244,7 +245,7 @@ def _recovered(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple
         decision = decide(evidence)
         found = in_words(decision, evidence)
         if isinstance(decision, Corrupt):
-            # What was taken from sidecars may be damaged, too.
+            # The part known from sidecars may be damaged, too.
             index.truncate(base.index + 1)
             last, stop, _ = scan_log(files, base, 0, index)
             evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
@@ -265,19 +266,21 @@ def _recovered(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple
 
 
 def _write_again(files: SegmentFiles, stored: MetaState) -> None:
-    """Make durable, before it is read, what the last process may have left in the cache only.
+    """Make what the last process may have left only in the cache durable, before reading it.
 
-    What lies below the stored durable position was synced. Behind it, a sync may have been missing, or may have failed.
+    Everything below the stored durable position was synced. After it, a sync may be missing, or may have failed.
     """
     if replacing := stored.notes.get(REPLACING):
         begin, end = map(int, replacing.split())
-        files.write_again(begin, end, needs_all=False)  # what is damaged still is found so, and replaced again
+        files.write_again(begin, end, needs_all=False)  # damage is still detected, and written again
     if (starts := files.starts) and not stored.clean:
         files.write_again(stored.durable_pos, starts[-1] + files.segment_bytes)
 
 
 def _end_cut(files: SegmentFiles, end_pos: int, cut_end: int) -> None:
-    """Zero what a cut was to zero, from the end backwards: the disk may have entries where the cache has zeros."""
+    """Zero the rest of an interrupted cut, from the end backwards: the disk may have entries where the cache has
+    zeros.
+    """
     start = files.start_of(end_pos)
     end = min(cut_end, start + files.segment_bytes)
     while end > end_pos:

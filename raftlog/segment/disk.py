@@ -1,6 +1,6 @@
-"""The file operations that a log needs, and nothing more, so that a test can put another disk underneath.
+"""The file operations of a log, as an interface, so that tests can simulate a disk.
 
-All of them raise `OSError` as the operating system does.
+All of them raise `OSError` like the operating system.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Disk(Protocol):
     """A file system. File descriptors are small integers; several threads may use one."""
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """Open a file for reading and writing; ``create`` makes it, empty, when it is missing."""
+        """Open a file for reading and writing; ``create`` creates a missing one, empty."""
 
     def close(self, fd: int) -> None:
         """Release a descriptor and its lock."""
@@ -32,67 +32,69 @@ class Disk(Protocol):
         """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
 
     def is_cached(self, fd: int, length: int, offset: int) -> bool:
-        """Whether all these bytes are there to be read without a wait for the disk. May be False although they are.
+        """Whether all these bytes can be read without waiting for the disk. May be False although they can.
 
-        Through this descriptor nothing is read ahead any more.
+        Disables read-ahead for this descriptor.
         """
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
-        """All ``length`` bytes from ``offset``, if they are there to be read without a wait for the disk; None if they
-        are not, or if nobody can tell.
+        """All ``length`` bytes from ``offset`` if they can be read without waiting for the disk; None otherwise, or if
+        unknown.
         """
 
     def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
-        """As `pread`, past the page cache, and whether that was certainly so. What was cached is cached again."""
+        """As `pread`, bypassing the page cache, and whether that certainly happened. Cached data is cached again
+        afterwards.
+        """
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
-        """Where bytes other than zero may be in ``offset..end``: half-open ranges in order.
+        """Where ``offset..end`` may have nonzero bytes: half-open ranges in order.
 
-        May be too much; all of it is always right. Through this descriptor nothing is read ahead any more, since what
-        is in the cache does not count as a hole.
+        May be too much; the full range is always right. Disables read-ahead for this descriptor, since cached pages do
+        not count as a hole.
         """
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write up to 1024 buffers one behind the other; returns how many bytes were taken, which may be fewer."""
+        """Write up to 1024 buffers back to back; returns how many bytes were written, which may be fewer."""
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """As `pwritev`, and what it took is durable on return, with the length of the file that it needs.
+        """As `pwritev`, but the written bytes are durable on return, including the required file length.
 
-        What was written to the file before, and not synced, may still be lost.
+        Earlier unsynced writes to the file may still be lost.
         """
 
     def fdatasync(self, fd: int) -> None:
         """Make the file's content and length durable."""
 
     def allocate(self, fd: int, length: int) -> None:
-        """Reserve space and make the file ``length`` bytes long; new bytes read as zero."""
+        """Reserve space and extend the file to ``length`` bytes; new bytes read as zero."""
 
     def truncate(self, fd: int, length: int) -> None:
-        """Make the file ``length`` bytes long without reserving space."""
+        """Set the file's length to ``length`` bytes without reserving space."""
 
     def lock(self, fd: int) -> None:
-        """Lock the file against other descriptors. Raises `BlockingIOError` when one holds it."""
+        """Lock the file against other descriptors. Raises `BlockingIOError` if it is locked."""
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file, replacing ``target`` in one step."""
+        """Rename a file, replacing ``target`` atomically."""
 
     def unlink(self, path: str) -> None:
         """Remove a name; open descriptors keep the content."""
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a directory, in no order."""
+        """Names in a directory, in any order."""
 
     def mkdir(self, path: str) -> None:
-        """Make a directory and its parents, durably; one that is there already is fine."""
+        """Create a directory and its parents, durably; an existing one is fine."""
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in a directory durable."""
 
     def usage(self, path: str) -> tuple[int, int]:
-        """Free and total bytes of the file system that ``path`` is on, as far as they are for everybody."""
+        """Free and total bytes of the file system of ``path``, for unprivileged users."""
 
     def boot_id(self) -> str:
-        """Changes when the machine restarts, that is, when what was not synced may be gone."""
+        """Changes at a reboot, after which unsynced data may be lost."""
 
 
 class RealDisk:
@@ -127,7 +129,7 @@ class RealDisk:
                 offset = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
                 ranges.append((begin, offset))
         except OSError as error:
-            if error.errno != errno.ENXIO:  # which says that there is no more data
+            if error.errno != errno.ENXIO:  # there is no more data
                 raise
         return ranges
 
@@ -184,7 +186,7 @@ class RealDisk:
 
 
 class ReadOnlyDisk(RealDisk):
-    """The same for files of another process, or on a medium that nobody may write to: nothing is opened for writing."""
+    """For files of another process, or on a read-only medium: never opens for writing."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         assert not create, f"{path} is to be made on a disk that is only read"
@@ -192,14 +194,14 @@ class ReadOnlyDisk(RealDisk):
 
 
 Write = Callable[[int, Sequence[Buffer], int], int]
-"""`Disk.pwritev` or `Disk.write_synced` of some disk."""
+"""`Disk.pwritev` or `Disk.write_synced` of a disk."""
 
 IOVECS_MAX = 1024
-"""Most buffers that Linux takes in one call."""
+"""Maximum buffers per call on Linux."""
 
 
 def write_file(disk: Disk, path: str, content: Buffer) -> None:
-    """Make a file, or make it anew, and sync it; its name is durable once its directory is. Raises `OSError`."""
+    """Create or replace a file, and sync it; its name is durable once its directory is. Raises `OSError`."""
     fd = disk.open(path, create=True)
     try:
         disk.truncate(fd, 0)
@@ -210,7 +212,7 @@ def write_file(disk: Disk, path: str, content: Buffer) -> None:
 
 
 def write_fully(write: Write, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write all buffers one behind the other, in as few calls of ``write`` as the system allows. Raises `OSError`."""
+    """Write all buffers back to back, in as few calls of ``write`` as possible. Raises `OSError`."""
     for first in range(0, len(buffers), IOVECS_MAX):
         part = buffers if len(buffers) <= IOVECS_MAX else buffers[first : first + IOVECS_MAX]
         nbytes = sum(map(len, part))
@@ -218,7 +220,7 @@ def write_fully(write: Write, fd: int, buffers: Sequence[Buffer], offset: int) -
         if written < nbytes:
             rest = memoryview(b"".join(part))
             while written < nbytes:
-                # A full disk takes what fits and says so only when asked again.
+                # A full disk writes what fits and fails only on the next call.
                 taken = write(fd, [rest[written:]], offset + written)
                 if taken <= 0:
                     raise OSError(errno.EIO, f"write took {written} of {nbytes} bytes")

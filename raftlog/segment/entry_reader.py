@@ -1,4 +1,4 @@
-"""Reading entries back from the segment files, each checked before anybody sees it."""
+"""Reads entries back from the segment files, and verifies each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftlog.segment.index import ANCHOR_BYTES
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Entries that were read from disk: ``data`` is all of them back to back, ``chain`` the one before the first."""
+    """Entries read from disk: ``data`` is all of them back to back, ``chain`` the one before the first."""
 
     chain: int
     refs: list[EntryRef]
@@ -23,13 +23,13 @@ class StoredRun:
 def read_behind(
     files: SegmentFiles, base: EntryRef | None, anchor: tuple[int, int], index: int, end_index: int, room: int
 ) -> StoredRun:
-    """Verified entries of one file behind the entry ``index`` and before ``end_index``, at least one. For any thread.
+    """Verified entries of one file after the entry ``index`` and before ``end_index``, at least one. For any thread.
 
     Args:
-        base: that entry, if it is the stand-in for a base; otherwise it is looked for from ``anchor`` on.
+        base: that entry, if it is the placeholder for a base; otherwise it is searched from ``anchor`` on.
 
     Raises:
-        EntryGone, StorageCorrupt, StorageFailed: one of them is gone, damaged or cannot be read.
+        EntryGone, StorageCorrupt, StorageFailed: one of them was deleted, is damaged or cannot be read.
     """
     previous = base or find_entry(files, *anchor, index)
     refs, data = read_run(files, previous, end_index, room, at_least_one=True)
@@ -37,7 +37,7 @@ def read_behind(
 
 
 def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: int) -> EntryRef:
-    """Walk from an anchor to the entry ``index`` by the headers between them.
+    """Walk from an anchor to the entry ``index`` along the headers in between.
 
     Raises:
         StorageCorrupt, StorageFailed: one of the headers cannot be read.
@@ -46,15 +46,15 @@ def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: i
 
 
 def find_entry_at(files: SegmentFiles, anchor_index: int, anchor_pos: int, last_index: int, pos: int) -> EntryRef:
-    """Walk from an anchor to the first entry that ends behind the physical offset ``pos``, or to ``last_index``.
+    """Walk from an anchor to the first entry that ends after the physical offset ``pos``, or to ``last_index``.
 
-    Raises as `find_entry`.
+    Raises the errors of `find_entry`.
     """
     return _walk(files, anchor_index, anchor_pos, lambda index, end: end > pos or index == last_index)
 
 
 def _walk(files: SegmentFiles, anchor_index: int, anchor_pos: int, is_wanted: Callable[[int, int], bool]) -> EntryRef:
-    """The first entry from an anchor on whose index and end are wanted."""
+    """The first entry from an anchor on whose index and end match."""
     pos = anchor_pos
     path = files.path(files.start_of(pos))
     file_end = files.start_of(pos) + files.segment_bytes
@@ -75,9 +75,9 @@ def _walk(files: SegmentFiles, anchor_index: int, anchor_pos: int, is_wanted: Ca
 def read_run(
     files: SegmentFiles, previous: EntryRef, end_index: int, room: int, *, at_least_one: bool
 ) -> tuple[list[EntryRef], bytes]:
-    """Verified entries of one file behind ``previous`` and before ``end_index``, back to back.
+    """Verified entries of one file after ``previous`` and before ``end_index``, back to back.
 
-    Empty when the first of them is larger than ``room``, unless there must be one.
+    Empty if the first of them is larger than ``room``, unless at least one is required.
 
     Raises:
         StorageCorrupt, StorageFailed: one of them is damaged or cannot be read.

@@ -1,4 +1,4 @@
-"""The entries of a log as they lie in its files, in runs of whole verified ones. Pure: bytes come from a function."""
+"""The entries of a log from its files, in runs of complete verified ones. Pure: a function returns the bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRe
 from raftlog.segment.recovery import Read
 
 RUN_BYTES: Final = 1024 * 1024
-"""Bytes of one read, unless a single entry is larger."""
+"""Size of one read, unless a single entry is larger."""
 
 
 class EntryRun(NamedTuple):
     """Entries back to back from the physical offset ``pos`` on, all in one file.
 
-    ``data`` ends with the first eight bytes of the blank behind them, if that was reached. There may be no entry in it.
+    ``data`` ends with the first eight bytes of the following blank, if that was reached. It may contain no entry.
     """
 
     pos: int
@@ -29,14 +29,14 @@ class EntryRun(NamedTuple):
 
 
 def entry_runs(read: Read, before: EntryRef, last_index: int, segment_bytes: int) -> Iterator[EntryRun]:
-    """Every entry behind ``before`` up to ``last_index``, checksums and chain verified.
+    """Every entry after ``before`` up to ``last_index``, with verified checksums and chain.
 
     Args:
-        read: bytes of one file, padded with zeros behind its end.
-        before: the entry in front of the first one, or the stand-in for a base.
+        read: bytes of one file, padded with zeros after its end.
+        before: the entry before the first one, or the placeholder for a base.
 
     Raises:
-        FrameCorrupt: what lies there does not continue the log; all runs before were good. And whatever ``read`` does.
+        FrameCorrupt: the data does not continue the log; all earlier runs are valid. Also the errors of ``read``.
     """
     last, pos = before, before.pos + before.size
     while last.index < last_index:

@@ -1,4 +1,4 @@
-"""Everything that the log on disk refuses or reports."""
+"""All errors of the log on disk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class SegmentError(Exception):
 
 
 class FrameCorrupt(SegmentError):
-    """An entry contradicts itself or does not follow its predecessor.
+    """An entry is inconsistent or does not follow its predecessor.
 
-    ``physical_offset`` is where the entry begins in the log; ``expected`` and ``actual`` are the numbers that differ.
+    ``physical_offset`` is where the entry begins in the log; ``expected`` and ``actual`` are the differing numbers.
     """
 
     def __init__(self, physical_offset: int, reason: str, expected: int, actual: int) -> None:
@@ -24,7 +24,7 @@ class FrameCorrupt(SegmentError):
 
 
 class EntryTooNew(FrameCorrupt):
-    """An intact entry of a format version that this software does not understand."""
+    """An intact entry of an unsupported, newer format version."""
 
     def __init__(self, physical_offset: int, found: int, newest: int) -> None:
         super().__init__(physical_offset, "format version is too new", newest, found)
@@ -33,9 +33,9 @@ class EntryTooNew(FrameCorrupt):
 
 
 class FormatTooNew(SegmentError):
-    """A file is intact and of a format version that this software does not understand; nothing was changed.
+    """An intact file of an unsupported, newer format version; nothing was changed.
 
-    ``found`` is the version of the file, ``newest`` the highest that is understood.
+    ``found`` is the version of the file, ``newest`` the highest supported one.
     """
 
     def __init__(self, path: str, what: str, found: int, newest: int) -> None:
@@ -49,7 +49,7 @@ class FormatTooNew(SegmentError):
 
 
 class StorageCorrupt(SegmentError):
-    """Bytes that were once durable are damaged or gone; the files are left as they are."""
+    """Bytes that were once durable are damaged or missing; the files are left unchanged."""
 
     def __init__(self, path: str, physical_offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at physical offset {physical_offset}: {reason}")
@@ -59,9 +59,9 @@ class StorageCorrupt(SegmentError):
 
 
 class EntryGone(SegmentError):
-    """What is asked for lies below the log's base: it was there once and has been dropped on purpose.
+    """The requested place is below the log's base: it existed and was deleted on purpose.
 
-    ``unit`` says what the numbers count: ``index`` or ``position``. ``first`` is the lowest that is still there.
+    ``unit`` says what the numbers count: ``index`` or ``position``. ``first`` is the lowest existing one.
     """
 
     def __init__(self, path: str, unit: str, wanted: int, first: int) -> None:
@@ -73,9 +73,9 @@ class EntryGone(SegmentError):
 
 
 class EntryUnusable(SegmentError):
-    """A committed entry is intact, and the application cannot apply it; everything before it was applied.
+    """A committed entry is intact, but the application cannot apply it; everything before it was applied.
 
-    A start meets the same entry again. Either it was written by a newer version, or by a leader with a fault.
+    A restart reaches the same entry again. It was written by a newer version, or by a faulty leader.
     """
 
     def __init__(self, index: int, term: int, physical_offset: int, reason: str) -> None:
@@ -90,7 +90,7 @@ class EntryUnusable(SegmentError):
 
 
 class StorageFailed(SegmentError):
-    """The disk refused an operation. What was not acknowledged before is of unknown fate; nothing is retried."""
+    """The disk refused an operation. The state of everything not acknowledged before is unknown; nothing is retried."""
 
     def __init__(self, path: str, errno: int, operation: str) -> None:
         super().__init__(f"{path}: {operation} failed with errno {errno} ({os.strerror(errno)})")
@@ -100,7 +100,7 @@ class StorageFailed(SegmentError):
 
 
 class DirectoryMismatch(SegmentError):
-    """The directory belongs to another cluster or node, or was made with another segment size."""
+    """The directory belongs to another cluster or node, or was created with another segment size."""
 
     def __init__(self, path: str, field: str, stored: str | int, given: str | int) -> None:
         super().__init__(f"{path}: made for {field} {stored!r}, opened with {given!r}")
@@ -111,7 +111,7 @@ class DirectoryMismatch(SegmentError):
 
 
 class DirectoryLocked(SegmentError):
-    """Another process, or another log of this one, has the directory open. ``pid`` is 0 when it is not known."""
+    """Another process, or another log of this one, has the directory open. ``pid`` is 0 if unknown."""
 
     def __init__(self, path: str, pid: int) -> None:
         super().__init__(f"{path}: in use by process {pid}" if pid else f"{path}: in use by another process")
@@ -120,7 +120,7 @@ class DirectoryLocked(SegmentError):
 
 
 class DirectoryUnusable(SegmentError):
-    """The directory cannot hold a log: read-only, full, or not a directory."""
+    """The directory cannot contain a log: read-only, full, or not a directory."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: cannot hold a log: {reason}")
@@ -129,9 +129,9 @@ class DirectoryUnusable(SegmentError):
 
 
 class MetaCorrupt(SegmentError):
-    """Term and vote are lost: no valid slot is left, or segments lie without a meta file.
+    """Term and vote are lost: there is no valid slot, or there are segments without a meta file.
 
-    Starting anyway could vote twice in one term, so the node must be replaced or restored by an operator.
+    Starting anyway could vote twice in one term, so an operator must replace or restore the node.
     """
 
     def __init__(self, path: str) -> None:
@@ -140,9 +140,9 @@ class MetaCorrupt(SegmentError):
 
 
 class TermUnusable(SegmentError):
-    """The directory's term is so high that no election can follow it; nothing was changed.
+    """The directory's term is so high that no election can follow; nothing was changed.
 
-    No sequence of elections leads there: somebody sent it to a version that accepted any term.
+    Elections cannot have led there: a peer sent it to a version that accepted any term.
     """
 
     def __init__(self, path: str, term: int, last_term: int) -> None:
@@ -156,9 +156,9 @@ class TermUnusable(SegmentError):
 
 
 class LogDiverged(SegmentError):
-    """A leader's entry has the predecessor's index and term, and still does not continue this log.
+    """A leader's entry has the predecessor's index and term, but does not continue this log.
 
-    One of the two logs is damaged, or was changed by something else than this program; going on would hide which.
+    One of the two logs is damaged, or was changed by something other than this program; continuing would hide which.
     """
 
     def __init__(self, path: str, index: int, what: str, expected: int, actual: int) -> None:

@@ -1,7 +1,7 @@
-"""The segment files of a directory: names, descriptors, reads, writes, and the next file made ahead of need.
+"""The segment files of a directory: names, descriptors, reads, writes, and preparing the next file in advance.
 
-A segment is named by the physical offset of its first byte in 20 digits, and has its full length from the moment it
-has that name: it is made under another name, filled, synced and then renamed.
+A segment's name is the physical offset of its first byte in 20 digits. A file with that name always has full length: it
+is created with another name, filled, synced and then renamed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIDECAR_NAME = re.compile(r"(\d{20})\.index")
 _ZEROS: Final = bytes(SYNC_BYTES_MAX)
 _HOLE_BYTES_MIN: Final = 64 * 1024
 DISK_BLOCK_BYTES: Final = 4096
-"""What a disk gives, or does not give, as a whole."""
+"""The unit in which a disk fails to read."""
 
 
 class Preallocation(enum.Enum):
@@ -38,26 +38,26 @@ class Preallocation(enum.Enum):
     NONE = "none"
     """A hole: a full disk shows only when an entry is written."""
     RESERVE = "reserve"
-    """Reserved blocks: a full disk shows when the file is made."""
+    """Reserved blocks: a full disk shows when the file is created."""
     ZERO = "zero"
     """Written blocks: syncs are cheaper, since no block changes its state, but every byte is written twice."""
 
     @classmethod
     def for_segment(cls, segment_bytes: int) -> Preallocation:
-        """The default: zeros up to 256 MiB, beyond that a reservation."""
+        """The default: zeros up to 256 MiB, a reservation above."""
         return cls.ZERO if segment_bytes <= ZERO_FILL_SEGMENT_BYTES_MAX else cls.RESERVE
 
 
 def segment_start(name: str, segment_bytes: int) -> int | None:
-    """Where the segment of this name begins; None for the name of something else."""
+    """The start of the segment with this name; None for any other name."""
     return int(name) if _NAME.fullmatch(name) and int(name) % segment_bytes == 0 else None
 
 
 def shorter_read(offset: int, length: int) -> int | None:
-    """How many bytes to try instead, when the disk does not give ``length`` bytes from ``offset`` on in a file.
+    """How many bytes to try instead, if the disk cannot read ``length`` bytes from ``offset`` on in a file.
 
-    None when they lie in one block, which is lost as a whole. Half of them, up to the end of a block, otherwise: a disk
-    may try for seconds before it gives up.
+    None if they are in one block, which is lost as a whole. Otherwise half of them, up to the end of a block: a disk
+    may retry for seconds before it fails.
     """
     block_rest = DISK_BLOCK_BYTES - offset % DISK_BLOCK_BYTES
     if length <= block_rest:
@@ -68,11 +68,10 @@ def shorter_read(offset: int, length: int) -> int | None:
 class SegmentFiles:
     """All segments of one directory.
 
-    Reading is for any thread; everything that changes files is for the writer's. A file that is dropped stays readable
-    for whoever is reading it at that moment.
+    Any thread may read; only the writer's thread changes files. A deleted file stays readable for reads in progress.
 
     Attributes:
-        base_pos: what lies below may be gone. The log's owner raises it before the files go.
+        base_pos: anything below may be missing. The log's owner raises it before files are deleted.
     """
 
     def __init__(self, disk: Disk, directory: str, segment_bytes: int, preallocation: Preallocation) -> None:
@@ -90,13 +89,13 @@ class SegmentFiles:
         for name in names:
             if name.endswith(".tmp"):
                 disk.unlink(os.path.join(directory, name))
-        # A name that no segment can have is somebody else's file; it is left alone.
+        # Files with names that no segment can have are not ours, and are ignored.
         starts = (segment_start(name, segment_bytes) for name in names)
         self._starts = {start for start in starts if start is not None}
 
     @property
     def starts(self) -> list[int]:
-        """Physical offsets at which the files begin, ascending."""
+        """Start offsets of the files, ascending."""
         return sorted(self._starts)
 
     def path(self, start: int) -> str:
@@ -104,16 +103,16 @@ class SegmentFiles:
         return os.path.join(self.directory, f"{start:020d}")
 
     def start_of(self, pos: int) -> int:
-        """Where the file begins in which ``pos`` lies."""
+        """The start of the file that contains ``pos``."""
         return pos - pos % self.segment_bytes
 
     def pread(self, pos: int, length: int) -> bytes:
-        """Read ``length`` bytes at a physical offset, across files if need be.
+        """Read ``length`` bytes at a physical offset, across files if necessary.
 
         Raises:
-            EntryGone: a file is missing, and lies below `base_pos`.
+            EntryGone: a file is missing, and below `base_pos`.
             StorageCorrupt: a file is missing or too short.
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         start = pos - pos % self.segment_bytes
         try:
@@ -136,7 +135,7 @@ class SegmentFiles:
         return data if here == length else data + self.pread(pos + here, length - here)
 
     def is_cached(self, pos: int, length: int) -> bool:
-        """Whether `pread` gets these bytes without a wait for the disk. May be False although it does."""
+        """Whether `pread` returns these bytes without waiting for the disk. May be False although it does."""
         start = pos - pos % self.segment_bytes
         if pos + length > start + self.segment_bytes:
             return False
@@ -147,7 +146,7 @@ class SegmentFiles:
             return False
 
     def pread_cached(self, pos: int, length: int) -> bytes | None:
-        """As `pread`, if the page cache has all of it; None otherwise, and for bytes of two files."""
+        """As `pread`, if the page cache has all of it; None otherwise, and across two files."""
         start = pos - pos % self.segment_bytes
         if pos + length > start + self.segment_bytes:
             return None
@@ -158,21 +157,21 @@ class SegmentFiles:
             return None
 
     def pread_disk(self, pos: int, length: int) -> tuple[bytes, bool]:
-        """As `pread` within one file, past the page cache, and whether the bytes certainly came from the disk."""
+        """As `pread` within one file, bypassing the page cache, and whether the bytes certainly came from the disk."""
         start = pos - pos % self.segment_bytes
         try:
             with self._open.use(start, self.path) as fd:
                 data, came_from_disk = self._disk.pread_disk(fd, length, pos - start)
         except FileNotFoundError:
-            return self.pread(pos, length), False  # which says what that means
+            return self.pread(pos, length), False  # reports the error
         except OSError as error:
             raise self._unread(pos, error) from error
         return (data, came_from_disk) if len(data) == length else (self.pread(pos, length), False)
 
     def pread_padded(self, pos: int, length: int, *, needs_all: bool = False) -> bytes:
-        """Like `pread` within one file, but what the file lacks reads as zero.
+        """Like `pread` within one file, but missing bytes at its end read as zero.
 
-        So does what the disk does not give, unless the caller ``needs_all``. Raises `StorageFailed`.
+        So do unreadable blocks, unless the caller ``needs_all``. Raises `StorageFailed`.
         """
         start = pos - pos % self.segment_bytes
         assert pos + length <= start + self.segment_bytes, f"{length} bytes at {pos} cross the end of a segment"
@@ -180,7 +179,7 @@ class SegmentFiles:
         at, end = pos - start, pos - start + length
         try:
             with self._open.use(start, self.path) as fd:
-                # What is reserved and was never written needs no reading, least of all a gigabyte of it.
+                # Reserved space that was never written need not be read, least of all a gigabyte of it.
                 ranges = self._disk.data_ranges(fd, at, end) if length >= _HOLE_BYTES_MIN else [(at, end)]
                 for data_at, data_end in ranges:
                     parts.append(bytes(data_at - at))
@@ -194,7 +193,7 @@ class SegmentFiles:
         return b"".join(parts)
 
     def _pread_some(self, fd: int, length: int, offset: int, needs_all: bool) -> bytes:
-        """As many of these bytes as the disk gives at once; zeros for a block that it does not give. Raises OSError."""
+        """As many of these bytes as the disk reads at once; zeros for an unreadable block. Raises OSError."""
         while True:
             try:
                 return self._disk.pread(fd, length, offset)
@@ -206,7 +205,7 @@ class SegmentFiles:
             length = shorter
 
     def _unread(self, pos: int, error: OSError) -> StorageCorrupt | StorageFailed:
-        """What it means that a read failed. A sector that cannot be read is as damaged as one with other bytes."""
+        """The error for a failed read. An unreadable sector is as damaged as one with wrong bytes."""
         path = self.path(self.start_of(pos))
         if error.errno == errno.EIO:
             return StorageCorrupt(path, pos, "the disk cannot read it")
@@ -218,12 +217,12 @@ class SegmentFiles:
             return self._disk.size(fd)
 
     def write(self, pos: int, buffers: Sequence[Buffer]) -> None:
-        """Write within one file, which is made if it is missing. Not durable before `sync`. Raises `StorageFailed`."""
+        """Write within one file, created if missing. Not durable before `sync`. Raises `StorageFailed`."""
         self._write(self._disk.pwritev, pos, buffers)
 
     def write_synced(self, pos: int, buffers: Sequence[Buffer]) -> None:
-        """`write` and make it durable with the same call: a thread that writes gives up the interpreter once, not
-        twice. Everything written to the file before must have been synced. Raises `StorageFailed`.
+        """`write` and make it durable with the same call: a thread that writes releases the interpreter once, not
+        twice. All earlier writes to the file must have been synced. Raises `StorageFailed`.
         """
         self._write(self._disk.write_synced, pos, buffers)
 
@@ -237,7 +236,7 @@ class SegmentFiles:
             raise StorageFailed(self.path(start), error.errno or 0, "write") from error
 
     def sync(self, start: int) -> None:
-        """Make what was written to a file durable. Raises `StorageFailed`; then nothing may be written any more."""
+        """Make writes to a file durable. Raises `StorageFailed`; then nothing may be written any more."""
         try:
             with self._open.use(start, self.path) as fd:
                 self._disk.fdatasync(fd)
@@ -245,12 +244,12 @@ class SegmentFiles:
             raise StorageFailed(self.path(start), error.errno or 0, "fdatasync") from error
 
     def write_again(self, pos: int, end: int, *, needs_all: bool = True) -> None:
-        """Write what is read in ``pos..end`` to where it was read from, and sync it. Raises `StorageFailed`.
+        """Write the content of ``pos..end`` to the same place again, and sync it. Raises `StorageFailed`.
 
-        If the disk does not give a part of it, that fails, or zeros are written there unless the caller ``needs_all``.
+        An unreadable part fails, or becomes zeros unless the caller ``needs_all``.
 
-        After a sync that failed, the system may have bytes in its cache only and take them for written: no sync writes
-        them then, and they are gone with the cache. Zeros behind the last other byte of a file are left out.
+        After a failed sync, the system may have bytes only in its cache and consider them written: later syncs do not
+        write them, and they are lost with the cache. Trailing zeros of a file are omitted.
         """
         for start in self.starts:
             begin, file_end = max(pos, start), min(end, start + self.segment_bytes)
@@ -260,7 +259,7 @@ class SegmentFiles:
             data_end = end_of_data(read, begin, file_end)
             for at in range(begin, data_end, SYNC_BYTES_MAX):
                 self.write(at, [read(at, min(SYNC_BYTES_MAX, data_end - at))])
-            # Even without any such byte: what waits in the cache to be written is made durable, too.
+            # Even without nonzero bytes: pending writes in the cache are made durable, too.
             self.sync(start)
 
     def zero(self, pos: int, end: int) -> None:
@@ -271,7 +270,7 @@ class SegmentFiles:
             self.sync(self.start_of(pos))
 
     def drop_behind(self, start: int) -> None:
-        """Remove all files behind the one at ``start``, newest first and durably, and what is beside that one.
+        """Remove all files after the one at ``start``, newest first and durably, and the sidecar of that one.
 
         Raises `StorageFailed`.
         """
@@ -298,7 +297,7 @@ class SegmentFiles:
         return self.path(start) + ".index"
 
     def read_sidecar(self, start: int) -> bytes:
-        """Content of a segment's sidecar; nothing when there is none or it cannot be read."""
+        """Content of a segment's sidecar; empty if it is missing or unreadable."""
         if start not in self._sidecars:
             return b""
         try:
@@ -311,10 +310,10 @@ class SegmentFiles:
             return b""
 
     def write_sidecar(self, start: int, content: bytes) -> None:
-        """Keep something beside a segment that can be made again: a failure is kept quiet.
+        """Write a segment's sidecar. It can be rebuilt, so errors are ignored.
 
-        It is synced before it gets its name, so what is found under that name is what was written. A power cut may
-        take the name away again.
+        It is synced before it gets its name, so the content under that name is complete. A power cut may remove the
+        name again.
         """
         path = self.sidecar_path(start)
         try:
@@ -331,7 +330,7 @@ class SegmentFiles:
         self._sidecars.add(start)
 
     def ensure(self, start: int) -> None:
-        """Have the file at ``start``, with its full length. Raises `StorageFailed`."""
+        """Ensure that the file at ``start`` exists with its full length. Raises `StorageFailed`."""
         if start in self._starts:
             return
         self._finish_preparation()
@@ -343,7 +342,7 @@ class SegmentFiles:
             raise StorageFailed(self.path(start), error.errno or 0, "preparation") from error
 
     def restore_length(self, start: int) -> None:
-        """Give a file its full length again that lost some of it. Raises `StorageFailed`."""
+        """Restore the full length of a file that lost some of it. Raises `StorageFailed`."""
         try:
             with self._open.use(start, self.path) as fd:
                 if self._disk.size(fd) < self.segment_bytes:
@@ -353,9 +352,9 @@ class SegmentFiles:
             raise StorageFailed(self.path(start), error.errno or 0, "truncate") from error
 
     def prepare(self, start: int) -> None:
-        """Begin to make the file at ``start`` on a thread of its own, if nobody did yet.
+        """Start creating the file at ``start`` on a separate thread, unless that is in progress.
 
-        A failure is kept quiet: the file is tried again when it is needed, and that attempt reports.
+        Errors are ignored: creation is retried when the file is needed, and that attempt reports them.
         """
         if start in self._starts or (self._preparation is not None and self._preparation.is_alive()):
             return
@@ -364,11 +363,11 @@ class SegmentFiles:
         self._preparation.start()
 
     def reopen(self) -> None:
-        """Go on with new descriptors, of which the system knows nothing yet; it reads ahead in their files again."""
+        """Continue with new descriptors, for which the system reads ahead again."""
         self._open.close()
 
     def close(self) -> None:
-        """Close all descriptors; a preparation that is under way is given up."""
+        """Close all descriptors; a preparation in progress is abandoned."""
         self._closing = True
         self._finish_preparation()
         self._open.close()
@@ -410,7 +409,7 @@ class SegmentFiles:
         path = self.path(start)
         fd = self._disk.open(path + ".tmp", create=True)
         try:
-            # A file of an attempt that failed half way has a length already.
+            # A file from a failed attempt has a length already.
             self._disk.truncate(fd, 0)
             self._disk.truncate(fd, self.segment_bytes)
             if self._preallocation is not Preallocation.NONE:
@@ -423,7 +422,7 @@ class SegmentFiles:
             self._disk.sync_directory(self.directory)
         except OSError:
             with contextlib.suppress(OSError):
-                self._disk.truncate(fd, 0)  # what there is of room is not for half a file
+                self._disk.truncate(fd, 0)  # the free space is less than a file
             self._disk.close(fd)
             raise
         self._open.put(start, fd)
@@ -437,7 +436,7 @@ class SegmentFiles:
             nbytes = min(SYNC_BYTES_MAX, self.segment_bytes - offset)
             write_fully(self._disk.pwritev, fd, [_ZEROS[:nbytes]], offset)
             if in_background and not self._hurry.is_set():
-                # Small synced steps at a bounded rate, so that no group commit waits behind the whole file.
+                # Small synced steps with a rate limit, so that no group commit waits behind the whole file.
                 self._disk.fdatasync(fd)
                 self._hurry.wait(nbytes / _FILL_BYTES_PER_SECOND)
         return True

@@ -1,4 +1,4 @@
-"""What only a person may decide about a stopped replica: that its log counts as whole, where it ends, or its term."""
+"""Decisions about a stopped replica that only an operator may take: to trust its log, cut it, or change its term."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from raftlog.segment.repair import Repair
 TERM_MARGIN: Final = 2**20
 """By how much a lowered term exceeds that of the log's last entry.
 
-Elections since that entry, here or at another replica, may have given votes and begun logs in the terms behind it. None
-of those may be used a second time; a million elections without an entry on this replica do not happen.
+Elections since that entry, here or at another replica, may have produced votes and logs in later terms. None of those
+may be used again; a million elections without an entry on this replica do not happen.
 """
 
 
 def lowered_term(last_term: int) -> int:
-    """The term that a replica gets whose log ends with an entry of ``last_term``."""
+    """The term for a replica whose log ends with an entry of ``last_term``."""
     return last_term + TERM_MARGIN
 
 
 def trust(disk: Disk, directory: str) -> bool:
-    """Let the replica of a directory that no process has open vote again, durably, although it was to abstain.
+    """Let the abstaining replica of a directory that no process has open vote again, durably.
 
-    What it acknowledged and lost is lost for good, unless another replica that votes has it.
+    Entries that it acknowledged and lost are lost for good, unless another voting replica has them.
 
     Returns:
         Whether it was to abstain; if not, nothing was changed.
 
     Raises:
         DirectoryLocked: a process has it open.
-        DirectoryUnusable: there is no log in it.
+        DirectoryUnusable: it contains no log.
         MetaCorrupt: term and vote are damaged.
-        StorageFailed: the disk refused.
+        StorageFailed: a disk error.
     """
 
     def forget(state: MetaState) -> MetaState:
@@ -52,17 +52,17 @@ def trust(disk: Disk, directory: str) -> bool:
 
 
 def cut(disk: Disk, damaged: LogDamaged) -> int:
-    """Give up what lies behind the first damage of a log that no process has open, durably, intact or not.
+    """Discard everything after the first damage of a log that no process has open, durably, intact or not.
 
     The replica abstains then: it does not vote until it has caught up, or is trusted.
 
     Returns:
-        The physical offset at which the log ends now.
+        The physical offset of the new end of the log.
 
     Raises:
         DirectoryLocked: a process has it open.
         MetaCorrupt: term and vote are damaged.
-        StorageFailed: the disk refused; the log is damaged as before, or cut.
+        StorageFailed: a disk error; the log is damaged as before, or cut.
     """
     repair = Repair(disk, damaged, peers=())
     try:
@@ -75,16 +75,16 @@ def cut(disk: Disk, damaged: LogDamaged) -> int:
 
 
 def set_term(disk: Disk, directory: str, term: int) -> bool:
-    """Give the replica of a directory that no process has open another term, durably, and its vote in it back.
+    """Set the term of the replica of a directory that no process has open, durably, and clear its vote.
 
     A higher term is always safe. A lower one is safe only if every replica of the group is stopped, gets a term from
     `lowered_term` or never had the high one, and none starts before: otherwise two leaders may be elected in one term.
 
     Returns:
-        Whether the term was another one; if not, nothing was changed.
+        Whether the term was different; if not, nothing was changed.
 
     Raises:
-        As `trust` does.
+        As `trust`.
     """
 
     def change(state: MetaState) -> MetaState:
@@ -94,7 +94,7 @@ def set_term(disk: Disk, directory: str, term: int) -> bool:
 
 
 def _change(disk: Disk, directory: str, change: Callable[[MetaState], MetaState]) -> bool:
-    """Replace what the vote file says; returns whether it says something else now."""
+    """Change the content of the vote file; returns whether it changed."""
     path = os.path.join(directory, FILE_NAME)
     try:
         if FILE_NAME not in disk.listdir(directory):
@@ -107,7 +107,7 @@ def _change(disk: Disk, directory: str, change: Callable[[MetaState], MetaState]
                     raise MetaCorrupt(meta.path)
                 if (state := change(meta.state)) == meta.state:
                     return False
-                # Both slots, so that no damage to one of them brings the old state back.
+                # Both slots, so that damage to one of them cannot restore the old state.
                 meta.write(state)
                 meta.write(state)
                 return True

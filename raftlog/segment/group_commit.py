@@ -1,4 +1,4 @@
-"""How queued operations reach the disk: in order, in large writes, with one sync for many of them."""
+"""Group commit: writes queued operations in order, in large writes, with one sync for many of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MARKER_SECONDS: Final = 0.1
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
-    """Entries behind ``last_index`` go, after which the chain is ``chain``. What was submitted reached to ``old_end``.
+    """Removes entries after ``last_index``, after which the chain is ``chain``. Submitted entries reached to
+    ``old_end``.
 
     ``steps`` are positions of entries on disk, ascending, from the end of ``last_index`` on: where zeroing may pause.
     """
@@ -36,10 +37,10 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteOp(msgspec.Struct, frozen=True, gc=False):
-    """One ticket's work: first the cut, then the entries. ``hard_state`` is term and vote, when they changed.
+    """The work of one ticket: first the cut, then the entries. ``hard_state`` is term and vote, if they changed.
 
-    ``notes`` are all notes, when one of them changed. ``base`` is the log's new base, if it moved: what lies below goes
-    when all the rest is done. ``closed`` are start and sidecar of files that these entries leave behind.
+    ``notes`` are all notes, if one of them changed. ``base`` is the log's new base, if it moved: anything below is
+    deleted after all the rest is done. ``closed`` are start and sidecar of files completed by these entries.
     """
 
     ticket: int
@@ -55,7 +56,7 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The open files of a log, as recovery left them: the log ends at ``end_pos`` with ``last_index`` and ``chain``."""
+    """The open files of a log after recovery: the log ends at ``end_pos`` with ``last_index`` and ``chain``."""
 
     files: SegmentFiles
     meta: MetaFile
@@ -65,13 +66,13 @@ class Store:
 
 
 class GroupCommit:
-    """Applies operations to the files. Owned by whoever runs it: a writer thread, or a caller in a test.
+    """Applies operations to the files. Owned by a writer thread, or by a caller in a test.
 
     Rules that recovery relies on:
 
     - no more than `SYNC_BYTES_MAX`, or one larger entry, is written before it is synced, and all of it in one file;
       so a file is synced to its end before the next one is touched;
-    - ``durable_pos`` on disk never lies above what is synced: it is lowered before a cut and raised after a sync.
+    - ``durable_pos`` on disk is never above what is synced: it is lowered before a cut and raised after a sync.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], *, prepare_ahead: bool) -> None:
@@ -98,10 +99,10 @@ class GroupCommit:
         self._prepared = -1
 
     def apply(self, ops: Sequence[WriteOp]) -> None:
-        """Carry out operations in order; all of it is durable on return.
+        """Carry out operations in order; all of them are durable on return.
 
         Raises:
-            StorageFailed: what was not durable before is of unknown fate, and nothing may be applied any more.
+            StorageFailed: the state of everything not durable before is unknown, and nothing may be applied any more.
         """
         state = self._state
         moved: Base | None = None
@@ -114,7 +115,7 @@ class GroupCommit:
             if op.base is not None:
                 state = msgspec.structs.replace(state, base=op.base)
         if state is not self._state and state != self._state:
-            # The term goes first: no entry may be on disk whose term the vote file has never seen.
+            # The term goes first: no entry may be on disk with a term that the vote file has never had.
             moved = state.base if state.base != self._state.base else None
             self._write_meta(state)
             self._markers_stale = True
@@ -134,7 +135,8 @@ class GroupCommit:
         for start, sidecar in closed:
             self._files.write_sidecar(start, sidecar)
         if moved is not None:
-            # Both slots name the new base before a file goes, so that no damage to one of them brings back the old.
+            # Both slots have the new base before a file is deleted, so that damage to one of them cannot restore the
+            # old one.
             self._write_meta(self._state)
             self._files.drop_below(moved.pos)
 
@@ -145,7 +147,7 @@ class GroupCommit:
         return max(0.0, self._markers_at + MARKER_SECONDS - self._clock())
 
     def write_markers(self) -> None:
-        """Bring ``durable_pos`` and ``commit_hint`` on disk up to date. Raises `StorageFailed`."""
+        """Update ``durable_pos`` and ``commit_hint`` on disk. Raises `StorageFailed`."""
         self._write_meta(self._state)
         self._markers_stale = False
 
@@ -204,7 +206,7 @@ class GroupCommit:
         self._markers_stale = True
         self._files.drop_behind(start)
         # From the end backwards, in synced steps that begin with an entry and are no longer than a write: so a crash
-        # on the way leaves what a torn write leaves, never a hole with good entries far behind it.
+        # leaves the same as a torn write, never a hole with good entries far behind it.
         limit = end
         for number in range(len(cut.steps) - 1, -1, -1):
             step = cut.steps[number]

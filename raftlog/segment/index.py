@@ -1,6 +1,6 @@
-"""What is known about a log without reading it: terms, configurations, and where an entry lies to within 64 KiB.
+"""The index of a log: terms, configurations, and positions of entries to within 64 KiB.
 
-All of it can be rebuilt from the entries, so none of it is ever synced.
+All of it can be rebuilt from the entries, so it is never synced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANCHOR_BYTES: Final = 64 * 1024
 
 
 class IndexPart(msgspec.Struct, frozen=True):
-    """What an index knows of one file: anchors, term runs (the first begins at the first entry), configurations."""
+    """The index of one file: anchors, term runs (the first begins at the first entry), configurations."""
 
     first_index: int
     indexes: list[int]
@@ -30,7 +30,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
     """One file of a log: the bytes ``start`` to ``end`` and the entries ``first_index`` to ``last_index``.
 
     A ``closed`` one never changes any more unless the log is cut below its end, and ends where the next one begins. The
-    active one ends where the log does, and may have no entry yet.
+    active one ends where the log does, and may be empty.
     """
 
     start: int
@@ -41,10 +41,11 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
 
 class AnchorSpan(msgspec.Struct, frozen=True):
-    """Entries from one anchor up to another one of the same file: `LogIndex.span_at`.
+    """Entries between two anchors of the same file: see `LogIndex.span_at`.
 
-    ``index``, ``pos`` and ``term`` are of the first entry, and whether it ``is_config``. ``end_index`` and ``end_pos``
-    are of the entry behind the last one: None if none is known, and ``end_pos`` also if that begins the next file.
+    ``index``, ``pos`` and ``term`` are those of the first entry, and whether it ``is_config``. ``end_index`` and
+    ``end_pos`` are those of the entry after the last one: None if unknown, and ``end_pos`` also if that begins the next
+    file.
     """
 
     index: int
@@ -56,12 +57,12 @@ class AnchorSpan(msgspec.Struct, frozen=True):
 
 
 class LogIndex:
-    """Sparse index, term runs and configurations of the entries present.
+    """Anchors, term runs and configurations of the existing entries.
 
-    It belongs to the thread of the log, except for `span_at`.
+    For the log's thread, except for `span_at`.
 
     An *anchor* is the index and position of one entry. The first entry of each file is one, and so is the first entry
-    that begins at least `ANCHOR_BYTES` behind the anchor before it.
+    that begins at least `ANCHOR_BYTES` after the previous anchor.
     """
 
     def __init__(self, segment_bytes: int) -> None:
@@ -70,12 +71,12 @@ class LogIndex:
         self._positions = array("Q")
         self._next_anchor_pos = 0
         self._lock = threading.Lock()
-        """Held while anchors or term runs change in more than one step, and by readers of other threads."""
+        """Held while anchors or term runs change in more than one step, and by readers on other threads."""
         self.term_runs: list[tuple[int, int]] = []
         self.configs: list[tuple[int, bytes]] = []
 
     def note(self, index: int, term: int, pos: int) -> None:
-        """Take the next entry."""
+        """Add the next entry."""
         if not self.term_runs or self.term_runs[-1][1] != term:
             self.term_runs.append((index, term))
         if pos >= self._next_anchor_pos:
@@ -85,11 +86,11 @@ class LogIndex:
             self._set_next_anchor(pos)
 
     def note_config(self, index: int, body: bytes) -> None:
-        """Remember that the entry at ``index``, just taken, is a configuration."""
+        """The entry at ``index``, just added, is a configuration."""
         self.configs.append((index, body))
 
     def truncate(self, from_index: int) -> None:
-        """Forget the entries from ``from_index`` on."""
+        """Remove the entries from ``from_index`` on."""
         keep = bisect_left(self._indexes, from_index)
         with self._lock:
             del self._indexes[keep:]
@@ -103,7 +104,7 @@ class LogIndex:
             self.configs.pop()
 
     def drop_prefix(self, first_index: int) -> None:
-        """Forget the entries before ``first_index``, which begins a file."""
+        """Remove the entries before ``first_index``, which begins a file."""
         with self._lock:
             keep = bisect_left(self._indexes, first_index)
             del self._indexes[:keep]
@@ -115,12 +116,12 @@ class LogIndex:
         self.configs = [config for config in self.configs if config[0] >= first_index]
 
     def first_at(self, pos: int) -> int | None:
-        """Index of the entry that begins the file at ``pos``; None when there is none."""
+        """Index of the entry that begins the file at ``pos``; None if there is none."""
         at = bisect_left(self._positions, pos)
         return self._indexes[at] if at < len(self._positions) and self._positions[at] == pos else None
 
     def files(self, first_index: int, last_index: int, base_pos: int, end_pos: int) -> list[SegmentInfo]:
-        """The files of a log of these entries, ascending; the last one is the active one."""
+        """The files of a log with these entries, ascending; the last one is the active one."""
         segment_bytes = self.segment_bytes
         active = end_pos - end_pos % segment_bytes
         found: list[SegmentInfo] = []
@@ -131,7 +132,7 @@ class LogIndex:
         return [*found, SegmentInfo(active, end_pos, first_index, last_index, False)]
 
     def part(self, first_index: int, end_index: int) -> IndexPart:
-        """What is known of the entries ``first_index`` up to ``end_index`` (excluded), at least one."""
+        """The index of the entries ``first_index`` up to ``end_index`` (exclusive), at least one."""
         begin, end = bisect_left(self._indexes, first_index), bisect_left(self._indexes, end_index)
         runs = self.term_runs
         run = bisect_right(runs, first_index, key=_first) - 1
@@ -144,7 +145,7 @@ class LogIndex:
         )
 
     def extend(self, part: IndexPart) -> None:
-        """Take what is known of the next file."""
+        """Add the index of the next file."""
         self._indexes.extend(part.indexes)
         self._positions.extend(part.positions)
         self._set_next_anchor(self._positions[-1])
@@ -165,8 +166,8 @@ class LogIndex:
         return self._indexes[at], self._positions[at], self._indexes[at + 1] if at + 1 < len(self._indexes) else None
 
     def span_at(self, pos: int, end: int) -> AnchorSpan | None:
-        """From the last anchor at or before the physical offset ``pos`` up to the first one at or behind ``end``, or at
-        the next file if that comes first; None when there is no anchor before ``pos``. For any thread.
+        """From the last anchor at or before the physical offset ``pos`` up to the first one at or after ``end``, or to
+        the next file if that comes first; None if there is no anchor before ``pos``. For any thread.
         """
         with self._lock:
             at = bisect_right(self._positions, pos) - 1
@@ -184,15 +185,15 @@ class LogIndex:
             return AnchorSpan(index, begin, self.term_at(index), is_config, end_index, end_pos)
 
     def anchors_before(self, pos: int) -> list[int]:
-        """Positions of the anchors that lie before ``pos``, the last one first."""
+        """Positions of the anchors before ``pos``, the last one first."""
         return self._positions[: bisect_left(self._positions, pos)].tolist()[::-1]
 
     def anchors_behind(self, pos: int, end: int) -> list[int]:
-        """Positions of the anchors that lie behind ``pos`` and before ``end``, ascending."""
+        """Positions of the anchors after ``pos`` and before ``end``, ascending."""
         return list(self._positions[bisect_right(self._positions, pos) : bisect_left(self._positions, end)])
 
     def term_at(self, index: int) -> int:
-        """Term of a present entry; 0 for an index before the first one."""
+        """Term of an existing entry; 0 for an index before the first one."""
         at = bisect_right(self.term_runs, index, key=_first) - 1
         return self.term_runs[at][1] if at >= 0 else 0
 

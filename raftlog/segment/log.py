@@ -1,11 +1,11 @@
 """The replicated log of one replica on its disk.
 
-Theory of operation. `SegmentLog` belongs to the event loop's thread and knows at once what the log will be: it assigns
-positions, frames entries, and keeps those of late in memory. Writing is somebody else's: `submit` hands everything
-since the last one to the writer as one operation with a ticket, and goes on. Until the ticket is done the entries are
-read from memory, so nobody can tell which of them are on disk yet, except by `durable_pos`.
+Theory of operation. `SegmentLog` belongs to the event loop's thread and always has the log's future state: it assigns
+positions, frames entries, and keeps recent ones in memory. Writing is asynchronous: `submit` passes everything since
+the last call to the writer as one operation with a ticket. Until the ticket is done the entries are read from memory,
+so only `durable_pos` tells which of them are on disk yet.
 
-Files: ``LOCK`` (who has the directory), ``meta`` (term, vote, markers), and segments named by physical offset.
+Files: ``LOCK`` (the owner of the directory), ``meta`` (term, vote, markers), and segments named by physical offset.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class SegmentLog(LogReads):
         base: index and term of the entry before the first one; (0, 0) for a log that has its beginning.
         base_pos: where the first entry begins, or will begin: the start of a file.
         base_chain: the chain before the first entry.
-        first_index, last_index, last_term: of the entries present; ``last_index`` is ``first_index - 1`` when empty.
+        first_index, last_index, last_term: of the existing entries; ``last_index`` is ``first_index - 1`` when empty.
         end_pos: end of the last entry. Where the next one begins depends on its size, see `position_for`.
         chain: the chain after the last entry.
-        meta: what the vote file said when the log was opened, with term and vote as submitted since.
-        store_id: random name of the directory, drawn when it was made.
-        stopped_unclean: the last process that had the log open did not close it in order: it was killed or failed, or
-            the machine lost its power. Entries that it had accepted and not synced may be gone.
+        meta: the content of the vote file at the opening, with term and vote as submitted since.
+        store_id: random name of the directory, drawn when it was created.
+        stopped_unclean: the last process that had the log open did not close it: it was killed or failed, or
+            the machine lost power. Entries that it had accepted and not synced may be lost.
     """
 
     def __init__(self, opened: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
@@ -110,21 +110,21 @@ class SegmentLog(LogReads):
         store_id: str | None = None,
         acknowledges_unsynced: bool = False,
     ) -> SegmentLog:
-        """Open the log in ``directory``, which is made if it is missing, and recover from whatever happened to it.
+        """Open the log in ``directory``, created if missing, and recover it.
 
         Args:
             segment_bytes: length of a file; equal on all replicas and for ever, since blanks depend on it.
             tail_bytes_max: how much of the newest entries stays in memory; unsynced ones always do.
-            writer: not started yet; None carries out every submit at once.
+            writer: not started yet; None executes every submit at once.
             preallocation: how new files get their length; None chooses by `Preallocation.for_segment`.
-            store_id: name of a directory that has none yet; None draws one.
+            store_id: name for a directory that has none yet; None draws one.
             acknowledges_unsynced: this process will acknowledge entries before they are durable. If it will, or the
                 last one did, and `stopped_unclean`, then the note `ABSTAINING` is set, durably on return.
 
         Raises:
             DirectoryUnusable, DirectoryLocked, DirectoryMismatch: nothing was changed.
-            MetaCorrupt, LogDamaged: acknowledged state is damaged; the files are left as they are.
-            StorageFailed: the disk refused.
+            MetaCorrupt, LogDamaged: acknowledged state is damaged; the files are left unchanged.
+            StorageFailed: a disk error.
         """
         opened = open_directory(
             disk,
@@ -145,12 +145,12 @@ class SegmentLog(LogReads):
 
     @property
     def configs(self) -> list[tuple[int, bytes]]:
-        """Index and body of the configuration entries present, ascending; a copy."""
+        """Index and body of the existing configuration entries, ascending; a copy."""
         return list(self._index.configs)
 
     @property
     def notes(self) -> Mapping[str, bytes]:
-        """Small values that are kept with term and vote, as they were set last. They mean nothing to the log."""
+        """Small values stored with term and vote, as set last. The log does not interpret them."""
         return MappingProxyType(self._notes)
 
     def set_note(self, key: str, value: bytes | None) -> None:
@@ -167,7 +167,7 @@ class SegmentLog(LogReads):
 
     @property
     def commit_hint(self) -> int:
-        """The highest index of which a `submit` said that it is committed."""
+        """The highest index that a `submit` has reported as committed."""
         return self._commit_hint
 
     @property
@@ -177,17 +177,17 @@ class SegmentLog(LogReads):
 
     @property
     def found(self) -> str:
-        """What opening found, in words."""
+        """A description of the state before opening."""
         return self._opened.found
 
     @property
     def files(self) -> SegmentFiles:
-        """The files underneath, for whoever verifies them; not to be written to."""
+        """The underlying files, for verification; read only."""
         return self._files
 
     @property
     def durable_pos(self) -> int:
-        """Everything below is on disk: the end of the last entry whose ticket is done."""
+        """Everything below is durable: the end of the last entry whose ticket is done."""
         self._settle()
         return self._durable_pos
 
@@ -198,10 +198,10 @@ class SegmentLog(LogReads):
         return self._durable_index
 
     def oldest_unsynced_age(self, now: float) -> float:
-        """For how many seconds the oldest submit that is not done has been seen waiting; 0 when all are done.
+        """How long the oldest unfinished submit has been seen waiting, in seconds; 0 if all are done.
 
-        It counts from the first call that saw it, so that no clock is needed here and ``now`` may come from any: call
-        it a few times within the age that matters.
+        It counts from the first call that saw it, so no clock is needed here and ``now`` may come from any: call it a
+        few times within the relevant age.
         """
         self._settle()
         if not self._submitted:
@@ -211,7 +211,7 @@ class SegmentLog(LogReads):
         return max(0.0, now - self._oldest_seen[1])
 
     def position_for(self, size: int) -> int:
-        """Where the next entry of ``size`` bytes (header included) would begin.
+        """Where the next entry of ``size`` bytes (including the header) would begin.
 
         Raises:
             ValueError: it fits into no segment.
@@ -236,7 +236,7 @@ class SegmentLog(LogReads):
         """Append an entry that another replica framed and `scan_entries` verified.
 
         Raises:
-            LogDiverged: it does not continue this log, though index and term said so. Nothing was appended.
+            LogDiverged: it does not continue this log, although index and term match. Nothing was appended.
         """
         size = len(header) + len(body)
         assert ref.index == self.last_index + 1, f"entry {ref.index} behind {self.last_index}"
@@ -251,7 +251,9 @@ class SegmentLog(LogReads):
         return entry
 
     def truncate(self, from_index: int) -> None:
-        """Drop the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything new."""
+        """Remove the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything
+        new.
+        """
         assert self.base[0] < from_index, f"cut at {from_index}, the log begins at {self.first_index}"
         assert from_index > self._commit_hint, f"cut at {from_index}, committed is {self._commit_hint}"
         if from_index > self.last_index:
@@ -267,7 +269,7 @@ class SegmentLog(LogReads):
             steps = (end, *self._index.anchors_behind(end, limit), *steps)
             self._cut = Cut(last.index, last.chain, steps, old_end)
             self._submitted_end, self._submitted_index = end, last.index
-            # A write that is still under way counts for no more than what is left of it.
+            # A write in flight counts only for the rest of it.
             self._durable_pos = min(self._durable_pos, end)
             self._durable_index = min(self._durable_index, last.index)
             self._submitted = deque(
@@ -283,16 +285,16 @@ class SegmentLog(LogReads):
         self._file_end = min(self._file_end, self._end_of_file(end))
 
     def segments(self) -> list[SegmentInfo]:
-        """The files in which entries lie, ascending; the last one is the active one."""
+        """The files with entries, ascending; the last one is the active one."""
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
     def manifest(self, committed: int, *, conf: bytes) -> Manifest:
-        """What another replica may begin with instead of its own log: the base and all closed files behind it that are
-        durable here and committed, as is something behind them, so that whole files are there to be read. It names no
+        """What another replica may start with instead of its own log: the base and all following closed files that are
+        durable here and committed, with a committed entry after them, so that whole files can be read. It names no
         snapshot.
 
         Args:
-            committed: the highest index known to be.
+            committed: the highest index known to be committed.
             conf: the configuration in force at the base.
 
         Raises:
@@ -304,14 +306,14 @@ class SegmentLog(LogReads):
         return Manifest(self._base, last, conf, self._segment_bytes)
 
     def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
-        """Let the log begin at ``base_pos``, the start of a file above the present base whose first entry is durable
-        and committed: if it could still be cut off, a smaller one might belong into the file before.
+        """Move the beginning of the log to ``base_pos``, the start of a file above the current base whose first entry
+        is durable and committed: if it could still be truncated, a smaller one might belong into the previous file.
 
-        What lies below is gone at once for readers, and from the disk some time after the next `submit`.
+        Everything below is gone at once for readers, and deleted from the disk some time after the next `submit`.
 
         Args:
             conf: the configuration in force at the new base.
-            committed: highest index known to be committed, if it is more than the last `submit` said.
+            committed: highest index known to be committed, if it is higher than in the last `submit`.
 
         Raises:
             StorageCorrupt, StorageFailed: the entry before the new base cannot be read; nothing happened.
@@ -326,7 +328,7 @@ class SegmentLog(LogReads):
         self._set_base(Base(last.index, last.term, base_pos, last.chain))
         self._base_moved = True
         self._index.drop_prefix(first)
-        # From here on a reader on another thread knows what a missing file means.
+        # From here on readers on other threads know what a missing file means.
         self._files.base_pos = base_pos
         self.set_note(CONF, conf)
 
@@ -338,12 +340,12 @@ class SegmentLog(LogReads):
         voted_for: str | None = None,
         commit_hint: int | None = None,
     ) -> None:
-        """Hand everything since the last submit to the writer, as one operation.
+        """Pass everything since the last submit to the writer, as one operation.
 
         Args:
             ticket: ascending; the writer reports the newest one that is durable.
-            term: the new term, if term or vote changed; ``voted_for`` is the vote in it, or None for none.
-            commit_hint: highest index known to be committed; kept on disk now and then, never ahead of the log.
+            term: the new term, if term or vote changed; ``voted_for`` is the vote in it, or None.
+            commit_hint: highest index known to be committed; written to disk now and then, never ahead of the log.
         """
         assert ticket > self._last_ticket, f"ticket {ticket} after {self._last_ticket}"
         assert not self._closed, f"ticket {ticket} for a closed log"
@@ -375,9 +377,9 @@ class SegmentLog(LogReads):
             self._tail.evict(self.durable_index)
 
     def close(self, clean: bool = True) -> None:
-        """Finish what was submitted and release the directory; what was not submitted is lost.
+        """Finish what was submitted and release the directory; anything not submitted is lost.
 
-        ``clean`` promises the next start that nothing can be torn. Waits for the disk. Closing again does nothing.
+        ``clean`` promises the next start that nothing can be torn. Waits for the disk. Idempotent.
         """
         if self._closed:
             return
@@ -388,7 +390,7 @@ class SegmentLog(LogReads):
             self._opened.close()
 
     def check_invariants(self) -> None:
-        """Assert that the bookkeeping agrees with itself; slow, for tests."""
+        """Assert that the bookkeeping is consistent; slow, for tests."""
         self._settle()
         assert self._durable_pos <= self._submitted_end <= self.end_pos, (
             f"durable {self._durable_pos}, submitted {self._submitted_end}, end {self.end_pos}"
@@ -417,7 +419,7 @@ class SegmentLog(LogReads):
         try:
             return closed_files(self._index, start, self.end_pos, self._segment_bytes, self._last_before)
         except SegmentError:
-            # Indexes of closed files only save time. Whoever needs the damaged place will report it.
+            # Indexes of closed files only save time. Reads of the damaged place report it.
             return ()
 
     def _end_of_file(self, pos: int) -> int:
@@ -443,7 +445,7 @@ class SegmentLog(LogReads):
         self.chain = entry.chain
 
     def _settle(self) -> None:
-        """Take note of tickets that are done. The writer's thread only ever sets a number."""
+        """Process finished tickets. The writer's thread only sets a number."""
         done = self._writer.done_ticket
         submitted = self._submitted
         while submitted and submitted[0][0] <= done:
