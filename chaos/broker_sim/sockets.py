@@ -125,7 +125,10 @@ class Line:
 
 
 class SimSocket:
-    """The end of a line in a process: stands for a connected `socket.socket` that never blocks."""
+    """The end of a line in a process: stands for a connected socket that never blocks, without TLS."""
+
+    shown_certificate: bytes | None = None
+    """See `raftlog.net.tls.TlsSocket`."""
 
     def __init__(self, reactor: SimReactor, line: Line, side: int, peer: Address) -> None:
         self._reactor = reactor
