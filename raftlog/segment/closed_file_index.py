@@ -17,7 +17,7 @@ import msgspec
 
 from raftlog.segment.codec import BLANK_BYTES_MIN, FLAGS, HEADER, HEADER_BYTES, EntryRef, chain_after, is_blank
 from raftlog.segment.files import SegmentFiles
-from raftlog.segment.index import IndexPart, LogIndex
+from raftlog.segment.index import IndexPart, SparseIndex
 from raftlog.segment.recovery import Read, Stop, is_intact, scan_file
 
 _MAGIC: Final = b"rfqindx1"
@@ -77,7 +77,7 @@ def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int,
 
 
 def closed_files(
-    index: LogIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[int], EntryRef]
+    index: SparseIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[int], EntryRef]
 ) -> list[tuple[int, bytes]]:
     """Start and sidecar of each complete file from ``start`` on of a log that ends at ``end_pos``.
 
@@ -96,7 +96,7 @@ def closed_files(
 
 
 def scan_log(
-    files: SegmentFiles, base: EntryRef, trusted_end: int, index: LogIndex
+    files: SegmentFiles, base: EntryRef, trusted_end: int, index: SparseIndex
 ) -> tuple[EntryRef, Stop, Sequence[tuple[int, bytes]]]:
     """Determine the content of a log: from valid sidecars, and by verifying every entry elsewhere.
 

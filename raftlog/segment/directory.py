@@ -26,7 +26,7 @@ from raftlog.segment.errors import (
     StorageFailed,
 )
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
-from raftlog.segment.index import LogIndex
+from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
 from raftlog.segment.recovery import (
@@ -76,7 +76,7 @@ class Opened:
     files: SegmentFiles
     meta: MetaFile
     meta_state: MetaState
-    index: LogIndex
+    index: SparseIndex
     last: EntryRef
     stopped_unclean: bool
     found: str
@@ -123,7 +123,7 @@ def open_directory(
             if files.starts and files.starts[0] < files.base_pos:
                 meta.write_again()  # if its sync failed, a power cut would restore the older base
             files.drop_below(files.base_pos)
-            index = LogIndex(segment_bytes)
+            index = SparseIndex(segment_bytes)
             last, found = _recover(files, stored, index)
             if foreign := foreign_names(disk.listdir(directory), segment_bytes):
                 found += f"; not ours and left alone: {', '.join(foreign)}"
@@ -216,7 +216,7 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
     )
 
 
-def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[EntryRef, str]:
+def _recover(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
     try:
         return _recovered(files, stored, index)
     except EntryTooNew as error:
@@ -225,7 +225,7 @@ def _recover(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[E
         raise FormatTooNew(path, what, error.found, error.newest) from error
 
 
-def _recovered(files: SegmentFiles, stored: MetaState, index: LogIndex) -> tuple[EntryRef, str]:
+def _recovered(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
     """The last good entry, and a description of the log's state. Raises EntryTooNew, LogDamaged."""
     segment_bytes = files.segment_bytes
     starts = files.starts

@@ -41,7 +41,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
 
 class AnchorSpan(msgspec.Struct, frozen=True):
-    """Entries between two anchors of the same file: see `LogIndex.span_at`.
+    """Entries between two anchors of the same file: see `SparseIndex.span_at`.
 
     ``index``, ``pos`` and ``term`` are those of the first entry, and whether it ``is_config``. ``end_index`` and
     ``end_pos`` are those of the entry after the last one: None if unknown, and ``end_pos`` also if that begins the next
@@ -56,7 +56,7 @@ class AnchorSpan(msgspec.Struct, frozen=True):
     end_pos: int | None
 
 
-class LogIndex:
+class SparseIndex:
     """Anchors, term runs and configurations of the existing entries.
 
     For the log's thread, except for `span_at`.

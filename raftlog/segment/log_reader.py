@@ -9,7 +9,7 @@ from raftlog.segment.codec import EntryRef, TailEntry, chain_after
 from raftlog.segment.entry_reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.errors import EntryGone, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
-from raftlog.segment.index import LogIndex
+from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import Base
 from raftlog.segment.recent_entries import Tail
 from raftlog.segment.scattered_reads import Buffer, Piece, PieceReader, read_across
@@ -28,7 +28,7 @@ class LogReads:
     chain: int
     _base: Base
     _files: SegmentFiles
-    _index: LogIndex
+    _index: SparseIndex
     _tail: Tail
     _pieces: PieceReader
     _verified: VerifiedReads

@@ -35,7 +35,7 @@ from raftlog.segment.codec import (
     verify_entry,
 )
 from raftlog.segment.errors import EntryTooNew, FrameCorrupt, SegmentError
-from raftlog.segment.index import LogIndex
+from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import MetaState
 
 STALE_BYTES_MAX: Final = 64 * 1024
@@ -177,7 +177,7 @@ def in_words(decision: Decision, evidence: Evidence) -> str:
 
 
 def scan_file(
-    read: Read, start: int, segment_bytes: int, last: EntryRef, index: LogIndex, pos: int | None = None
+    read: Read, start: int, segment_bytes: int, last: EntryRef, index: SparseIndex, pos: int | None = None
 ) -> tuple[EntryRef, Stop | None]:
     """Verify the entries of one file.
 
@@ -296,7 +296,7 @@ def gather(read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_
 
 
 def scan_files(
-    read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef, index: LogIndex
+    read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef, index: SparseIndex
 ) -> tuple[EntryRef, Stop]:
     """Verify the entries from ``pos`` on, file after file; ``last`` is the one before. See `scan_file`."""
     present = set(starts)
@@ -326,7 +326,7 @@ def examine(
     return Evidence(stop, end_pos, last.index, durable_pos, commit_hint, only_zeros, intact_behind, has_blank)
 
 
-def stale_end(read: Read, index: LogIndex, last: EntryRef, state: MetaState) -> DamagedRange | None:
+def stale_end(read: Read, index: SparseIndex, last: EntryRef, state: MetaState) -> DamagedRange | None:
     """What is in doubt, if no entry ends where the vote file says that a durable one does, with the chain it had.
 
     A sector at the very end of the log as it was before continues what lies before it; only the vote file knows better.
@@ -381,7 +381,7 @@ def damaged_ranges(
             break
         ranges.append(DamagedRange(last, behind, behind.pos))
         pos = behind.pos + behind.size
-        last, stop = scan_files(read, pos, starts, segment_bytes, behind, LogIndex(segment_bytes))
+        last, stop = scan_files(read, pos, starts, segment_bytes, behind, SparseIndex(segment_bytes))
         evidence = examine(read, stop, last, starts, segment_bytes, evidence.durable_pos, evidence.commit_hint)
     return ranges, evidence.end_pos
 

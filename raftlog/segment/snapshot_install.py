@@ -37,7 +37,7 @@ from raftlog.segment.codec import (
 from raftlog.segment.disk import Disk, write_file, write_fully
 from raftlog.segment.errors import FormatTooNew, FrameCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
-from raftlog.segment.index import LogIndex
+from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import Base, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, CONF, DAMAGED
 
@@ -171,7 +171,7 @@ class SnapshotInstall:
             _remove(disk, self._root, [_READY, _INSTALL])
             self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE)
             self._last = manifest.base.ref
-            self._index = LogIndex(manifest.segment_bytes)
+            self._index = SparseIndex(manifest.segment_bytes)
             self._got: set[int] = set()
             self._start = manifest.base.pos
             self._before = self._last

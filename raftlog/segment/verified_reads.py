@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from raftlog.segment.codec import CONFIG, HEADER, HEADER_BYTES, NORMAL, is_blank, verify_entry
 from raftlog.segment.errors import EntryGone, FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
-from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, LogIndex
+from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, SparseIndex
 from raftlog.segment.recent_entries import Tail, blank_bytes
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -67,7 +67,7 @@ class VerifiedReads:
     """
 
     def __init__(
-        self, files: SegmentFiles, index: LogIndex, tail: Tail, end_pos: int, durable_pos: Callable[[], int]
+        self, files: SegmentFiles, index: SparseIndex, tail: Tail, end_pos: int, durable_pos: Callable[[], int]
     ) -> None:
         self._durable_pos = durable_pos
         self.on_damage: OnDamage = lambda damage: None

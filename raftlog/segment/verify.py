@@ -20,7 +20,7 @@ from raftlog.segment.errors import (
     StorageFailed,
 )
 from raftlog.segment.files import segment_start
-from raftlog.segment.index import LogIndex
+from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state, read_slots
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import (
@@ -132,7 +132,7 @@ class StoppedLog:
             findings.append("abstains: it may have lost acknowledged entries, and does not vote until it has caught up")
         findings += self._file_findings(base.pos)
         starts = [start for start in self.starts if start >= base.pos]
-        index = LogIndex(self._segment_bytes)
+        index = SparseIndex(self._segment_bytes)
         last, stop = scan_files(self.pread, base.pos, starts, self._segment_bytes, base, index)
         if (stale := stale_end(self.pread, index, last, state)) is not None:
             findings += ["damaged: the durable entries do not end as they did", _range_in_words(stale)]

@@ -13,7 +13,7 @@ import pytest
 
 from raftlog.segment import LogDamaged
 from raftlog.segment.codec import HEADER_BYTES, NORMAL, EntryRef, blank, frame, initial_chain, place
-from raftlog.segment.index import LogIndex
+from raftlog.segment.index import SparseIndex
 from raftlog.segment.recovery import (
     Corrupt,
     Decision,
@@ -73,7 +73,7 @@ def recovered(content: bytes, like: Image, durable_pos: int) -> tuple[EntryRef, 
         return content[pos : pos + length]
 
     starts = range(0, len(content), like.segment_bytes)
-    index = LogIndex(like.segment_bytes)
+    index = SparseIndex(like.segment_bytes)
     last, stop = scan_files(read, 0, starts, like.segment_bytes, BASE, index)
     if stop.pos == last.pos + last.size == durable_pos and end_of_data(read, stop.pos, len(content)) == stop.pos:
         return last, Keep()

@@ -11,7 +11,7 @@ from chaos.disk import MemoryDisk, PowerCut
 from raftlog.segment import CONFIG, NORMAL, Base, LogDamaged, SegmentLog, initial_chain
 from raftlog.segment.closed_file_index import ClosedFileIndex, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import EntryRef
-from raftlog.segment.index import ANCHOR_BYTES, LogIndex
+from raftlog.segment.index import ANCHOR_BYTES, SparseIndex
 from tests.unit.segment.log_home import CLUSTER_ID, DIRECTORY, LogHome, all_bodies
 
 KEPT = ("first_index", "last_index", "last_term", "end_pos", "chain", "term_runs", "base", "configs")
@@ -233,7 +233,7 @@ def test_segment_roll_crash_each_step_with_sidecars(operation: str) -> None:
 
 def test_part_and_extend_are_inverse() -> None:
     segment_bytes = 4 * ANCHOR_BYTES
-    index, copy = LogIndex(segment_bytes), LogIndex(segment_bytes)
+    index, copy = SparseIndex(segment_bytes), SparseIndex(segment_bytes)
     firsts = []
     for number in range(1, 101):
         pos = (number - 1) // 10 * segment_bytes + (number - 1) % 10 * ANCHOR_BYTES // 3

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog.segment.codec import place
-from raftlog.segment.index import ANCHOR_BYTES, LogIndex
+from raftlog.segment.index import ANCHOR_BYTES, SparseIndex
 
 SEGMENT_BYTES = 4 * ANCHOR_BYTES
 SIZES = st.lists(st.one_of(st.integers(48, 200), st.integers(48, SEGMENT_BYTES - 8)), max_size=40)
 
 
-def check(index: LogIndex, entries: list[tuple[int, int]]) -> None:
+def check(index: SparseIndex, entries: list[tuple[int, int]]) -> None:
     for number, (term, pos) in enumerate(entries, 1):
         anchor_index, anchor_pos = index.anchor(number)
         assert anchor_index <= number
@@ -29,7 +29,7 @@ def check(index: LogIndex, entries: list[tuple[int, int]]) -> None:
 
 @given(SIZES, SIZES, st.integers(1, 41))
 def test_every_entry_has_an_anchor_within_reach(first: list[int], second: list[int], from_index: int) -> None:
-    index = LogIndex(SEGMENT_BYTES)
+    index = SparseIndex(SEGMENT_BYTES)
     entries: list[tuple[int, int]] = []
     end_pos = 0
 
@@ -53,7 +53,7 @@ def test_every_entry_has_an_anchor_within_reach(first: list[int], second: list[i
 
 
 def test_anchors_behind() -> None:
-    index = LogIndex(SEGMENT_BYTES)
+    index = SparseIndex(SEGMENT_BYTES)
     positions = [0, 100, ANCHOR_BYTES + 5, ANCHOR_BYTES + 90, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
     for number, pos in enumerate(positions, 1):
         index.note(number, 1, pos)
@@ -65,7 +65,7 @@ def test_anchors_behind() -> None:
 
 
 def test_anchor_at() -> None:
-    index = LogIndex(SEGMENT_BYTES)
+    index = SparseIndex(SEGMENT_BYTES)
     for number, pos in enumerate([0, 100, ANCHOR_BYTES + 5, SEGMENT_BYTES], 1):
         index.note(number, 1, pos)
     assert index.anchor_at(0) == index.anchor_at(ANCHOR_BYTES + 4) == (1, 0, 3)
