@@ -28,6 +28,7 @@ from raftlog.consensus.types import (
 )
 from raftlog.embedding import Node, NotLeader, OutcomeUnknown, Refused, SnapshotMissing, StateMachine, open_node
 from raftlog.latency_histogram import LatencyHistogram
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
 from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
@@ -64,6 +65,7 @@ __all__ = [
     "LatencyHistogram",
     "ListenRefused",
     "Listener",
+    "LogIndex",
     "Node",
     "NodeId",
     "NodeSettings",
@@ -90,6 +92,7 @@ __all__ = [
     "Software",
     "StateMachine",
     "StreamSocket",
+    "Term",
     "TlsSocket",
     "Unsent",
     "Workers",

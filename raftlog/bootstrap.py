@@ -7,12 +7,13 @@ import random
 from raftlog.consensus.confchange import decode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, NodeId
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.segment.errors import TermUnusable
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import ABSTAINING, CONF
 from raftlog.terms import TERM_MAX
 
-Confs = list[tuple[int, ConfState]]
+Confs = list[tuple[LogIndex, ConfState]]
 
 
 def configurations(log: SegmentLog, initial: ConfState) -> Confs:
@@ -33,7 +34,7 @@ def core_for(
     config: CoreConfig,
     rng: random.Random,
     now: float,
-    applied_index: int = 0,
+    applied_index: LogIndex = NO_INDEX,
     core_class: type[RaftCore] = RaftCore,
 ) -> RaftCore:
     """The core of this log's replica; ``confs`` are its `configurations`.
@@ -48,7 +49,7 @@ def core_for(
     if (term := max(meta.term, log.last_term)) >= TERM_MAX:
         raise TermUnusable(log.files.directory, term, log.last_term)
     # Applied implies committed, even if the application recorded it before the log did.
-    applied = applied_index if applied_index <= log.last_index else 0
+    applied = applied_index if applied_index <= log.last_index else NO_INDEX
     return core_class(
         node_id=node_id,
         confs=confs,

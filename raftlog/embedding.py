@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from raftlog.consensus.types import ConfChange, CoreStatus, EntryKind, NodeId, Refusal, RoleChange
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.node import Hosted, NodeSettings, Run, serve_node
 from raftlog.replica import CommittedEntry, Replica
 from raftlog.segment.disk import Disk, RealDisk, write_file
@@ -33,7 +34,7 @@ _LOGGER.addHandler(logging.NullHandler())  # a library logs nothing unless its p
 class StateMachine(Protocol):
     """The replicated state machine: the same bodies in the same order give the same state on every node."""
 
-    def apply(self, index: int, body: bytes) -> None:
+    def apply(self, index: LogIndex, body: bytes) -> None:
         """Apply one committed body."""
 
     def snapshot(self) -> bytes:
@@ -80,9 +81,9 @@ class Node(Generic[M]):
         self._new_machine = machine
         self._run: Run | None = None
         self._disk: Disk = RealDisk()
-        self._applied_index = 0
+        self._applied_index = NO_INDEX
         self._compacting = trio.Lock()
-        self._waiting: dict[int, tuple[trio.Event, list[bool]]] = {}
+        self._waiting: dict[LogIndex, tuple[trio.Event, list[bool]]] = {}
 
     @property
     def replica(self) -> Replica:
@@ -95,7 +96,7 @@ class Node(Generic[M]):
         """The status of this node and, while it leads, of the others."""
         return self.replica.core.status()
 
-    async def append(self, body: bytes) -> int:
+    async def append(self, body: bytes) -> LogIndex:
         """Replicate ``body``; returns its index once it is committed and applied here.
 
         Raises:
@@ -186,7 +187,7 @@ class Node(Generic[M]):
     def role_changed(self, change: RoleChange) -> None:
         """See `Application.role_changed`."""
 
-    def outcome_unknown(self, first_index: int) -> None:
+    def outcome_unknown(self, first_index: LogIndex) -> None:
         """See `Application.outcome_unknown`."""
         for index in [index for index in self._waiting if index >= first_index]:
             self._waiting.pop(index)[0].set()
@@ -215,9 +216,9 @@ class Node(Generic[M]):
 
     def _closed(self) -> None:
         self._run = None
-        self.outcome_unknown(0)
+        self.outcome_unknown(NO_INDEX)
 
-    def _snapshot(self) -> tuple[int, Callable[[], bytes]]:
+    def _snapshot(self) -> tuple[LogIndex, Callable[[], bytes]]:
         data = _INDEX.pack(self._applied_index) + self.machine.snapshot()
         return self._applied_index, lambda: data
 
@@ -225,7 +226,7 @@ class Node(Generic[M]):
     def _path(self) -> str:
         return os.path.join(self.settings.directory, SNAPSHOT_NAME)
 
-    def _read_snapshot(self) -> tuple[int, bytes] | None:
+    def _read_snapshot(self) -> tuple[LogIndex, bytes] | None:
         try:
             with open(self._path, "rb") as file:
                 data = file.read()
@@ -233,7 +234,7 @@ class Node(Generic[M]):
             return None
         return _INDEX.unpack_from(data)[0], data[_INDEX.size :]
 
-    def _taken(self, index: int | Refusal) -> int:
+    def _taken(self, index: LogIndex | Refusal) -> LogIndex:
         if isinstance(index, Refusal):
             raise self._refused(index)
         assert self._run is not None, "an entry was taken between two runs"
@@ -243,7 +244,7 @@ class Node(Generic[M]):
     def _refused(self, refusal: Refusal) -> Refused:
         return NotLeader(self.replica.core.leader_id) if refusal is Refusal.NOT_LEADER else Refused(refusal)
 
-    async def _until_applied(self, index: int) -> int:
+    async def _until_applied(self, index: LogIndex) -> LogIndex:
         done, applied = self._waiting[index] = (trio.Event(), [])
         await done.wait()
         if not applied:

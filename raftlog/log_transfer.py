@@ -21,6 +21,7 @@ import trio
 
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
+from raftlog.log_numbers import LogIndex
 from raftlog.net import frames
 from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp, ResetOffer, WireError
 from raftlog.net.received_entries import CheckBody, check_configuration, check_entry
@@ -32,7 +33,7 @@ from raftlog.segment.errors import StorageFailed
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard, encode_manifest
 
 Log = structlog.stdlib.BoundLogger
-Snapshot = Callable[[], tuple[int, Callable[[], bytes]] | None]
+Snapshot = Callable[[], tuple[LogIndex, Callable[[], bytes]] | None]
 
 OFFER_SECONDS_MAX: Final = 60.0
 """An unused offer stays for this long; its snapshot is in memory meanwhile."""

@@ -26,6 +26,7 @@ from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.latency_histogram import LatencyHistogram
 from raftlog.lease_clock import LeaseClock
+from raftlog.log_numbers import LogIndex
 from raftlog.log_transfer import ROOM_SECONDS, Offers, Puller
 from raftlog.net import frames
 from raftlog.net.admission import Address, Admission, Identity
@@ -124,10 +125,10 @@ class Hosted:
     """
 
     application: Application
-    applied_index: int
+    applied_index: LogIndex
     attach: Callable[[Replica], None]
     end_turn: Callable[[], None]
-    snapshot: Callable[[], tuple[int, Callable[[], bytes]] | None] = lambda: None
+    snapshot: Callable[[], tuple[LogIndex, Callable[[], bytes]] | None] = lambda: None
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
     check_body: CheckBody = lambda body, position: None
 
@@ -445,7 +446,7 @@ class Run:
 
         self.replica.remember(STORES, cbor2.dumps(stores), recorded)
 
-    def _configured(self, conf_index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
+    def _configured(self, conf_index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self._log.info(
             "configured",
             index=conf_index,

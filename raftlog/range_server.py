@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from raftlog.consensus.types import NodeId
+from raftlog.log_numbers import LogIndex
 from raftlog.net import frames
 from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp
 from raftlog.net.transport import Lane, Transport
@@ -74,7 +75,7 @@ class RangeServer:
             await trio.sleep(len(data) / self._bytes_per_second)
 
 
-async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> bytes:
+async def read_log(log: SegmentLog, committed_index: LogIndex, request: RangeReq) -> bytes:
     """Bytes of an open log, for a worker thread, as far as they are durable here and, unless the request waives that,
     known to be committed.
 
@@ -89,7 +90,7 @@ async def read_log(log: SegmentLog, committed_index: int, request: RangeReq) -> 
         raise RangeRefused(GONE) from error
 
 
-def granted_bytes(log: SegmentLog, committed_index: int, request: RangeReq) -> int:
+def granted_bytes(log: SegmentLog, committed_index: LogIndex, request: RangeReq) -> int:
     """How many bytes of an open log `read_log` returns. Raises `RangeRefused` if none."""
     pos = request.pos
     if pos < log.base_pos:
@@ -104,7 +105,7 @@ def granted_bytes(log: SegmentLog, committed_index: int, request: RangeReq) -> i
     return end - pos
 
 
-def _end_of(log: SegmentLog, index: int) -> int:
+def _end_of(log: SegmentLog, index: LogIndex) -> int:
     if index < log.first_index:
         return log.base_pos
     ref = log.locate(index)

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from raftlog.log_numbers import LogIndex
+
 OnRead = Callable[[bool], None]
 
 READ_SECONDS_MAX: Final = 3.0
@@ -24,7 +26,7 @@ class _Batch:
         self.ctx = ctx
         self.deadline = deadline
         self.callbacks = callbacks
-        self.index: int | None = None
+        self.index: LogIndex | None = None
 
 
 class ReadBarriers:
@@ -51,7 +53,7 @@ class ReadBarriers:
         self._asked = []
         return self._last_ctx
 
-    def answered(self, ctx: int, index: int | None) -> None:
+    def answered(self, ctx: int, index: LogIndex | None) -> None:
         """The core's answer: the index to be applied, or None if it could not be confirmed."""
         for batch in self._open:
             if batch.ctx == ctx:
@@ -61,7 +63,7 @@ class ReadBarriers:
                     _answer(batch, False)
                 return
 
-    def applied(self, index: int) -> None:
+    def applied(self, index: LogIndex) -> None:
         """Everything up to ``index`` is applied."""
         ready = [batch for batch in self._open if batch.index is not None and batch.index <= index]
         for batch in ready:

@@ -24,6 +24,7 @@ import trio
 
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.net import frames
 from raftlog.net.admission import Address, Admission, Identity
 from raftlog.net.frames import Kind, RangeReq, RangeResp
@@ -73,7 +74,7 @@ class Repairing:
         self._repair = Repair(disk, damaged, peers=())
         undo.callback(self._repair.close)
         notes = self._repair.meta.notes
-        conf_index, conf = members_in(notes) or (0, initial)
+        conf_index, conf = members_in(notes) or (NO_INDEX, initial)
         if conf_index == 0 and initial.members:
             conf = initial  # the log contains no configuration, so the settings apply
         if conf.voters == (identity.node_id,):
@@ -183,12 +184,12 @@ def stores_in(notes: Mapping[str, bytes]) -> dict[str, str]:
     return {} if note is None else dict(cbor2.loads(note))
 
 
-def encode_members(conf_index: int, conf: ConfState) -> bytes:
+def encode_members(conf_index: LogIndex, conf: ConfState) -> bytes:
     """The input of `members_in`."""
     return cbor2.dumps([conf_index, encode_conf(conf)])
 
 
-def members_in(notes: Mapping[str, bytes]) -> tuple[int, ConfState] | None:
+def members_in(notes: Mapping[str, bytes]) -> tuple[LogIndex, ConfState] | None:
     """The configuration of the node's last run, from the notes, with the entry that set it."""
     note = notes.get(MEMBERS)
     if note is None:

@@ -21,6 +21,7 @@ from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
 from raftlog.consensus.validation import MessageRefused
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term, index_range
 from raftlog.net import frames
 from raftlog.net.frames import Kind, WireError
 from raftlog.net.received_entries import CheckBody, ReceivedEntries
@@ -52,7 +53,7 @@ STALLS_MAX = 64
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """Entries that a follower keeps in memory for a stalled disk; above it, it accepts no more."""
 
-ConfHandler = Callable[[int, ConfState, frozenset[NodeId]], None]
+ConfHandler = Callable[[LogIndex, ConfState, frozenset[NodeId]], None]
 Build = Callable[[int], tuple[bytes, bytes]]
 Job = Callable[[], Callable[[], None]]
 """Work for any thread, and its completion for the event loop."""
@@ -65,9 +66,9 @@ class CommittedEntry(Protocol):
     """
 
     @property
-    def index(self) -> int: ...
+    def index(self) -> LogIndex: ...
     @property
-    def term(self) -> int: ...
+    def term(self) -> Term: ...
     @property
     def kind(self) -> int: ...
     @property
@@ -91,7 +92,7 @@ class Application(Protocol):
     def role_changed(self, change: RoleChange) -> None:
         """Role, term or leader changed."""
 
-    def outcome_unknown(self, first_index: int) -> None:
+    def outcome_unknown(self, first_index: LogIndex) -> None:
         """Leadership was lost: entries appended from ``first_index`` on may or may not become committed."""
 
 
@@ -137,10 +138,10 @@ class Replica:
         log: SegmentLog,
         transport: PeerSender,
         application: Application,
-        applied_index: int,
+        applied_index: LogIndex,
         clock: Callable[[], float],
         wake: Callable[[], None],
-        confs: Sequence[tuple[int, ConfState]] = (),
+        confs: Sequence[tuple[LogIndex, ConfState]] = (),
         on_conf: ConfHandler = lambda index, conf, removed: None,
         on_reset: Callable[[NodeId], None] = lambda peer: None,
         in_background: Callable[[Job], None] = lambda job: job()(),
@@ -154,7 +155,7 @@ class Replica:
         self._wake = wake
         self._applied_index = applied_index
         self._commit_index = core.commit
-        self._confs = list(confs) or [(0, core.conf)]
+        self._confs = list(confs) or [(NO_INDEX, core.conf)]
         self._on_conf = on_conf
         self._removed: frozenset[NodeId] = frozenset()
         self._on_reset = on_reset
@@ -175,12 +176,12 @@ class Replica:
         self._received = ReceivedEntries(core, log, check_body)
 
     @property
-    def applied_index(self) -> int:
+    def applied_index(self) -> LogIndex:
         """The last applied entry."""
         return self._applied_index
 
     @property
-    def commit_index(self) -> int:
+    def commit_index(self) -> LogIndex:
         """The last entry known to be committed."""
         return self._commit_index
 
@@ -189,7 +190,7 @@ class Replica:
         """Whether this replica leads, as far as it knows."""
         return self.core.role is Role.LEADER
 
-    def append(self, nbytes: int, build: Build) -> int | Refusal:
+    def append(self, nbytes: int, build: Build) -> LogIndex | Refusal:
         """Append one entry with a body of ``nbytes`` bytes.
 
         ``build(physical_offset)`` is called at once, with the physical offset of the body's first byte, and returns the
@@ -217,7 +218,7 @@ class Replica:
         self._barriers.add(on_read)
         self._wake()
 
-    def change(self, change: ConfChange) -> int | Refusal:
+    def change(self, change: ConfChange) -> LogIndex | Refusal:
         """Start a membership change; returns the index of its first entry, or the reason of a refusal.
 
         It is complete once a configuration that is not joint is in force and committed, see `CoreStatus.conf`.
@@ -457,7 +458,7 @@ class Replica:
             raise found
         self.core.fetched(peer, spans, self._clock())
 
-    def _store(self, op: StorageOp, commit: int | None) -> None:
+    def _store(self, op: StorageOp, commit: LogIndex | None) -> None:
         log = self.log
         if op.truncate_from is not None:
             assert op.truncate_from > self._commit_index, (
@@ -467,7 +468,7 @@ class Replica:
             while self._confs[-1][0] >= op.truncate_from:
                 self._confs.pop()
         for span in op.spans:
-            for index in range(max(span.first, log.last_index + 1), span.last + 1):
+            for index in index_range(max(span.first, log.last_index + 1), span.last + 1):
                 if (received := self._received.get(index, span.term)) is not None:
                     log.append_framed(*received)
                 else:
@@ -487,7 +488,7 @@ class Replica:
             self._recording.append((op.ticket, self._to_record))
             self._to_record = []
 
-    def _configure(self, index: int, conf: ConfState) -> None:
+    def _configure(self, index: LogIndex, conf: ConfState) -> None:
         self._removed |= self._confs[-1][1].members - conf.members
         self._confs.append((index, conf))
 
@@ -536,7 +537,7 @@ class Replica:
             chain = log.chain_at(message.prev.index)
         return frames.encode_append(message, chain, entries, nbytes, annotations)
 
-    def _stored(self, first: int, last: int, nbytes: int) -> tuple[list[EntryRef], bytes]:
+    def _stored(self, first: LogIndex, last: LogIndex, nbytes: int) -> tuple[list[EntryRef], bytes]:
         """Entries that are no longer in memory, up to ``last`` or about ``nbytes``."""
         refs, data = self.log.read_entries(first, min(nbytes, APPLY_BYTES_MAX))
         wanted = [ref for ref in refs if ref.index <= last]

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 import trio
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.errors import EntryGone, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.scrub import BYTES_PER_SECOND, Scrub
@@ -20,7 +21,7 @@ _NOTHING_YET_SECONDS: Final = 1.0
 
 async def scrub_log(
     segment_log: SegmentLog,
-    committed_index: Callable[[], int],
+    committed_index: Callable[[], LogIndex],
     *,
     log: structlog.stdlib.BoundLogger,
     first_round_seconds: float = FIRST_ROUND_SECONDS,

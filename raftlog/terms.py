@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-TERM_MAX: Final = 2**62
+from raftlog.log_numbers import Term
+
+TERM_MAX: Final = Term(2**62)
 """Terms stay below this: nobody stands for election in it, and no peer is believed to be in it."""
 
 TERM_JUMP_MAX: Final = 2**40
@@ -15,6 +17,6 @@ elections a second, day and night, a replica would have to be away for 34 years 
 """
 
 
-def highest_plausible(own_term: int) -> int:
+def highest_plausible(own_term: Term) -> Term:
     """The highest term that a replica in ``own_term`` accepts from a peer, of a message or of an entry."""
     return min(own_term + TERM_JUMP_MAX, TERM_MAX - 1)

@@ -36,6 +36,7 @@ PURE = (
     "raftlog/segment/recovery.py",
     "raftlog/segment/retention.py",
     "raftlog/bootstrap.py",
+    "raftlog/log_numbers.py",
     "raftlog/terms.py",
     "raftlog/net/frames.py",
     "raftlog/net/versions.py",

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.gate.counting import Counting
 from raftlog import CommittedEntry, ConfState, CoreConfig, NodeId, RealDisk, Refusal, Replica, RoleChange, SegmentLog
 from raftlog.bootstrap import core_for
+from raftlog.log_numbers import NO_INDEX
 from raftlog.net.frames import split_frames
 from raftlog.net.transport import Lane
 from raftlog.segment.writer import InlineWriter
@@ -46,7 +47,7 @@ class _Member:
         )
         core = core_for(
             self._log,
-            [(0, ConfState((LEADER, FOLLOWER)))],
+            [(NO_INDEX, ConfState((LEADER, FOLLOWER)))],
             node_id=node_id,
             config=CoreConfig(),
             rng=random.Random(node_id),
@@ -57,7 +58,7 @@ class _Member:
             log=self._log,
             transport=self,
             application=self,
-            applied_index=0,
+            applied_index=NO_INDEX,
             clock=clock,
             wake=lambda: None,
         )

@@ -35,6 +35,7 @@ from mq.store.queue_store import QueueStoreSettings
 from raftlog import Software
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import EntryKind, Role, RoleChange
+from raftlog.log_numbers import LogIndex
 from raftlog.replica import CommittedEntry, Job
 from raftlog.segment.errors import SegmentError
 
@@ -322,7 +323,7 @@ class BrokerProcess(LogProcess):
 
     def outcome_unknown(self, first_index: int) -> None:
         """See `raftlog.replica.Application`."""
-        self.broker.outcome_unknown(first_index)
+        self.broker.outcome_unknown(LogIndex(first_index))
 
     @property
     def leads(self) -> bool:

@@ -43,6 +43,7 @@ from chaos.log_sim.node import DIRECTORY, Node, Process
 from chaos.log_sim.shared_damage import damage_all
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal, Role
+from raftlog.log_numbers import NO_INDEX
 
 _VOTERS_IF_DAMAGED = 3
 """Of two voters none can be elected without the other, who may have lost something and not vote before there is a
@@ -316,7 +317,7 @@ class Nemesis:
             return False
         floor = process.log.durable_index
         if self._rng.random() < 0.5:
-            floor = min(0 if n.process is None else n.process.log.durable_index for n in cluster.nodes.values())
+            floor = min(NO_INDEX if n.process is None else n.process.log.durable_index for n in cluster.nodes.values())
         dropped = False
 
         def step() -> None:

@@ -22,6 +22,7 @@ from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
 from raftlog.lease_clock import LeaseClock
+from raftlog.log_numbers import LogIndex
 from raftlog.net import frames as wire
 from raftlog.net.frames import Kind, WireError
 from raftlog.net.transport import Lane
@@ -95,7 +96,7 @@ class LogProcess:
             config=node.config,
             rng=rng,
             now=self.clock(),
-            applied_index=node.checkpoint,
+            applied_index=LogIndex(node.checkpoint),
             core_class=core_class,
         )
         self.replica = Replica(
@@ -103,7 +104,7 @@ class LogProcess:
             log=log,
             transport=self,
             application=self,
-            applied_index=node.checkpoint,
+            applied_index=LogIndex(node.checkpoint),
             clock=self.clock,
             wake=lambda: world.later(node, 0.0, lambda: None),
             confs=confs,
@@ -175,7 +176,7 @@ class LogProcess:
             node.checkpoint = base_index
         node.replacing = False
 
-    def _configured(self, index: int, conf: ConfState, removed: frozenset[NodeId]) -> None:
+    def _configured(self, index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]
 
     # -- turns -------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class LogProcess:
         if self.node.flips or not log.base[0] < index <= log.durable_index:
             return False
         chain: int = HEADER.unpack_from(data)[6]
-        return log.chain_at(index) == chain
+        return log.chain_at(LogIndex(index)) == chain
 
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
         """Bytes of the log for a peer that fetches all of it, as far as they are on disk and known to be committed.
@@ -376,9 +377,9 @@ class LogProcess:
             del self._pending[index]
 
     def _chain_at(self, index: int) -> int:
-        entry = self.log.entry(index)
-        return self.log.chain_at(index) if entry is None else entry.chain
+        entry = self.log.entry(LogIndex(index))
+        return self.log.chain_at(LogIndex(index)) if entry is None else entry.chain
 
     def _bytes_of(self, index: int) -> bytes:
-        data = self.log.read_entries(index, 1)[1]
+        data = self.log.read_entries(LogIndex(index), 1)[1]
         return data[: HEADER.unpack_from(data)[1]]

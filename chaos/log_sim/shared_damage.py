@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from chaos.faults import SharedDamage
 from chaos.log_sim.group import Group
 from chaos.log_sim.node import DIRECTORY, Node, Process
+from raftlog.log_numbers import LogIndex
 
 _BEHIND = 2
 """Entries that are certainly intact behind the damage."""
@@ -34,7 +35,7 @@ def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
         chosen = first + int(fault.place * count)
         for number, process in enumerate(processes):
             index = chosen if fault.same_entry else first + (chosen - first + number) % count
-            entry = process.log.locate(index)
+            entry = process.log.locate(LogIndex(index))
             at = entry.pos + rng.randrange(entry.size)
             flipped.append((process.node, at, rng.randrange(8)))
     for node, at, bit in flipped:

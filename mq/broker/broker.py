@@ -52,6 +52,7 @@ from raftlog import (
     Unsent,
     decode_conf,
 )
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment import HEADER_BYTES
 
 Log = structlog.stdlib.BoundLogger
@@ -117,7 +118,7 @@ class Broker:
         limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
         self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
         self._questions: ClientRequests[ClientConnection] = ClientRequests(environment.clock)
-        self._applied_index = 0
+        self._applied_index = NO_INDEX
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
 
@@ -303,7 +304,7 @@ class Broker:
         self._reads.try_again()
         self.services.group_admin.role_changed(change)
 
-    def outcome_unknown(self, first_index: int) -> None:
+    def outcome_unknown(self, first_index: LogIndex) -> None:
         """Leadership was lost with entries in flight."""
         self.appender.outcome_unknown(first_index)
 
@@ -316,7 +317,7 @@ class Broker:
         if self._unsent.nbytes > self._unread.bytes_max:
             self._unread.drop_some()
 
-    def _lead(self, term: int) -> None:
+    def _lead(self, term: Term) -> None:
         """Everything before this term is applied: queue offsets are known, so messages can be accepted."""
         self._led_term = term
         self.appender.open()
@@ -455,7 +456,7 @@ class Broker:
         )
         return self._last_checkpoint
 
-    def snapshot(self) -> tuple[int, Callable[[], bytes]] | None:
+    def snapshot(self) -> tuple[LogIndex, Callable[[], bytes]] | None:
         """The state for a replica that gets the log only from a later entry on; see `mq.store.opening`.
 
         Returns the index of that entry and a function that encodes the snapshot; it is slow and may run in a worker

@@ -30,6 +30,7 @@ from mq.protocol.records import encode_host
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, parse_address
+from raftlog.log_numbers import LogIndex
 
 Log = structlog.stdlib.BoundLogger
 
@@ -122,7 +123,7 @@ class BrokerContext:
     reads: LinearizableReads
     slow_answers: SlowAnswers
     traffic: TrafficCounters
-    applied_index: Callable[[], int]
+    applied_index: Callable[[], LogIndex]
     floor_pos: Callable[[], int]
     counters: Callable[[], dict[str, int]]
 
@@ -188,7 +189,7 @@ def broker_context(
     clients: ClientRegistry[ClientConnection],
     reads: LinearizableReads,
     traffic: TrafficCounters,
-    applied_index: Callable[[], int],
+    applied_index: Callable[[], LogIndex],
     floor_pos: Callable[[], int],
     counters: Callable[[], dict[str, int]],
 ) -> BrokerContext:

@@ -11,6 +11,7 @@ import typer
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json
+from raftlog.log_numbers import LogIndex, Term
 
 if TYPE_CHECKING:
     from raftlog.consensus.types import ConfState
@@ -30,11 +31,11 @@ class Plan:
     cluster_id: str
     conf: ConfState | None
     address: str
-    first_index: int
-    last_index: int
-    last_term: int
+    first_index: LogIndex
+    last_index: LogIndex
+    last_term: Term
     committed: int
-    term: int
+    term: Term
     may_lack_own: bool
 
     @property

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json, print_json_array
+from raftlog.log_numbers import LogIndex, Term
 
 if TYPE_CHECKING:
     from raftlog.segment.codec import EntryRef
@@ -208,7 +209,7 @@ def term(
         new = old
     if new != old:
         try:
-            set_term(RealDisk(), where, new)
+            set_term(RealDisk(), where, Term(new))
         except SegmentError as error:
             raise CommandFailed(str(error)) from error
     if as_json:
@@ -246,7 +247,7 @@ def dump(
     with _stopped(directory) as log:
         if log.state is None:
             raise CommandFailed(f"{log.directory}: no slot of the vote file is valid")
-        rows = (_row(log, found, bodies) for found in islice(log.entries(from_index), count))
+        rows = (_row(log, found, bodies) for found in islice(log.entries(LogIndex(from_index)), count))
         if as_json:
             print_json_array(rows)
             return

@@ -7,10 +7,11 @@ import msgspec
 from mq.store.checkpoint import CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME, encode_checkpoint, load_checkpoint
 from mq.store.errors import CheckpointDamaged
 from mq.store.opening import ends_of
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup_layouts import Snapshot
 
 
-def snapshot_between(directory: str, first_index: int, last_index: int) -> Snapshot | None:
+def snapshot_between(directory: str, first_index: LogIndex, last_index: LogIndex) -> Snapshot | None:
     """The oldest checkpoint in a data directory that was taken after an entry in this range, both ends inclusive.
 
     The oldest, since a backup cannot be restored to an earlier time. The broker may be running: checkpoints are

@@ -33,6 +33,7 @@ from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.queue_capture import QueueCapture, QueueRow
 from mq.store.queue_files import Changes, sync
 from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.plain_cbor import decode_plain
 from raftlog.segment import FormatTooNew
 
@@ -47,15 +48,16 @@ _MAGIC = b"RAFTMQC1"
 _HEAD = Struct(">8sIQ")
 
 
-_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_BOUNDS = Meta(ge=0, le=2**63 - 1)
+_Number = Annotated[int, _BOUNDS]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state derived from the log up to and including one entry. The default is the empty state."""
 
-    applied_index: _Number = 0
+    applied_index: Annotated[LogIndex, _BOUNDS] = NO_INDEX
     """Index of the last applied entry."""
-    applied_term: _Number = 0
+    applied_term: Annotated[Term, _BOUNDS] = NO_TERM
     """Its term: if the log has another entry there, the state was not derived from this log."""
     applied_pos: _Number = 0
     """Physical offset of its end; the next entry is there or after padding."""
@@ -288,7 +290,7 @@ class Checkpointer:
         return min(self._durable)
 
     def prepare(
-        self, *, applied_index: int, applied_term: int, applied_pos: int, state: Callable[[], bytes]
+        self, *, applied_index: LogIndex, applied_term: Term, applied_pos: int, state: Callable[[], bytes]
     ) -> PendingCheckpoint:
         """Fix the state right after the entry ``applied_index``; on the thread that owns the queue store.
 

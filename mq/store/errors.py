@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from raftlog.log_numbers import LogIndex
+
 
 class StoreError(Exception):
     """Base of the errors of this package."""
@@ -65,7 +67,7 @@ class StoreLost(StoreError):
     state.
     """
 
-    def __init__(self, path: str, base_index: int, reason: str) -> None:
+    def __init__(self, path: str, base_index: LogIndex, reason: str) -> None:
         super().__init__(
             f"{path}: the log begins at entry {base_index + 1}, and what was derived from those before it is lost "
             f"({reason}); remove this replica from its group, empty the directory, and add it anew"

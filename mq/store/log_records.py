@@ -10,6 +10,7 @@ from mq.protocol.records import BORN_HOST_IPV6, FIXED, RecordError, scan_fixed
 from mq.protocol.wire_names import PhysicalOffset
 from mq.store.dispatch import META_TOPIC
 from raftlog import EntryKind, SegmentLog
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import HEADER_BYTES, EntryGone, StorageCorrupt
 
 _META_TOPIC = META_TOPIC.encode()
@@ -27,7 +28,7 @@ class LogRecords:
         applied_index: the last entry that readers may see.
     """
 
-    def __init__(self, log: SegmentLog, applied_index: Callable[[], int]) -> None:
+    def __init__(self, log: SegmentLog, applied_index: Callable[[], LogIndex]) -> None:
         self._log = log
         self._applied_index = applied_index
 

@@ -33,16 +33,17 @@ from mq.store.checkpoint import (
 )
 from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunRefused, StoreLost
 from mq.store.queue_store import QueueStore, QueueStoreSettings
+from raftlog.log_numbers import INDEX_MAX, NO_INDEX, LogIndex, Term
 
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
     """The log that the state must match: its base, its last entry, and the term of an entry in between."""
 
-    base_index: int = 0
+    base_index: LogIndex = NO_INDEX
     base_pos: int = 0
-    last_index: int = 2**63 - 1
-    term_at: Callable[[int], int] | None = None
+    last_index: LogIndex = INDEX_MAX
+    term_at: Callable[[LogIndex], Term] | None = None
 
     def why_unfit(self, checkpoint: Checkpoint, *, as_snapshot: bool) -> str | None:
         """The reason why this log does not continue a checkpoint, as text. A snapshot may be ahead of the log."""

@@ -8,6 +8,7 @@ import msgspec
 
 from raftlog.consensus.messages import Message
 from raftlog.consensus.types import ConfState, HardState, NodeId, RoleChange, Span
+from raftlog.log_numbers import LogIndex
 
 
 class StorageOp(msgspec.Struct, frozen=True, gc=False):
@@ -16,7 +17,7 @@ class StorageOp(msgspec.Struct, frozen=True, gc=False):
     """
 
     ticket: int
-    truncate_from: int | None
+    truncate_from: LogIndex | None
     spans: tuple[Span, ...]
     hard_state: HardState | None
 
@@ -25,7 +26,7 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     """Pass the spans from entry ``first`` on, about ``bytes_max`` bytes, for ``peer`` to `RaftCore.fetched`."""
 
     peer: NodeId
-    first: int
+    first: LogIndex
     bytes_max: int
 
 
@@ -54,10 +55,10 @@ class Effects:
     def __init__(self) -> None:
         self.storage: StorageOp | None = None
         self.send: Sequence[Message] = ()
-        self.commit: int | None = None
+        self.commit: LogIndex | None = None
         self.role: RoleChange | None = None
-        self.failed_from: int | None = None
+        self.failed_from: LogIndex | None = None
         self.fetch: Sequence[Fetch] = ()
-        self.reads: Sequence[tuple[int, int | None]] = ()
+        self.reads: Sequence[tuple[int, LogIndex | None]] = ()
         self.reset: Sequence[NodeId] = ()
         self.conf: ConfState | None = None

@@ -6,6 +6,7 @@ from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, HeartbeatResp
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import NodeId, Role, Span
+from raftlog.log_numbers import LogIndex, Term
 
 
 class Following(CoreState):
@@ -86,7 +87,7 @@ class Following(CoreState):
         self._append(span, exact=span is whole)
         return max(span.nbytes, 1)
 
-    def _check_settled(self, index: int, term: int) -> None:
+    def _check_settled(self, index: LogIndex, term: Term) -> None:
         """Verified or committed entries cannot have another term in the leader's log."""
         log = self._log
         assert index <= log.base.index or log.term_at(index) == term, (

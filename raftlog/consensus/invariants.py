@@ -9,6 +9,7 @@ from raftlog.consensus.confchange import may_follow
 from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import Role
+from raftlog.log_numbers import LogIndex
 
 
 def check_core(core: CoreState) -> None:
@@ -100,7 +101,7 @@ def check_group(cores: Iterable[CoreState]) -> None:
         )
 
 
-def _agree_up_to(one: LogTerms, other: LogTerms) -> int:
+def _agree_up_to(one: LogTerms, other: LogTerms) -> LogIndex:
     """The last index at which both logs have the same term; asserts that they never agree again after a difference."""
     first = max(one.base.index, other.base.index)
     last = min(one.last_index, other.last_index)

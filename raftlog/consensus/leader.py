@@ -12,6 +12,7 @@ from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
 from raftlog.consensus.read_index import Reading
 from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
+from raftlog.log_numbers import LogIndex
 
 _OFFER_SECONDS = 2.0
 """Minimum interval of offers to a peer that needs a reset."""
@@ -86,7 +87,7 @@ class Leading(LeadershipTransfer, Reading):
             if progress.state is PeerState.REPLICATE and progress.commit_sent < self._commit:
                 self._announce(progress)
 
-    def _send_entries(self, progress: Progress, last_index: int) -> None:
+    def _send_entries(self, progress: Progress, last_index: LogIndex) -> None:
         config = self.config
         while progress.next <= last_index and progress.may_send(config):
             spans = self._tail.chunk(progress.next, config.append_bytes_max)
@@ -106,7 +107,7 @@ class Leading(LeadershipTransfer, Reading):
         self._post(AppendReq(self.node_id, progress.peer, self._term, prev, spans, commit, seq))
         progress.sent(seq, spans)
 
-    def _probe(self, progress: Progress, next_index: int, *, awaiting: bool) -> None:
+    def _probe(self, progress: Progress, next_index: LogIndex, *, awaiting: bool) -> None:
         # Entries before the base have no known term, so they cannot be probed.
         progress.become_probe(max(next_index, self._log.base.index + 1), awaiting=awaiting)
 
@@ -222,7 +223,7 @@ class Leading(LeadershipTransfer, Reading):
             # its disk is slow. An empty request behind everything sent so far finds out which.
             self._send_append(progress, ())
 
-    def _raise_match(self, progress: Progress, index: int) -> None:
+    def _raise_match(self, progress: Progress, index: LogIndex) -> None:
         if index <= progress.match:
             return
         progress.match = index

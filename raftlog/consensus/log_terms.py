@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from raftlog.consensus.types import LogId, Span
+from raftlog.log_numbers import LogIndex, Term
 
 
 class LogTerms:
@@ -21,7 +22,7 @@ class LogTerms:
 
     __slots__ = ("_firsts", "_terms", "base", "last", "last_index")
 
-    def __init__(self, base: LogId, runs: Sequence[tuple[int, int]], last_index: int) -> None:
+    def __init__(self, base: LogId, runs: Sequence[tuple[LogIndex, Term]], last_index: LogIndex) -> None:
         assert last_index >= base.index, f"the log ends at {last_index}, before its base {base.index}"
         self.base = base
         self.last_index = last_index
@@ -39,7 +40,7 @@ class LogTerms:
         self.last = LogId(last_index, self._terms[-1])
         self.check_invariants()
 
-    def term_at(self, index: int) -> int:
+    def term_at(self, index: LogIndex) -> Term:
         """The term of the entry at ``index``, between base and end, both inclusive."""
         firsts = self._firsts
         assert firsts[0] <= index <= self.last_index, f"entry {index} is not within {firsts[0]} to {self.last_index}"
@@ -47,7 +48,7 @@ class LogTerms:
             return self._terms[-1]
         return self._terms[bisect_right(firsts, index) - 1]
 
-    def id_at(self, index: int) -> LogId:
+    def id_at(self, index: LogIndex) -> LogId:
         """The `LogId` of the entry at ``index``."""
         return self.last if index == self.last_index else LogId(index, self.term_at(index))
 
@@ -55,7 +56,7 @@ class LogTerms:
         """Whether this log has the entry ``entry``; unknown before the base."""
         return self.base.index <= entry.index <= self.last_index and self.term_at(entry.index) == entry.term
 
-    def append(self, last: int, term: int) -> None:
+    def append(self, last: LogIndex, term: Term) -> None:
         """Add entries of ``term`` up to and including ``last``."""
         assert last > self.last_index, f"entries up to {last} do not extend a log that ends at {self.last_index}"
         if term != self._terms[-1]:
@@ -65,7 +66,7 @@ class LogTerms:
         self.last_index = last
         self.last = LogId(last, term)
 
-    def truncate(self, first: int) -> None:
+    def truncate(self, first: LogIndex) -> None:
         """Remove the entries from ``first`` on."""
         assert self.base.index < first <= self.last_index, (
             f"cannot cut from {first}: the log holds {self.base.index + 1} to {self.last_index}"
@@ -76,7 +77,7 @@ class LogTerms:
         self.last_index = first - 1
         self.last = LogId(first - 1, self._terms[-1])
 
-    def compact(self, index: int) -> None:
+    def compact(self, index: LogIndex) -> None:
         """Move the base to ``index``: the entries up to there were deleted."""
         if index <= self.base.index:
             return
@@ -85,7 +86,7 @@ class LogTerms:
         del self._firsts[:keep], self._terms[:keep]
         self._firsts[0] = index
 
-    def first_difference(self, span: Span) -> int:
+    def first_difference(self, span: Span) -> LogIndex:
         """The first index of ``span`` that this log lacks or has with another term; ``span.last + 1`` if it has all.
 
         The entry before the span must agree already: then equal terms at an index mean equal entries up to there.
@@ -110,7 +111,7 @@ class LogTerms:
             index = self._firsts[run + 1] - 1
         return LogId(index, self._terms[run])
 
-    def runs(self) -> list[tuple[int, int]]:
+    def runs(self) -> list[tuple[LogIndex, Term]]:
         """First index and term of each run, starting with the base's."""
         return list(zip(self._firsts, self._terms, strict=True))
 

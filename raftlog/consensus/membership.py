@@ -27,12 +27,13 @@ from raftlog.consensus.types import (
     Role,
     Span,
 )
+from raftlog.log_numbers import LogIndex
 
 
 class Membership(Leading):
     """The leader's part of membership changes."""
 
-    def propose_conf(self, change: ConfChange, now: float) -> int | Refusal:
+    def propose_conf(self, change: ConfChange, now: float) -> LogIndex | Refusal:
         """Start ``change``; returns the index of its first entry, or the reason of a refusal.
 
         It is complete when the configuration in force is committed and not joint. The entries are not framed yet: like
@@ -72,7 +73,7 @@ class Membership(Leading):
         """Whether this leader refuses proposals because it is about to stop leading."""
         return self._role is Role.LEADER and (self._transfer.to is not None or self._leaves)
 
-    def _append_conf(self, conf: ConfState) -> int:
+    def _append_conf(self, conf: ConfState) -> LogIndex:
         index = self._log.last_index + 1
         nbytes = NOOP_BYTES + len(encode_conf(conf))
         self._append_own(Span(index, index, self._term, nbytes, EntryKind.CONFIG, conf))

@@ -6,7 +6,8 @@ import enum
 
 import msgspec
 
-from raftlog.consensus.types import LogId, Name, Number, Priority, Span
+from raftlog.consensus.types import Index, LogId, Name, Number, Priority, Span, TermNumber
+from raftlog.log_numbers import NO_INDEX
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False):
@@ -14,7 +15,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
 
     src: Name
     dst: Name
-    term: Number
+    term: TermNumber
 
 
 class Denial(enum.Enum):
@@ -30,7 +31,7 @@ class Denial(enum.Enum):
 class PreVoteReq(_Message, frozen=True, gc=False):
     """Would you vote for me in ``next_term``? Changes nothing at the receiver (Raft thesis 9.6)."""
 
-    next_term: Number
+    next_term: TermNumber
     last: LogId
 
 
@@ -64,7 +65,7 @@ class AppendReq(_Message, frozen=True, gc=False):
 
     prev: LogId
     spans: tuple[Span, ...]
-    commit: Number
+    commit: Index
     seq: Number
 
 
@@ -78,8 +79,8 @@ class AppendResp(_Message, frozen=True, gc=False):
 
     seq: Number
     ok: bool
-    accepted: Number
-    durable: Number
+    accepted: Index
+    durable: Index
     hint: LogId
 
 
@@ -87,7 +88,7 @@ class Heartbeat(_Message, frozen=True, gc=False):
     """The leader is alive; ``preferred`` is the highest priority among the healthy voters that could follow it."""
 
     seq: Number
-    commit: Number
+    commit: Index
     read_round: Number = 0
     preferred: Priority | None = None
 
@@ -97,9 +98,9 @@ class HeartbeatResp(_Message, frozen=True, gc=False):
 
     seq: Number
     read_round: Number
-    durable: Number
+    durable: Index
     disk_ok: bool = True
-    applied: Number = 0
+    applied: Index = NO_INDEX
     priority: Priority = 0
 
 
@@ -120,8 +121,8 @@ class ReadIndexResp(_Message, frozen=True, gc=False):
     """
 
     ctx: Number
-    index: Number | None
-    last: Number
+    index: Index | None
+    last: Index
 
 
 Message = (

@@ -12,6 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from raftlog.consensus.types import NodeId
+from raftlog.log_numbers import LogIndex
 
 
 class Read(NamedTuple):
@@ -19,7 +20,7 @@ class Read(NamedTuple):
 
     asker: NodeId | None
     ctx: int
-    commit: int
+    commit: LogIndex
 
 
 class ReadRounds:
@@ -30,21 +31,21 @@ class ReadRounds:
     def __init__(self) -> None:
         self.newest = 0
         self.waiting: list[Read] = []
-        self.under_way: deque[tuple[int, int, list[Read]]] = deque()
+        self.under_way: deque[tuple[int, LogIndex, list[Read]]] = deque()
 
-    def wait(self, asker: NodeId | None, ctx: int, commit: int) -> None:
+    def wait(self, asker: NodeId | None, ctx: int, commit: LogIndex) -> None:
         """Add a read that arrives while ``commit`` is the commit index."""
         self.waiting.append(Read(asker, ctx, commit))
 
-    def begin(self, commit: int) -> None:
+    def begin(self, commit: LogIndex) -> None:
         """Heartbeats sent from now on confirm all waiting reads, which are answered with ``commit``."""
         self.newest += 1
         self.under_way.append((self.newest, commit, self.waiting))
         self.waiting = []
 
-    def confirmed(self, number: int) -> list[tuple[Read, int]]:
+    def confirmed(self, number: int) -> list[tuple[Read, LogIndex]]:
         """A majority has answered round ``number`` or a later one: the confirmed reads, each with its index."""
-        settled: list[tuple[Read, int]] = []
+        settled: list[tuple[Read, LogIndex]] = []
         while self.under_way and self.under_way[0][0] <= number:
             _, commit, reads = self.under_way.popleft()
             settled += [(read, commit) for read in reads]

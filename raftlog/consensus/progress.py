@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from raftlog.consensus.types import CoreConfig, NodeId, PeerState, Span
+from raftlog.log_numbers import FIRST_INDEX, NO_INDEX, LogIndex
 
 
 class Progress:
@@ -54,18 +55,18 @@ class Progress:
         "trusted_from",
     )
 
-    def __init__(self, peer: NodeId, next_index: int = 1, now: float = 0.0) -> None:
+    def __init__(self, peer: NodeId, next_index: LogIndex = FIRST_INDEX, now: float = 0.0) -> None:
         self.peer = peer
         self.seq = 0
-        self._inflight: deque[tuple[int, int]] = deque()
+        self._inflight: deque[tuple[LogIndex, int]] = deque()
         self.reset(next_index, now)
 
-    def reset(self, next_index: int, now: float) -> None:
+    def reset(self, next_index: LogIndex, now: float) -> None:
         """Forget everything about the peer, except that its log may end where ours does."""
-        self.match = 0
-        self.commit_sent = 0
+        self.match = NO_INDEX
+        self.commit_sent = NO_INDEX
         self.disk_ok = True
-        self.applied = 0
+        self.applied = NO_INDEX
         self.priority: int | None = None
         self.offered_at = float("-inf")
         self.contact_at = self.silent_since = now
@@ -78,7 +79,7 @@ class Progress:
         self.beats = 0
         self.become_probe(next_index)
 
-    def become_probe(self, next_index: int, *, awaiting: bool = False) -> None:
+    def become_probe(self, next_index: LogIndex, *, awaiting: bool = False) -> None:
         """Probe the entry before ``next_index``; with ``awaiting`` not before the peer answers something."""
         assert next_index > self.match, f"{self.peer} holds {self.match}, probing from {next_index} tells nothing"
         self.state = PeerState.PROBE
@@ -86,14 +87,14 @@ class Progress:
         self.awaiting = awaiting
         self._begin_epoch()
 
-    def become_replicate(self, next_index: int) -> None:
+    def become_replicate(self, next_index: LogIndex) -> None:
         """Stream from ``next_index`` on."""
         self.state = PeerState.REPLICATE
         self.next = next_index
         self.awaiting = False
         self._begin_epoch()
 
-    def become_reset(self, next_index: int) -> None:
+    def become_reset(self, next_index: LogIndex) -> None:
         """Send no entries before the peer has everything before ``next_index`` from elsewhere."""
         self.state = PeerState.RESET
         self.next = next_index
@@ -101,7 +102,7 @@ class Progress:
         self.beats = 0
         self._begin_epoch()
 
-    def lost(self, index: int) -> None:
+    def lost(self, index: LogIndex) -> None:
         """The peer has at most ``index``, whatever it reported before. Answers in flight to earlier messages may refer
         to entries that it has lost since.
         """
@@ -159,7 +160,7 @@ class Progress:
             self._inflight.append((self.next - 1, nbytes))
             self.inflight_bytes += nbytes
 
-    def accepted(self, index: int) -> None:
+    def accepted(self, index: LogIndex) -> None:
         """The peer has received everything up to ``index``, which frees that part of the window."""
         inflight = self._inflight
         while inflight and inflight[0][0] <= index:

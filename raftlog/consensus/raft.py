@@ -45,6 +45,7 @@ from raftlog.consensus.types import (
     Span,
 )
 from raftlog.consensus.validation import check_message
+from raftlog.log_numbers import FIRST_INDEX, NO_INDEX, LogIndex, Term
 
 _OF_STRANGERS = (AppendReq, Heartbeat, PreVoteReq, VoteReq, TimeoutNow)
 """Messages accepted from unknown nodes: the sender may know a newer configuration."""
@@ -77,7 +78,7 @@ class RaftCore(Election, Following):
         return self._role
 
     @property
-    def term(self) -> int:
+    def term(self) -> Term:
         """The current term."""
         return self._term
 
@@ -87,7 +88,7 @@ class RaftCore(Election, Following):
         return self._leader_id
 
     @property
-    def last_index(self) -> int:
+    def last_index(self) -> LogIndex:
         """The last entry of the log, durable or not."""
         return self._log.last_index
 
@@ -97,12 +98,12 @@ class RaftCore(Election, Following):
         return self._log.last
 
     @property
-    def commit(self) -> int:
+    def commit(self) -> LogIndex:
         """The last entry known to be committed."""
         return self._commit
 
     @property
-    def durable(self) -> int:
+    def durable(self) -> LogIndex:
         """The last entry on this replica's disk."""
         return self._tickets.durable
 
@@ -127,7 +128,7 @@ class RaftCore(Election, Following):
         """Whether the log has this entry; unknown before the base."""
         return self._log.holds(entry)
 
-    def conf_at(self, index: int) -> ConfState:
+    def conf_at(self, index: LogIndex) -> ConfState:
         """The configuration that was in force when entry ``index``, which is not before the base, was the last."""
         return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
 
@@ -212,7 +213,7 @@ class RaftCore(Election, Following):
             case ReadIndexResp():
                 self._on_read_index_resp(message)
 
-    def propose(self, count: int, nbytes: int, now: float) -> int | Refusal:
+    def propose(self, count: int, nbytes: int, now: float) -> LogIndex | Refusal:
         """Append ``count`` entries of ``nbytes`` bytes in total; returns the index of the first, or the reason of a
         refusal.
 
@@ -363,10 +364,10 @@ class RaftCore(Election, Following):
         progress = self._peers.get(peer)
         if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
             progress.by_entries = True
-            self._probe(progress, 1, awaiting=False)
+            self._probe(progress, FIRST_INDEX, awaiting=False)
             self._dirty = True
 
-    def compact(self, index: int, now: float) -> None:
+    def compact(self, index: LogIndex, now: float) -> None:
         """The committed entries of the log up to ``index`` were deleted."""
         self._now = now
         assert index <= self._commit, f"entries up to {index} were deleted, {self._commit} is committed"
@@ -379,7 +380,7 @@ class RaftCore(Election, Following):
                 if progress.next <= index:
                     self._restart_at_base(progress)
 
-    def retain_from(self) -> int:
+    def retain_from(self) -> LogIndex:
         """The lowest index that a peer still needs, as far as a leader knows; silent peers are ignored.
 
         Deleting entries before it sends no peer back to fetch whole segments. Only a leader knows its peers; other
@@ -471,9 +472,9 @@ class RaftCore(Election, Following):
         answer to new ones.
         """
         if isinstance(message, AppendReq):
-            self._post(AppendResp(self.node_id, message.src, self._term, 0, False, 0, 0, NONE))
+            self._post(AppendResp(self.node_id, message.src, self._term, 0, False, NO_INDEX, NO_INDEX, NONE))
         elif isinstance(message, Heartbeat):
-            self._post(HeartbeatResp(self.node_id, message.src, self._term, 0, 0, 0))
+            self._post(HeartbeatResp(self.node_id, message.src, self._term, 0, 0, NO_INDEX))
         elif isinstance(message, ReadIndexReq):
             self._answer_read(message.src, message.ctx, None)
         return isinstance(message, PreVoteReq)

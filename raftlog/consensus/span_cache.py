@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_right
 
 from raftlog.consensus.types import Span
+from raftlog.log_numbers import LogIndex
 
 
 class Tail:
@@ -21,7 +22,7 @@ class Tail:
         self._bytes_max = bytes_max
         self._spans_max = spans_max
         self._spans: list[Span] = []
-        self._firsts: list[int] = []
+        self._firsts: list[LogIndex] = []
         # Spans before the head are dropped; they leave the lists when they are half of them.
         self._head = 0
         self.nbytes = 0
@@ -29,7 +30,7 @@ class Tail:
     def __len__(self) -> int:
         return len(self._spans) - self._head
 
-    def append(self, span: Span, commit: int) -> None:
+    def append(self, span: Span, commit: LogIndex) -> None:
         """Add the log's new end; spans committed up to ``commit`` may be dropped to stay within limits."""
         spans = self._spans
         assert len(spans) == self._head or spans[-1].last + 1 == span.first, (
@@ -54,7 +55,7 @@ class Tail:
         self._head = 0
         self.nbytes = 0
 
-    def truncate(self, first: int) -> None:
+    def truncate(self, first: LogIndex) -> None:
         """Drop the entries from ``first`` on."""
         spans = self._spans
         while len(spans) > self._head and spans[-1].last >= first:
@@ -64,18 +65,18 @@ class Tail:
             if span.first < first:
                 self.clear()
 
-    def compact(self, index: int) -> None:
+    def compact(self, index: LogIndex) -> None:
         """Drop every span that begins at or before ``index``."""
         keep = max(bisect_right(self._firsts, index, self._head), self._head)
         self.nbytes -= sum(span.nbytes for span in self._spans[self._head : keep])
         self._head = keep
 
-    def after(self, index: int) -> list[Span]:
+    def after(self, index: LogIndex) -> list[Span]:
         """Every cached span that ends after ``index``."""
         start = max(bisect_right(self._firsts, index, self._head) - 1, self._head)
         return [span for span in self._spans[start:] if span.last > index]
 
-    def chunk(self, first: int, bytes_max: int) -> tuple[Span, ...]:
+    def chunk(self, first: LogIndex, bytes_max: int) -> tuple[Span, ...]:
         """Spans from the one that contains ``first`` on: at least one, and no further one beyond ``bytes_max``.
 
         Empty if that span is not cached. The first span may begin before ``first``, since it cannot be cut.

@@ -12,7 +12,7 @@ from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
 from raftlog.consensus.pending_reads import ForwardedReads
 from raftlog.consensus.progress import Progress
-from raftlog.consensus.quorum import Number, agreed
+from raftlog.consensus.quorum import Value, agreed
 from raftlog.consensus.roles import TRANSITIONS
 from raftlog.consensus.span_cache import Tail
 from raftlog.consensus.state_parts import (
@@ -35,6 +35,7 @@ from raftlog.consensus.types import (
     Span,
 )
 from raftlog.consensus.write_tickets import WriteTickets
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 
 NEVER: Final = 2**63
 """An index beyond any log."""
@@ -55,13 +56,13 @@ class CoreState:
         self,
         *,
         node_id: NodeId,
-        confs: Sequence[tuple[int, ConfState]],
+        confs: Sequence[tuple[LogIndex, ConfState]],
         config: CoreConfig,
         hard_state: HardState,
-        term_runs: Sequence[tuple[int, int]],
+        term_runs: Sequence[tuple[LogIndex, Term]],
         base: LogId,
-        last_index: int,
-        commit: int,
+        last_index: LogIndex,
+        commit: LogIndex,
         rng: random.Random,
         now: float,
         abstaining: bool = False,
@@ -93,9 +94,10 @@ class CoreState:
         self._disk_full = False
 
         self._abstaining = abstaining
-        self._abstain_until: int | None = None  # what must be durable here in this term before this node votes again
+        # What must be durable here in this term before this node votes again:
+        self._abstain_until: LogIndex | None = None
         self._abstain_ask_at = now  # when to ask (again) how much that is
-        self._term_start = 0  # first entry of a leader
+        self._term_start = NO_INDEX  # first entry of a leader
         self._settle_due = False  # a membership change was committed, and the leader has to take its next step
         self._leading = LeaderState(heartbeat_at=now)
         self._reads = ReadState(ForwardedReads(rng.getrandbits(62)))
@@ -181,7 +183,7 @@ class CoreState:
             self._confs.append((span.first, span.conf))
             self._adopt_conf()
 
-    def _truncate(self, first: int) -> None:
+    def _truncate(self, first: LogIndex) -> None:
         """Cut the end of the log, wherever it has been written already."""
         assert first > self._commit, f"entries from {first} were to be cut, {self._commit} is committed"
         assert self._role is not Role.LEADER, f"the leader of term {self._term} was to cut its own log at {first}"
@@ -203,7 +205,7 @@ class CoreState:
                 self._confs.pop()
             self._adopt_conf()
 
-    def _commit_to(self, index: int) -> None:
+    def _commit_to(self, index: LogIndex) -> None:
         """Entries up to ``index`` are committed."""
         assert self._commit < index <= self._log.last_index, (
             f"commit index {self._commit} cannot move to {index}, the log ends at {self._log.last_index}"
@@ -218,15 +220,15 @@ class CoreState:
             self._settle_due = True
 
     @property
-    def _verified_durable(self) -> int:
+    def _verified_durable(self) -> LogIndex:
         """How much of this term's leader's log is on this replica's disk."""
         return min(self._tickets.durable, self._verified)
 
-    def _agreed(self, own: Number, value: Callable[[Progress], Number]) -> Number:
+    def _agreed(self, own: Value, value: Callable[[Progress], Value]) -> Value:
         """The largest value that a majority of the voters has reached, in both sets during a change."""
-        reached: list[Number] = []
+        reached: list[Value] = []
         for votes, others in self._quorums:
-            values: list[Number] = [value(progress) for progress in others]
+            values: list[Value] = [value(progress) for progress in others]
             if votes:
                 values.append(own)
             reached.append(agreed(values))
@@ -240,7 +242,7 @@ class CoreState:
         self._role = role
         self._dirty = True
 
-    def _become_follower(self, term: int, leader_id: NodeId | None) -> None:
+    def _become_follower(self, term: Term, leader_id: NodeId | None) -> None:
         """Follow ``leader_id``, or wait for a leader of ``term``."""
         if self._role is Role.LEADER:
             self._give_up_proposals()
@@ -269,7 +271,7 @@ class CoreState:
         self._output.fetches.clear()
         self._output.offers.clear()
 
-    def _enter_term(self, term: int, voted_for: NodeId | None) -> None:
+    def _enter_term(self, term: Term, voted_for: NodeId | None) -> None:
         assert term > self._term, f"term {term} does not follow term {self._term}"
         self._term = term
         self._voted_for = voted_for
@@ -277,7 +279,7 @@ class CoreState:
         # Only the committed part of the log is certain to agree with the leader of the new term.
         self._verified = self._commit
         self._following.leader_seq = 0
-        self._following.told_durable = 0
+        self._following.told_durable = NO_INDEX
         self._following.untold_bytes = 0
         self._following.answer_due = False
         # The next leader's log may be shorter.
@@ -326,7 +328,7 @@ class CoreState:
         self._output.outbox.append(message)
         self._dirty = True
 
-    def _answer_read(self, asker: NodeId | None, ctx: int, index: int | None) -> None:
+    def _answer_read(self, asker: NodeId | None, ctx: int, index: LogIndex | None) -> None:
         """``index`` is to be applied before a read is answered; None if it could not be confirmed."""
         if asker is not None:
             self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))

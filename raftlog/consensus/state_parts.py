@@ -9,6 +9,7 @@ from raftlog.consensus.effects import Fetch
 from raftlog.consensus.messages import Message
 from raftlog.consensus.pending_reads import ForwardedReads, ReadRounds
 from raftlog.consensus.types import ConfState, NodeId, RoleChange, Span
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 
 
 @dataclass(slots=True)
@@ -19,7 +20,7 @@ class FollowerState:
     """Monotonic seconds."""
     leader_seq: int = 0
     """The number of the newest request of this term's leader."""
-    told_durable: int = 0
+    told_durable: LogIndex = NO_INDEX
     """The entry up to which the leader knows that this replica is durable."""
     untold_bytes: int = 0
     """Bytes received since then."""
@@ -41,14 +42,14 @@ class LeaderState:
 class OutputState:
     """What `take_effects` returns next, and what it returned last."""
 
-    shell_last: int
+    shell_last: LogIndex
     """The last entry outside, including entries that a leader proposed itself."""
-    told_commit: int
+    told_commit: LogIndex
     told_role: RoleChange
     told_conf: ConfState
     new_spans: list[Span] = field(default_factory=list)
     """To be written."""
-    truncate_from: int | None = None
+    truncate_from: LogIndex | None = None
     """Cut the log outside from this entry on, before anything is written."""
     outbox: list[Message] = field(default_factory=list)
     held: deque[tuple[int, Message]] = field(default_factory=deque)
@@ -57,7 +58,7 @@ class OutputState:
     fetches: list[Fetch] = field(default_factory=list)
     offers: list[NodeId] = field(default_factory=list)
     """Peers that lack too much to be sent entries."""
-    failed_from: int | None = None
+    failed_from: LogIndex | None = None
     """The first entry proposed by a leader that has lost leadership."""
 
 
@@ -89,9 +90,9 @@ class ReadState:
 
     asked: ForwardedReads
     rounds: ReadRounds = field(default_factory=ReadRounds)
-    asked_of: tuple[int, NodeId | None] = (0, None)
+    asked_of: tuple[Term, NodeId | None] = (NO_TERM, None)
     """Term and leader of the queries in flight."""
-    answered: list[tuple[int, int | None]] = field(default_factory=list)
+    answered: list[tuple[int, LogIndex | None]] = field(default_factory=list)
     """The caller's number of each read, and the index to apply; None if it could not be confirmed."""
     lease_given_up: bool = False
     """A node was told to take over: it may be elected at any later time, so the lease is void for this term."""

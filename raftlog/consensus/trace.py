@@ -34,6 +34,7 @@ from raftlog.consensus.messages import (
 )
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, LogId, Role, Span
+from raftlog.log_numbers import LogIndex
 
 OWN_EVENTS: Final = frozenset(
     {
@@ -154,7 +155,7 @@ class _TracedCore(RaftCore):
         self._trace.event(self, "ReadIndex", ctx=ctx)
         super().read(ctx, now)
 
-    def compact(self, index: int, now: float) -> None:
+    def compact(self, index: LogIndex, now: float) -> None:
         self._tell_changes()
         super().compact(index, now)
         self._seen = _Picture(self)

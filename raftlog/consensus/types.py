@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from raftlog.consensus.causes import Cause
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 
 NodeId = NewType("NodeId", str)
 
@@ -19,6 +20,8 @@ NUMBER_MAX: Final = 2**63 - 1
 PRIORITY_MAX: Final = 2**31 - 1
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Index = Annotated[LogIndex, Meta(ge=0, le=NUMBER_MAX)]
+TermNumber = Annotated[Term, Meta(ge=0, le=NUMBER_MAX)]
 Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 Name = Annotated[NodeId, Meta(max_length=255)]
 """Types of values decoded from a frame: values outside of the limits are refused there."""
@@ -69,15 +72,15 @@ class PeerState(enum.Enum):
 class LogId(msgspec.Struct, frozen=True, gc=False):
     """A position in the log with the term of its entry. The first index is 1."""
 
-    index: Number
-    term: Number
+    index: Index
+    term: TermNumber
 
     def is_at_least(self, other: LogId) -> bool:
         """Whether a log that ends here is at least as up to date as one that ends at ``other`` (Raft thesis 3.6.1)."""
         return self.term > other.term or (self.term == other.term and self.index >= other.index)
 
 
-NONE: Final = LogId(0, 0)
+NONE: Final = LogId(NO_INDEX, NO_TERM)
 """Before the first entry."""
 
 NOOP_BYTES: Final = 48
@@ -149,22 +152,22 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     entry is a separate span, with its configuration in ``conf``.
     """
 
-    first: int
-    last: int
-    term: int
+    first: LogIndex
+    last: LogIndex
+    term: Term
     nbytes: int
     kind: EntryKind = EntryKind.NORMAL
     conf: ConfState | None = None
 
-    def up_to(self, last: int) -> Span:
+    def up_to(self, last: LogIndex) -> Span:
         """The part that ends at ``last``."""
         return self._part(self.first, last)
 
-    def since(self, first: int) -> Span:
+    def since(self, first: LogIndex) -> Span:
         """The part that begins at ``first``."""
         return self._part(first, self.last)
 
-    def _part(self, first: int, last: int) -> Span:
+    def _part(self, first: LogIndex, last: LogIndex) -> Span:
         assert self.first <= first <= last <= self.last, (
             f"entries {first} to {last} are not within {self.first} to {self.last}"
         )
@@ -175,7 +178,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 class HardState(msgspec.Struct, frozen=True, gc=False):
     """The state that a replica must never lose: its term, and its vote in it (Raft thesis 3.8)."""
 
-    term: int = 0
+    term: Term = NO_TERM
     voted_for: NodeId | None = None
 
 
@@ -183,7 +186,7 @@ class RoleChange(msgspec.Struct, frozen=True, gc=False):
     """The new role, term and known leader of this replica, and the cause."""
 
     role: Role
-    term: int
+    term: Term
     leader_id: NodeId | None
     cause: Cause | None = None
 
@@ -264,12 +267,12 @@ class PeerStatus:
     """
 
     peer: NodeId
-    match: int
-    next: int
+    match: LogIndex
+    next: LogIndex
     state: PeerState
     active: bool
     disk_ok: bool
-    applied: int
+    applied: LogIndex
     priority: int = 0
     contact_at: float = float("-inf")
 
@@ -280,12 +283,12 @@ class CoreStatus:
 
     node_id: NodeId
     role: Role
-    term: int
+    term: Term
     leader_id: NodeId | None
     base: LogId
     last: LogId
-    commit: int
-    durable: int
+    commit: LogIndex
+    durable: LogIndex
     uncommitted_bytes: int
     peers: tuple[PeerStatus, ...]
     conf: ConfState

@@ -17,6 +17,7 @@ from raftlog.consensus.messages import (
 )
 from raftlog.consensus.state import CoreState
 from raftlog.consensus.types import ConfState, EntryKind, LogId, Role, Span
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.terms import highest_plausible
 
 
@@ -42,7 +43,7 @@ def check_message(core: CoreState, message: Message) -> None:
             _check_leader(core, message)
             _check_entries(core, message)
         case AppendResp() if core._role is Role.LEADER and message.term == own:
-            _check_position(core, message, max(message.accepted, message.durable) if message.ok else 0)
+            _check_position(core, message, max(message.accepted, message.durable) if message.ok else NO_INDEX)
         case Heartbeat():
             _check_leader(core, message)
         case HeartbeatResp() if core._role is Role.LEADER and message.term == own:
@@ -64,7 +65,7 @@ def _check_leader(core: CoreState, message: AppendReq | Heartbeat) -> None:
         raise MessageRefused(f"{message.src} claims to lead in term {message.term}, in which {leader} leads")
 
 
-def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index: int) -> None:
+def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index: LogIndex) -> None:
     if index > core._log.last_index:
         raise MessageRefused(f"{message.src} claims to hold entry {index}, the log ends at {core._log.last_index}")
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 
+from raftlog.log_numbers import NO_INDEX, LogIndex
+
 
 class WriteTickets:
     """Numbers writes and tracks ``durable``, the last durable index."""
 
     __slots__ = ("_ends", "_hard_state_ticket", "done", "durable", "issued")
 
-    def __init__(self, durable: int) -> None:
+    def __init__(self, durable: LogIndex) -> None:
         self.durable = durable
         self.issued = 0
         self.done = 0
         self._hard_state_ticket = 0
         # The log's end when each outstanding ticket was issued, oldest first.
-        self._ends: deque[int] = deque()
+        self._ends: deque[LogIndex] = deque()
 
     @property
     def hard_state_durable(self) -> bool:
@@ -33,7 +35,7 @@ class WriteTickets:
         """Number of writes in flight."""
         return len(self._ends)
 
-    def issue(self, last_index: int, *, with_hard_state: bool) -> int:
+    def issue(self, last_index: LogIndex, *, with_hard_state: bool) -> int:
         """The ticket of a write after which the log is durable up to ``last_index``."""
         self.issued += 1
         self._ends.append(last_index)
@@ -44,7 +46,7 @@ class WriteTickets:
     def complete(self, ticket: int) -> bool:
         """Everything up to ``ticket`` is durable; returns whether that made more of the log durable."""
         assert ticket <= self.issued, f"ticket {ticket} completed, {self.issued} is the newest issued"
-        end = 0
+        end = NO_INDEX
         while self.done < ticket:
             end = self._ends.popleft()
             self.done += 1
@@ -53,7 +55,7 @@ class WriteTickets:
         self.durable = end
         return True
 
-    def truncate(self, last_index: int) -> None:
+    def truncate(self, last_index: LogIndex) -> None:
         """Entries after ``last_index`` are truncated; writes in flight no longer count for them."""
         if self.durable > last_index:
             self.durable = last_index

@@ -24,6 +24,7 @@ from typing import Final
 
 from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.net.frames import Hello, Welcome
 from raftlog.net.versions import (
     HANDSHAKE_VERSION,
@@ -102,7 +103,7 @@ class Admission:
         self, identity: Identity, stores: Mapping[str, str], on_learned: Callable[[dict[str, str]], None]
     ) -> None:
         self.identity = identity
-        self.conf_index = 0
+        self.conf_index = NO_INDEX
         self.level = 1
         self.addresses: dict[str, str] = {}
         self._stores = dict(stores)
@@ -114,7 +115,7 @@ class Admission:
         """The known directory of each member."""
         return self._stores
 
-    def configure(self, conf_index: int, addresses: Mapping[str, str]) -> None:
+    def configure(self, conf_index: LogIndex, addresses: Mapping[str, str]) -> None:
         """Another configuration is in force."""
         self.conf_index = conf_index
         self.addresses = dict(addresses)
@@ -194,7 +195,7 @@ class Admission:
             return f"{node!r} chose replication version {welcome.version}, not the newest common version"
         return self.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 
-    def why_not_store(self, node: str, store_id: str, stores: Mapping[str, str], conf_index: int) -> str | None:
+    def why_not_store(self, node: str, store_id: str, stores: Mapping[str, str], conf_index: LogIndex) -> str | None:
         """Why ``node`` with this directory is refused, or None; ``stores`` and ``conf_index`` are its own view.
 
         A peer with a newer configuration is trusted: that may contain the removal that explains another directory.
@@ -272,7 +273,7 @@ def _why_implausible(hello: Hello) -> str | None:
     return None
 
 
-def _why_implausible_store(store_id: str, stores: Mapping[str, str], conf_index: int) -> str | None:
+def _why_implausible_store(store_id: str, stores: Mapping[str, str], conf_index: LogIndex) -> str | None:
     if not 0 <= conf_index <= CONF_INDEX_MAX:
         return f"entry {conf_index} cannot have set a configuration, a log has at most {CONF_INDEX_MAX} entries"
     if any(len(text) > NAME_CHARS_MAX for text in (store_id, *stores, *stores.values())):

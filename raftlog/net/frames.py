@@ -48,6 +48,7 @@ from raftlog.consensus.messages import (
     VoteResp,
 )
 from raftlog.consensus.types import NUMBER_MAX, ConfState, EntryKind, LogId, NodeId, Number, Span
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.plain_cbor import decode_plain
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, scan_entries
@@ -124,7 +125,7 @@ class Hello(msgspec.Struct, frozen=True):
     incarnation: str = ""
     store_id: str = ""
     stores: dict[str, str] = {}
-    conf_index: int = 0
+    conf_index: LogIndex = NO_INDEX
     addresses: dict[str, str] = {}
     software: Software = Software()
 
@@ -139,7 +140,7 @@ class Welcome(msgspec.Struct, frozen=True):
     refusal: str | None = None
     store_id: str = ""
     stores: dict[str, str] = {}
-    conf_index: int = 0
+    conf_index: LogIndex = NO_INDEX
     software: Software = Software()
     version: int = HANDSHAKE_VERSION
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, MEMBERS_MAX, decode_conf, encode_conf
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, LogId
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.admission import parse_address
 from raftlog.net.frames import Append, WireError
 from raftlog.segment.codec import HEADER_BYTES, EntryRef, place
@@ -41,7 +42,7 @@ class ReceivedEntries:
         self._log = log
         self._segment_bytes = log.files.segment_bytes
         self._check_body = check_body
-        self._entries: dict[tuple[int, int], ReceivedEntry] = {}
+        self._entries: dict[tuple[LogIndex, Term], ReceivedEntry] = {}
 
     def check(self, message: Append) -> int:
         """Returns how many of the entries this replica has already; the rest may enter the log.
@@ -94,7 +95,7 @@ class ReceivedEntries:
                 header, body = bytes(entry[:HEADER_BYTES]), bytes(entry[HEADER_BYTES:])
                 self._entries[ref.index, ref.term] = ReceivedEntry(ref, header, body, annotation)
 
-    def get(self, index: int, term: int) -> ReceivedEntry | None:
+    def get(self, index: LogIndex, term: Term) -> ReceivedEntry | None:
         """A kept entry."""
         return self._entries.get((index, term))
 

@@ -30,6 +30,7 @@ import trio
 
 from raftlog.consensus.confchange import MEMBERS_MAX
 from raftlog.consensus.types import NodeId
+from raftlog.log_numbers import LogIndex
 from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.admission import Address, Admission, format_address, parse_address
@@ -186,7 +187,7 @@ class Transport:
         link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
         return True
 
-    def set_members(self, conf_index: int, addresses: Mapping[NodeId, str]) -> None:
+    def set_members(self, conf_index: LogIndex, addresses: Mapping[NodeId, str]) -> None:
         """From now on keep connections to exactly these nodes (``HOST:PORT`` each, including this one).
 
         ``conf_index`` is the entry with the configuration. Raises ValueError for an invalid address; then nothing has

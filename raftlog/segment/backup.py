@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import NO_INDEX
 from raftlog.segment.backup_layouts import SNAPSHOT_NAME, Snapshot, file_name, layout_for, quietly_tidy
 from raftlog.segment.backup_manifest import (
     BackupManifest,
@@ -271,7 +272,7 @@ class BackupTarget:
             conf=conf,
             last=base.ref,
             taken_at_ms=now_ms,
-            snapshot_index=0 if snapshot is None else snapshot.index,
+            snapshot_index=NO_INDEX if snapshot is None else snapshot.index,
             snapshot_bytes=0 if snapshot is None else len(snapshot.data),
             snapshot_crc=0 if snapshot is None else zlib.crc32(snapshot.data),
         )

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup_manifest import OBJECTS_FORMAT, BackupManifest, ObjectList, StoredObject
 from raftlog.segment.backup_store import LOG_FOLDER, BackupDamaged, BackupRefused, BackupStore, GrowingStore
 from raftlog.segment.codec import EntryRef
@@ -34,7 +35,7 @@ _RUN = re.compile(r"\d{20}\.(\d+)\..+")
 class Snapshot:
     """State of the application right after the entry ``index``."""
 
-    index: int
+    index: LogIndex
     data: bytes
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.segment.backup_store import MANIFEST_NAME
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.errors import FormatTooNew
@@ -70,7 +71,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     conf: bytes
     last: EntryRef
     taken_at_ms: int
-    snapshot_index: int = 0
+    snapshot_index: LogIndex = NO_INDEX
     snapshot_bytes: int = 0
     snapshot_crc: int = 0
     objects: ObjectList | msgspec.UnsetType = msgspec.UNSET

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import BLANK_BYTES_MIN, FLAGS, HEADER, HEADER_BYTES, EntryRef, chain_after, is_blank
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import IndexPart, SparseIndex
@@ -77,7 +78,7 @@ def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int,
 
 
 def closed_files(
-    index: SparseIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[int], EntryRef]
+    index: SparseIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[LogIndex], EntryRef]
 ) -> list[tuple[int, bytes]]:
     """Start and sidecar of each complete file from ``start`` on of a log that ends at ``end_pos``.
 

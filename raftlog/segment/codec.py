@@ -33,6 +33,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import NO_TERM, LogIndex, Term
 from raftlog.segment.errors import EntryTooNew, FrameCorrupt
 
 HEADER_BYTES: Final = 48
@@ -62,8 +63,8 @@ _crc32 = zlib.crc32
 class EntryRef(msgspec.Struct, frozen=True, gc=False):
     """Place and identity of an entry; ``size`` includes the header, ``chain`` is the one after this entry."""
 
-    index: int
-    term: int
+    index: LogIndex
+    term: Term
     kind: int
     pos: int
     size: int
@@ -76,8 +77,8 @@ class TailEntry(msgspec.Struct, frozen=True, gc=False):
     ``size`` is header and body; ``annotation`` is an opaque hint of the appending side that is never written to disk.
     """
 
-    index: int
-    term: int
+    index: LogIndex
+    term: Term
     kind: int
     pos: int
     size: int
@@ -107,7 +108,7 @@ def place(end_pos: int, size: int, segment_bytes: int) -> int:
     return end_pos if rest >= size + BLANK_BYTES_MIN else end_pos + rest
 
 
-def frame(kind: int, index: int, term: int, pos: int, body: bytes, chain: int) -> tuple[bytes, int]:
+def frame(kind: int, index: LogIndex, term: Term, pos: int, body: bytes, chain: int) -> tuple[bytes, int]:
     """Build an entry's header; returns it and the chain after the entry. ``chain`` is the one before it."""
     body_crc = _crc32(body)
     body_len = len(body)
@@ -144,7 +145,7 @@ def _has_checksums(entry: memoryview, chain: int | None) -> bool:
 
 
 def verify_entry(
-    buffer: memoryview, at: int, index: int | None, term: int, pos: int | None, chain: int | None
+    buffer: memoryview, at: int, index: LogIndex | None, term: Term, pos: int | None, chain: int | None
 ) -> EntryRef:
     """Verify the entry at ``buffer[at:]`` against its predecessor.
 
@@ -195,8 +196,8 @@ def scan_entries(buffer: memoryview, chain: int) -> list[EntryRef]:
     """
     refs: list[EntryRef] = []
     at, end = 0, len(buffer)
-    index: int | None = None
-    term = pos_min = 0
+    index: LogIndex | None = None
+    term, pos_min = NO_TERM, 0
     while at < end:
         ref = verify_entry(buffer, at, index, term, None, chain)
         if ref.pos < pos_min:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
@@ -21,7 +22,12 @@ class StoredRun:
 
 
 def read_behind(
-    files: SegmentFiles, base: EntryRef | None, anchor: tuple[int, int], index: int, end_index: int, room: int
+    files: SegmentFiles,
+    base: EntryRef | None,
+    anchor: tuple[LogIndex, int],
+    index: LogIndex,
+    end_index: LogIndex,
+    room: int,
 ) -> StoredRun:
     """Verified entries of one file after the entry ``index`` and before ``end_index``, at least one. For any thread.
 
@@ -36,7 +42,7 @@ def read_behind(
     return StoredRun(previous.chain, refs, data)
 
 
-def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: int) -> EntryRef:
+def find_entry(files: SegmentFiles, anchor_index: LogIndex, anchor_pos: int, index: LogIndex) -> EntryRef:
     """Walk from an anchor to the entry ``index`` along the headers in between.
 
     Raises:
@@ -45,7 +51,9 @@ def find_entry(files: SegmentFiles, anchor_index: int, anchor_pos: int, index: i
     return _walk(files, anchor_index, anchor_pos, lambda its_index, _: its_index == index)
 
 
-def find_entry_at(files: SegmentFiles, anchor_index: int, anchor_pos: int, last_index: int, pos: int) -> EntryRef:
+def find_entry_at(
+    files: SegmentFiles, anchor_index: LogIndex, anchor_pos: int, last_index: LogIndex, pos: int
+) -> EntryRef:
     """Walk from an anchor to the first entry that ends after the physical offset ``pos``, or to ``last_index``.
 
     Raises the errors of `find_entry`.
@@ -53,7 +61,9 @@ def find_entry_at(files: SegmentFiles, anchor_index: int, anchor_pos: int, last_
     return _walk(files, anchor_index, anchor_pos, lambda index, end: end > pos or index == last_index)
 
 
-def _walk(files: SegmentFiles, anchor_index: int, anchor_pos: int, is_wanted: Callable[[int, int], bool]) -> EntryRef:
+def _walk(
+    files: SegmentFiles, anchor_index: LogIndex, anchor_pos: int, is_wanted: Callable[[LogIndex, int], bool]
+) -> EntryRef:
     """The first entry from an anchor on whose index and end match."""
     pos = anchor_pos
     path = files.path(files.start_of(pos))
@@ -73,7 +83,7 @@ def _walk(files: SegmentFiles, anchor_index: int, anchor_pos: int, is_wanted: Ca
 
 
 def read_run(
-    files: SegmentFiles, previous: EntryRef, end_index: int, room: int, *, at_least_one: bool
+    files: SegmentFiles, previous: EntryRef, end_index: LogIndex, room: int, *, at_least_one: bool
 ) -> tuple[list[EntryRef], bytes]:
     """Verified entries of one file after ``previous`` and before ``end_index``, back to back.
 

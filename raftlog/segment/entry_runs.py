@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.recovery import Read
 
@@ -28,7 +29,7 @@ class EntryRun(NamedTuple):
         return self.data[at + HEADER_BYTES : at + entry.size]
 
 
-def entry_runs(read: Read, before: EntryRef, last_index: int, segment_bytes: int) -> Iterator[EntryRun]:
+def entry_runs(read: Read, before: EntryRef, last_index: LogIndex, segment_bytes: int) -> Iterator[EntryRun]:
     """Every entry after ``before`` up to ``last_index``, with verified checksums and chain.
 
     Args:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from raftlog.log_numbers import LogIndex, Term
+
 
 class SegmentError(Exception):
     """Base of all errors of this package."""
@@ -78,7 +80,7 @@ class EntryUnusable(SegmentError):
     A restart reaches the same entry again. It was written by a newer version, or by a faulty leader.
     """
 
-    def __init__(self, index: int, term: int, physical_offset: int, reason: str) -> None:
+    def __init__(self, index: LogIndex, term: Term, physical_offset: int, reason: str) -> None:
         super().__init__(
             f"entry {index} of term {term} at physical offset {physical_offset} is intact and committed, but cannot be "
             f"applied: {reason}"
@@ -145,7 +147,7 @@ class TermUnusable(SegmentError):
     Elections cannot have led there: a peer sent it to a version that accepted any term.
     """
 
-    def __init__(self, path: str, term: int, last_term: int) -> None:
+    def __init__(self, path: str, term: Term, last_term: Term) -> None:
         super().__init__(
             f"{path}: term {term} leaves no room for elections, its last entry is of term {last_term}; "
             "see `raftmq log term`"
@@ -161,7 +163,7 @@ class LogDiverged(SegmentError):
     One of the two logs is damaged, or was changed by something other than this program; continuing would hide which.
     """
 
-    def __init__(self, path: str, index: int, what: str, expected: int, actual: int) -> None:
+    def __init__(self, path: str, index: LogIndex, what: str, expected: int, actual: int) -> None:
         super().__init__(f"{path}: entry {index} does not continue this log: {what} {actual}, expected {expected}")
         self.path = path
         self.index = index

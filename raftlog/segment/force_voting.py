@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import Term
 from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryUnusable, MetaCorrupt, StorageFailed
@@ -24,7 +25,7 @@ may be used again; a million elections without an entry on this replica do not h
 """
 
 
-def lowered_term(last_term: int) -> int:
+def lowered_term(last_term: Term) -> int:
     """The term for a replica whose log ends with an entry of ``last_term``."""
     return last_term + TERM_MARGIN
 
@@ -74,7 +75,7 @@ def cut(disk: Disk, damaged: LogDamaged) -> int:
         repair.close()
 
 
-def set_term(disk: Disk, directory: str, term: int) -> bool:
+def set_term(disk: Disk, directory: str, term: Term) -> bool:
     """Set the term of the replica of a directory that no process has open, durably, and clear its vote.
 
     A higher term is always safe. A lower one is safe only if every replica of the group is stopped, gets a term from

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.codec import SYNC_BYTES_MAX, TailEntry, blank
 from raftlog.segment.disk import Buffer
 from raftlog.segment.errors import StorageFailed
@@ -25,7 +26,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     ``steps`` are positions of entries on disk, ascending, from the end of ``last_index`` on: where zeroing may pause.
     """
 
-    last_index: int
+    last_index: LogIndex
     chain: int
     steps: tuple[int, ...]
     old_end: int
@@ -47,8 +48,8 @@ class WriteOp(msgspec.Struct, frozen=True, gc=False):
     entries: Sequence[TailEntry]
     nbytes: int
     cut: Cut | None = None
-    hard_state: tuple[int, str | None] | None = None
-    commit_hint: int | None = None
+    hard_state: tuple[Term, str | None] | None = None
+    commit_hint: LogIndex | None = None
     notes: Mapping[str, bytes] | None = None
     base: Base | None = None
     closed: Sequence[tuple[int, bytes]] = ()
@@ -61,7 +62,7 @@ class Store:
     files: SegmentFiles
     meta: MetaFile
     end_pos: int
-    last_index: int
+    last_index: LogIndex
     chain: int
 
 

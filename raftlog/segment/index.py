@@ -8,9 +8,12 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import Final
+from collections.abc import MutableSequence
+from typing import Final, cast
 
 import msgspec
+
+from raftlog.log_numbers import NO_TERM, LogIndex, Term
 
 ANCHOR_BYTES: Final = 64 * 1024
 """Distance of anchors: one read of this length finds any entry."""
@@ -19,11 +22,11 @@ ANCHOR_BYTES: Final = 64 * 1024
 class IndexPart(msgspec.Struct, frozen=True):
     """The index of one file: anchors, term runs (the first begins at the first entry), configurations."""
 
-    first_index: int
-    indexes: list[int]
+    first_index: LogIndex
+    indexes: list[LogIndex]
     positions: list[int]
-    term_runs: list[tuple[int, int]]
-    configs: list[tuple[int, bytes]]
+    term_runs: list[tuple[LogIndex, Term]]
+    configs: list[tuple[LogIndex, bytes]]
 
 
 class SegmentInfo(msgspec.Struct, frozen=True):
@@ -35,8 +38,8 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 
     start: int
     end: int
-    first_index: int
-    last_index: int
+    first_index: LogIndex
+    last_index: LogIndex
     closed: bool
 
 
@@ -48,11 +51,11 @@ class AnchorSpan(msgspec.Struct, frozen=True):
     file.
     """
 
-    index: int
+    index: LogIndex
     pos: int
-    term: int
+    term: Term
     is_config: bool
-    end_index: int | None
+    end_index: LogIndex | None
     end_pos: int | None
 
 
@@ -67,15 +70,15 @@ class SparseIndex:
 
     def __init__(self, segment_bytes: int) -> None:
         self.segment_bytes = segment_bytes
-        self._indexes = array("Q")
+        self._indexes = cast("MutableSequence[LogIndex]", array("Q"))
         self._positions = array("Q")
         self._next_anchor_pos = 0
         self._lock = threading.Lock()
         """Held while anchors or term runs change in more than one step, and by readers on other threads."""
-        self.term_runs: list[tuple[int, int]] = []
-        self.configs: list[tuple[int, bytes]] = []
+        self.term_runs: list[tuple[LogIndex, Term]] = []
+        self.configs: list[tuple[LogIndex, bytes]] = []
 
-    def note(self, index: int, term: int, pos: int) -> None:
+    def note(self, index: LogIndex, term: Term, pos: int) -> None:
         """Add the next entry."""
         if not self.term_runs or self.term_runs[-1][1] != term:
             self.term_runs.append((index, term))
@@ -85,11 +88,11 @@ class SparseIndex:
                 self._positions.append(pos)
             self._set_next_anchor(pos)
 
-    def note_config(self, index: int, body: bytes) -> None:
+    def note_config(self, index: LogIndex, body: bytes) -> None:
         """The entry at ``index``, just added, is a configuration."""
         self.configs.append((index, body))
 
-    def truncate(self, from_index: int) -> None:
+    def truncate(self, from_index: LogIndex) -> None:
         """Remove the entries from ``from_index`` on."""
         keep = bisect_left(self._indexes, from_index)
         with self._lock:
@@ -103,7 +106,7 @@ class SparseIndex:
         while self.configs and self.configs[-1][0] >= from_index:
             self.configs.pop()
 
-    def drop_prefix(self, first_index: int) -> None:
+    def drop_prefix(self, first_index: LogIndex) -> None:
         """Remove the entries before ``first_index``, which begins a file."""
         with self._lock:
             keep = bisect_left(self._indexes, first_index)
@@ -115,12 +118,12 @@ class SparseIndex:
                 runs[: keep + 1] = [(first_index, runs[keep][1])]
         self.configs = [config for config in self.configs if config[0] >= first_index]
 
-    def first_at(self, pos: int) -> int | None:
+    def first_at(self, pos: int) -> LogIndex | None:
         """Index of the entry that begins the file at ``pos``; None if there is none."""
         at = bisect_left(self._positions, pos)
         return self._indexes[at] if at < len(self._positions) and self._positions[at] == pos else None
 
-    def files(self, first_index: int, last_index: int, base_pos: int, end_pos: int) -> list[SegmentInfo]:
+    def files(self, first_index: LogIndex, last_index: LogIndex, base_pos: int, end_pos: int) -> list[SegmentInfo]:
         """The files of a log with these entries, ascending; the last one is the active one."""
         segment_bytes = self.segment_bytes
         active = end_pos - end_pos % segment_bytes
@@ -131,14 +134,14 @@ class SparseIndex:
             first_index = behind
         return [*found, SegmentInfo(active, end_pos, first_index, last_index, False)]
 
-    def part(self, first_index: int, end_index: int) -> IndexPart:
+    def part(self, first_index: LogIndex, end_index: LogIndex) -> IndexPart:
         """The index of the entries ``first_index`` up to ``end_index`` (exclusive), at least one."""
         begin, end = bisect_left(self._indexes, first_index), bisect_left(self._indexes, end_index)
         runs = self.term_runs
         run = bisect_right(runs, first_index, key=_first) - 1
         return IndexPart(
             first_index,
-            self._indexes[begin:end].tolist(),
+            list(self._indexes[begin:end]),
             self._positions[begin:end].tolist(),
             [(first_index, runs[run][1]), *runs[run + 1 : bisect_left(runs, end_index, key=_first)]],
             [config for config in self.configs if first_index <= config[0] < end_index],
@@ -153,13 +156,13 @@ class SparseIndex:
         self.term_runs += part.term_runs[same_term:]
         self.configs += part.configs
 
-    def anchor(self, index: int) -> tuple[int, int]:
+    def anchor(self, index: LogIndex) -> tuple[LogIndex, int]:
         """Index and position of the last anchor at or before ``index``."""
         at = bisect_right(self._indexes, index) - 1
         assert at >= 0, f"no anchor at or before index {index}"
         return self._indexes[at], self._positions[at]
 
-    def anchor_at(self, pos: int) -> tuple[int, int, int | None]:
+    def anchor_at(self, pos: int) -> tuple[LogIndex, int, LogIndex | None]:
         """Index and position of the last anchor at or before the physical offset ``pos``, and index of the next one."""
         at = bisect_right(self._positions, pos) - 1
         assert at >= 0, f"no anchor at or before position {pos}"
@@ -192,18 +195,18 @@ class SparseIndex:
         """Positions of the anchors after ``pos`` and before ``end``, ascending."""
         return list(self._positions[bisect_right(self._positions, pos) : bisect_left(self._positions, end)])
 
-    def term_at(self, index: int) -> int:
+    def term_at(self, index: LogIndex) -> Term:
         """Term of an existing entry; 0 for an index before the first one."""
         at = bisect_right(self.term_runs, index, key=_first) - 1
-        return self.term_runs[at][1] if at >= 0 else 0
+        return self.term_runs[at][1] if at >= 0 else NO_TERM
 
     def _set_next_anchor(self, pos: int) -> None:
         self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self.segment_bytes + self.segment_bytes)
 
 
-def _index_of(config: tuple[int, bytes]) -> int:
+def _index_of(config: tuple[LogIndex, bytes]) -> LogIndex:
     return config[0]
 
 
-def _first(run: tuple[int, int]) -> int:
+def _first(run: tuple[LogIndex, Term]) -> LogIndex:
     return run[0]

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment.closed_file_index import closed_files
 from raftlog.segment.codec import (
     CONFIG,
@@ -82,7 +83,7 @@ class SegmentLog(LogReads):
         self._pending: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None
-        self._submitted: deque[tuple[int, int, int]] = deque()
+        self._submitted: deque[tuple[int, int, LogIndex]] = deque()
         self._oldest_seen = (0, 0.0)
         self._submitted_end = self._durable_pos = self.end_pos
         self._file_end = self._end_of_file(self.end_pos)
@@ -139,12 +140,12 @@ class SegmentLog(LogReads):
         return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
 
     @property
-    def term_runs(self) -> list[tuple[int, int]]:
+    def term_runs(self) -> list[tuple[LogIndex, Term]]:
         """Runs of entries of one term, (first index, term), both ascending; a copy."""
         return list(self._index.term_runs)
 
     @property
-    def configs(self) -> list[tuple[int, bytes]]:
+    def configs(self) -> list[tuple[LogIndex, bytes]]:
         """Index and body of the existing configuration entries, ascending; a copy."""
         return list(self._index.configs)
 
@@ -166,7 +167,7 @@ class SegmentLog(LogReads):
         self._notes_changed = True
 
     @property
-    def commit_hint(self) -> int:
+    def commit_hint(self) -> LogIndex:
         """The highest index that a `submit` has reported as committed."""
         return self._commit_hint
 
@@ -192,7 +193,7 @@ class SegmentLog(LogReads):
         return self._durable_pos
 
     @property
-    def durable_index(self) -> int:
+    def durable_index(self) -> LogIndex:
         """The last entry whose ticket is done."""
         self._settle()
         return self._durable_index
@@ -218,7 +219,7 @@ class SegmentLog(LogReads):
         """
         return place(self.end_pos, size, self._segment_bytes)
 
-    def append(self, kind: int, index: int, term: int, body: bytes, annotation: bytes = b"") -> TailEntry:
+    def append(self, kind: int, index: LogIndex, term: Term, body: bytes, annotation: bytes = b"") -> TailEntry:
         """Frame a new entry at the end of the log; it goes to the writer with the next `submit`.
 
         Raises:
@@ -250,7 +251,7 @@ class SegmentLog(LogReads):
         self._push(entry)
         return entry
 
-    def truncate(self, from_index: int) -> None:
+    def truncate(self, from_index: LogIndex) -> None:
         """Remove the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything
         new.
         """
@@ -288,7 +289,7 @@ class SegmentLog(LogReads):
         """The files with entries, ascending; the last one is the active one."""
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
-    def manifest(self, committed: int, *, conf: bytes) -> Manifest:
+    def manifest(self, committed: LogIndex, *, conf: bytes) -> Manifest:
         """What another replica may start with instead of its own log: the base and all following closed files that are
         durable here and committed, with a committed entry after them, so that whole files can be read. It names no
         snapshot.
@@ -305,7 +306,7 @@ class SegmentLog(LogReads):
         last = self.locate(closed[-1].last_index) if closed else self._base.ref
         return Manifest(self._base, last, conf, self._segment_bytes)
 
-    def drop_prefix(self, base_pos: int, conf: bytes, committed: int = 0) -> None:
+    def drop_prefix(self, base_pos: int, conf: bytes, committed: LogIndex = NO_INDEX) -> None:
         """Move the beginning of the log to ``base_pos``, the start of a file above the current base whose first entry
         is durable and committed: if it could still be truncated, a smaller one might belong into the previous file.
 
@@ -336,9 +337,9 @@ class SegmentLog(LogReads):
         self,
         ticket: int,
         *,
-        term: int | None = None,
+        term: Term | None = None,
         voted_for: str | None = None,
-        commit_hint: int | None = None,
+        commit_hint: LogIndex | None = None,
     ) -> None:
         """Pass everything since the last submit to the writer, as one operation.
 
@@ -351,7 +352,7 @@ class SegmentLog(LogReads):
         assert not self._closed, f"ticket {ticket} for a closed log"
         assert term is not None or voted_for is None, f"a vote for {voted_for!r} without its term"
         self._last_ticket = ticket
-        hard_state: tuple[int, str | None] | None = None
+        hard_state: tuple[Term, str | None] | None = None
         if term is not None:
             assert term >= self.meta.term, f"term {term} after {self.meta.term}"
             hard_state = (term, voted_for)

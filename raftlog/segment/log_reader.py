@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment.codec import EntryRef, TailEntry, chain_after
 from raftlog.segment.entry_reader import StoredRun, find_entry, find_entry_at, read_behind, read_run
 from raftlog.segment.errors import EntryGone, StorageCorrupt
@@ -19,11 +20,11 @@ from raftlog.segment.verified_reads import OnDamage, VerifiedReads, VerifiedRun
 class LogReads:
     """The reading half of `SegmentLog`, which keeps these attributes."""
 
-    base: tuple[int, int]
+    base: tuple[LogIndex, Term]
     base_pos: int
     base_chain: int
-    first_index: int
-    last_index: int
+    first_index: LogIndex
+    last_index: LogIndex
     end_pos: int
     chain: int
     _base: Base
@@ -39,11 +40,11 @@ class LogReads:
         pos = self._tail.pos
         return self.end_pos if pos is None else pos
 
-    def entry(self, index: int) -> TailEntry | None:
+    def entry(self, index: LogIndex) -> TailEntry | None:
         """An entry that is still in memory, or None."""
         return self._tail.entry(index)
 
-    def locate(self, index: int) -> EntryRef:
+    def locate(self, index: LogIndex) -> EntryRef:
         """Where any present entry lies. Reads the disk unless the entry is in memory.
 
         Raises:
@@ -83,7 +84,7 @@ class LogReads:
         """Positions of some entries behind ``pos`` and before ``end``, ascending, about 64 KiB apart."""
         return self._index.anchors_behind(pos, end)
 
-    def chain_at(self, index: int) -> int:
+    def chain_at(self, index: LogIndex) -> int:
         """The chain after entry ``index``; the base has one, too.
 
         Raises:
@@ -103,7 +104,7 @@ class LogReads:
             raise StorageCorrupt(path, ref.pos, f"entry {index} does not link to the next")
         return ref.chain
 
-    def read_entries(self, first_index: int, bytes_max: int) -> tuple[list[EntryRef], bytes]:
+    def read_entries(self, first_index: LogIndex, bytes_max: int) -> tuple[list[EntryRef], bytes]:
         """Entries from ``first_index`` on, back to back as they travel, without blanks.
 
         As many whole ones as fit into ``bytes_max``, but at least one. Those read from disk are verified.
@@ -139,7 +140,7 @@ class LogReads:
             index = previous.index + 1
         return refs, b"".join(parts)
 
-    def stored(self, first_index: int, bytes_max: int) -> Callable[[], StoredRun] | None:
+    def stored(self, first_index: LogIndex, bytes_max: int) -> Callable[[], StoredRun] | None:
         """What reads entries from ``first_index`` on, as `read_entries` does, up to the end of a file; for any thread.
 
         None when the first one is in memory. What is read counts only if the log was not cut meanwhile.
@@ -151,7 +152,7 @@ class LogReads:
         if self.entry(first_index) is not None:
             return None
         before = first_index - 1
-        base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base.ref, (0, 0))
+        base, anchor = (None, self._index.anchor(before)) if before > self.base[0] else (self._base.ref, (NO_INDEX, 0))
         return partial(read_behind, self._files, base, anchor, before, self._tail.first, bytes_max)
 
     def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
@@ -236,13 +237,13 @@ class LogReads:
         """A reader of what `stored` returned found an entry damaged: whoever wants to know is told."""
         self._verified.on_damage(damage)
 
-    def _last_before(self, index: int) -> EntryRef:
+    def _last_before(self, index: LogIndex) -> EntryRef:
         return self.locate(index) if index > self.base[0] else self._base.ref
 
     def _range(self) -> str:
         return f"{self.first_index}..{self.last_index}"
 
-    def _check_index(self, index: int) -> None:
+    def _check_index(self, index: LogIndex) -> None:
         if index < self.first_index:
             raise EntryGone(self._files.directory, "index", index, self.first_index)
         assert index <= self.last_index, f"no entry {index}, there are {self._range()}"

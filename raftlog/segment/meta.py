@@ -22,6 +22,7 @@ from typing import Final
 import cbor2
 import msgspec
 
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.segment.codec import EntryRef, initial_chain
 from raftlog.segment.disk import Disk, write_fully
 from raftlog.segment.errors import FormatTooNew
@@ -43,8 +44,8 @@ class Base(msgspec.Struct, frozen=True):
     ``pos`` is the physical offset at which the first file begins.
     """
 
-    index: int
-    term: int
+    index: LogIndex
+    term: Term
     pos: int
     chain: int
 
@@ -69,9 +70,9 @@ class MetaState(msgspec.Struct, frozen=True):
     cluster_id: str
     node_id: str
     segment_bytes: int
-    term: int = 0
+    term: Term = NO_TERM
     voted_for: str | None = None
-    commit_hint: int = 0
+    commit_hint: LogIndex = NO_INDEX
     durable_pos: int = 0
     durable_chain: int | None = None
     clean: bool = False
@@ -84,7 +85,7 @@ class MetaState(msgspec.Struct, frozen=True):
     @property
     def starts_at(self) -> Base:
         """Where the log begins."""
-        return self.base or Base(0, 0, 0, initial_chain(self.cluster_id))
+        return self.base or Base(NO_INDEX, NO_TERM, 0, initial_chain(self.cluster_id))
 
 
 def encode_slot(state: MetaState, seq: int) -> bytes:

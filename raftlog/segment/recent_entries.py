@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import HEADER_BYTES, TailEntry, blank
 
 
@@ -19,7 +20,7 @@ class Tail:
 
     __slots__ = ("_nbytes_max", "_positions", "entries", "first", "nbytes")
 
-    def __init__(self, first: int, nbytes_max: int) -> None:
+    def __init__(self, first: LogIndex, nbytes_max: int) -> None:
         self.entries: list[TailEntry] = []
         self.first = first
         self.nbytes = 0
@@ -42,7 +43,7 @@ class Tail:
         self._positions.append(entry.pos)
         self.nbytes += entry.size
 
-    def entry(self, index: int) -> TailEntry | None:
+    def entry(self, index: LogIndex) -> TailEntry | None:
         """The entry ``index`` if it is in memory."""
         at = index - self.first
         return self.entries[at] if 0 <= at < len(self.entries) else None
@@ -52,7 +53,7 @@ class Tail:
         at = bisect_right(self._positions, pos) - 1
         return self.entries[at] if at >= 0 else None
 
-    def truncate(self, from_index: int) -> None:
+    def truncate(self, from_index: LogIndex) -> None:
         """Drop the entries from ``from_index`` on, which the log has, too."""
         while self.entries and self.entries[-1].index >= from_index:
             self.nbytes -= self.entries.pop().size
@@ -60,7 +61,7 @@ class Tail:
         if not self.entries:
             self.first = from_index
 
-    def evict(self, durable_index: int) -> None:
+    def evict(self, durable_index: LogIndex) -> None:
         """Let old entries up to ``durable_index`` go, an eighth at a time, so that the cost per entry stays small."""
         goal = self._nbytes_max - self._nbytes_max // 8
         count = 0

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
     CONFIG,
@@ -70,9 +71,9 @@ class Evidence:
 
     stop: Stop
     end_pos: int
-    last_index: int
+    last_index: LogIndex
     durable_pos: int
-    commit_hint: int
+    commit_hint: LogIndex
     only_zeros: bool
     intact_behind: int | None
     has_blank: bool = False
@@ -315,7 +316,7 @@ def examine(
     starts: Sequence[int],
     segment_bytes: int,
     durable_pos: int,
-    commit_hint: int,
+    commit_hint: LogIndex,
 ) -> Evidence:
     """Everything that `decide` asks for; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
     end_pos = last.pos + last.size

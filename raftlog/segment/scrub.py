@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
 from raftlog.segment.log import SegmentLog
@@ -57,7 +58,7 @@ class Scrub:
         # What was read and not verified yet, where that begins, and whether all of it came from the disk.
         self._data, self._data_pos, self._came_from_disk = b"", 0, False
 
-    def begin(self, committed_index: int) -> None:
+    def begin(self, committed_index: LogIndex) -> None:
         """Begin a round over everything up to ``committed_index``, as far as it is durable here.
 
         Raises:

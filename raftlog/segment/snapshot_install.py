@@ -21,6 +21,7 @@ from typing import Final, Literal
 import cbor2
 import msgspec
 
+from raftlog.log_numbers import LogIndex
 from raftlog.plain_cbor import decode_plain
 from raftlog.segment.closed_file_index import ClosedFileIndex, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import (
@@ -90,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return self.last.pos + self.last.size
 
     @property
-    def end_index(self) -> int:
+    def end_index(self) -> LogIndex:
         """Index of the last entry."""
         return self.last.index
 

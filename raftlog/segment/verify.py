@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from raftlog.log_numbers import FIRST_INDEX, NO_INDEX, LogIndex
 from raftlog.segment.codec import HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.directory import LOCK_NAME, foreign_names
 from raftlog.segment.disk import Disk
@@ -59,10 +60,10 @@ class Report:
     verdict: str
     findings: list[str] = field(default_factory=list)
     state: MetaState | None = None
-    first_index: int = 0
+    first_index: LogIndex = NO_INDEX
     last: EntryRef | None = None
     ranges: Sequence[DamagedRange] = ()
-    configs: Sequence[tuple[int, bytes]] = ()
+    configs: Sequence[tuple[LogIndex, bytes]] = ()
 
 
 class StoppedLog:
@@ -158,7 +159,7 @@ class StoppedLog:
             findings.append(f"the running node found damage at {note.decode(errors='replace')}")
         return Report(self.directory, verdict, findings, state, base.index + 1, last, ranges, list(index.configs))
 
-    def entries(self, from_index: int = 1) -> Iterator[EntryRef | DamagedRange]:
+    def entries(self, from_index: LogIndex = FIRST_INDEX) -> Iterator[EntryRef | DamagedRange]:
         """The entries from ``from_index`` on in order, and in between the ranges that are damaged.
 
         Files that end before ``from_index`` are not read.

@@ -12,13 +12,14 @@ from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import NodeId
 from raftlog.consensus.messages import AppendReq, Heartbeat, TimeoutNow, VoteReq
-from raftlog.consensus.types import LogId
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Seal
 from raftlog.net.frames import Hello, Kind, RangeReq
 from raftlog.net.secret_file import new_secret
 from tests.attacks.target import ADMIN, MIB, Target
+from tests.support.log_values import log_id
 from tests.unit.replica.caller import Caller, call, received
 
 pytestmark = [pytest.mark.process, pytest.mark.trio]
@@ -31,10 +32,10 @@ HELLO = Hello(
 )
 FORGED = {
     "a hello": wire.encode_cold(HELLO),
-    "a vote": wire.encode_cold(VoteReq(N1, N0, TERM, last=LogId(TERM, TERM), force=True)),
-    "a heartbeat": wire.encode_cold(Heartbeat(N1, N0, TERM, seq=1, commit=0)),
-    "a transfer of leadership": wire.encode_cold(TimeoutNow(N1, N0, TERM)),
-    "entries": b"".join(wire.encode_append(AppendReq(N1, N0, TERM, LogId(0, 0), (), 0, 1), 0, [], 0, [])),
+    "a vote": wire.encode_cold(VoteReq(N1, N0, Term(TERM), last=log_id(TERM, TERM), force=True)),
+    "a heartbeat": wire.encode_cold(Heartbeat(N1, N0, Term(TERM), seq=1, commit=NO_INDEX)),
+    "a transfer of leadership": wire.encode_cold(TimeoutNow(N1, N0, Term(TERM))),
+    "entries": b"".join(wire.encode_append(AppendReq(N1, N0, Term(TERM), log_id(0, 0), (), NO_INDEX, 1), 0, [], 0, [])),
     "a request for the log": wire.encode_cold(RangeReq("log", 0, MIB, uncommitted=True)),
 }
 
@@ -72,7 +73,7 @@ async def test_a_node_with_the_secret_that_is_no_member_of_this_group_is_refused
     for hello in (
         HELLO,
         Hello("ff" * 16, "another group", "n1", "n0", 8 * MIB, "control"),
-        Hello(IDENTITY, "broker-a", "n9", "n0", 8 * MIB, "bulk", conf_index=2**62, addresses=addresses),
+        Hello(IDENTITY, "broker-a", "n9", "n0", 8 * MIB, "bulk", conf_index=LogIndex(2**62), addresses=addresses),
         Hello(IDENTITY, "broker-a\n\x1b[2J", "n\x00", "../../n0", 8 * MIB, "control"),
     ):
         assert await opened(target, target.secrets, hello) is not None

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from mq.broker.server import StartRefused, serve
 from mq.broker.settings import BrokerSettings
 from raftlog import stored_segment_bytes
+from raftlog.log_numbers import LogIndex
 from raftlog.net.frames import Hello
 from raftlog.net.secret_file import FILE_NAME, create_secret, read_secrets
 from raftlog.net.transport import NOT_RECORDED
@@ -49,7 +50,14 @@ async def call(settings: BrokerSettings, segment_bytes: int) -> None:
     addresses = {"n0": "127.0.0.1:1", "n3": "127.0.0.1:2"}
     caller = await Caller.open(settings.replication_address[1], read_secrets(str(settings.secret_path)))
     hello = Hello(
-        settings.identity, settings.group, "n0", "n3", segment_bytes, "control", conf_index=7, addresses=addresses
+        settings.identity,
+        settings.group,
+        "n0",
+        "n3",
+        segment_bytes,
+        "control",
+        conf_index=LogIndex(7),
+        addresses=addresses,
     )
     assert (await caller.greet(hello)).refusal == NOT_RECORDED
     await trio.aclose_forcefully(caller.stream)

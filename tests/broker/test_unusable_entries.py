@@ -22,6 +22,7 @@ from mq.store.annotation import encode_runs, join_commands, join_sequenced
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, check_entry
 from mq.store.sequenced import SequencedRecord
 from raftlog import EntryUnusable, RealDisk, SegmentLog
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import HEADER_BYTES, NORMAL
 from tests.support.running_broker import broker_settings, interpreter_as_before, note_brokers, properties, running
 
@@ -136,8 +137,8 @@ def test_what_is_no_chain_of_records_is_refused_before_it_is_stored() -> None:
 class Committed:
     """A committed entry as a broker gets it."""
 
-    index: int
-    term: int
+    index: LogIndex
+    term: Term
     kind: int
     pos: int
     body: bytes
@@ -147,7 +148,7 @@ class Committed:
 def behind(broker: Broker, body: bytes, annotation: bytes) -> Committed:
     """An entry behind all that a broker has applied."""
     index, end = broker._replica.applied_index + 1, broker._replica.log.end_pos
-    return Committed(index, 1, NORMAL, end, placed(body, end + HEADER_BYTES), annotation)
+    return Committed(index, Term(1), NORMAL, end, placed(body, end + HEADER_BYTES), annotation)
 
 
 GOOD_RUN = QueueRun("T", 0, 1, QUEUE_ENTRY.pack(0, 100, 0))

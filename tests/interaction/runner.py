@@ -47,7 +47,9 @@ from raftlog.consensus.types import (
     Role,
     Span,
 )
+from raftlog.log_numbers import LogIndex, Term
 from tests.interaction import wording
+from tests.support.log_values import span_of
 
 NAMES = tuple(NodeId(name) for name in "ABCDE")
 ENTRY_BYTES = 100
@@ -95,7 +97,7 @@ def apply(op: StorageOp, log: list[Span]) -> None:
 
 
 def replace_one(span: Span, index: int) -> Span:
-    return span.up_to(index).since(index)
+    return span.up_to(LogIndex(index)).since(LogIndex(index))
 
 
 class Runner:
@@ -144,9 +146,9 @@ class Runner:
         conf = ConfState(voters, (), learners)
         self.nodes = {}
         for name in NAMES[:size]:
-            log = [Span(i, i, t, ENTRY_BYTES) for i, t in enumerate(logs[name], 1)]
+            log = [span_of(i, i, t, ENTRY_BYTES) for i, t in enumerate(logs[name], 1)]
             known = conf if name in conf.members else ConfState()
-            hard_state = HardState(max([term, *logs[name]]))
+            hard_state = HardState(Term(max([term, *logs[name]])))
             core = self._core(name, log, hard_state, known, NONE, commit)
             self.nodes[name] = Node(core, [*log], log, hard_state, known)
         self._mail, self._cut = [], set()
@@ -171,7 +173,7 @@ class Runner:
             term_runs=runs,
             base=base,
             last_index=log[-1].last if log else base.index,
-            commit=commit,
+            commit=LogIndex(commit),
             rng=Temper(0.1 + 0.2 * NAMES.index(name)),
             now=self._now,
             **options,
@@ -319,12 +321,12 @@ class Runner:
 
     def _do_compact(self, name: NodeId, index: str) -> None:
         node, base = self.nodes[name], int(index)
-        node.base = LogId(base, next(span.term for span in node.disk if span.last == base))
+        node.base = LogId(LogIndex(base), next(span.term for span in node.disk if span.last == base))
         confs = [span.conf for span in node.disk if span.conf is not None and span.last <= base]
         node.base_conf = confs[-1] if confs else node.base_conf
         for log in (node.disk, node.written):
             log[:] = [span for span in log if span.first > base]
-        node.core.compact(base, self._now)
+        node.core.compact(LogIndex(base), self._now)
 
     def _do_install(self, name: NodeId, source: NodeId) -> None:
         """What the shell does with a finished reset: another log takes the place of the old one, and a new start."""

@@ -16,12 +16,12 @@ from raftlog.consensus.types import (
     CoreConfig,
     EntryKind,
     HardState,
-    LogId,
     NodeId,
     Refusal,
     Role,
-    Span,
 )
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
+from tests.support.log_values import log_id, span_of
 
 A, B, C, D, E = (NodeId(name) for name in "abcde")
 ENTRY_BYTES = 100
@@ -32,8 +32,8 @@ class Disk:
 
     def __init__(self, terms: Sequence[int], hard_state: HardState) -> None:
         self.base = NONE
-        self.terms = list(terms)
-        self.confs: dict[int, ConfState] = {}
+        self.terms = [Term(term) for term in terms]
+        self.confs: dict[LogIndex, ConfState] = {}
         self.hard_state = hard_state
 
     def apply(self, op: StorageOp) -> None:
@@ -55,10 +55,10 @@ class Disk:
     def drop_prefix(self, index: int) -> None:
         """Delete the entries up to ``index``."""
         count = index - self.base.index
-        self.base = LogId(index, self.terms[count - 1])
+        self.base = log_id(index, self.terms[count - 1])
         del self.terms[:count]
 
-    def runs(self) -> list[tuple[int, int]]:
+    def runs(self) -> list[tuple[LogIndex, Term]]:
         """First index and term of each run of equal terms."""
         first = self.base.index + 1
         return [(first + i, term) for i, term in enumerate(self.terms) if i == 0 or self.terms[i - 1] != term]
@@ -108,7 +108,7 @@ class Group:
         self.cores: dict[NodeId, RaftCore] = {}
         for node in self.nodes:
             terms = (logs or {}).get(node, ())
-            self.disks[node] = Disk(terms, HardState(max([term, *terms])))
+            self.disks[node] = Disk(terms, HardState(Term(max([term, *terms]))))
             self.start(node, commit)
 
     def __getitem__(self, node: NodeId) -> RaftCore:
@@ -120,13 +120,13 @@ class Group:
         self.writes[node].clear()
         self.cores[node] = self._core_class(
             node_id=node,
-            confs=[(0, ConfState(self.voters if node in self.voters else ())), *disk.confs.items()],
+            confs=[(NO_INDEX, ConfState(self.voters if node in self.voters else ())), *disk.confs.items()],
             config=replace(self.config, priority=self._priorities.get(node, self.config.priority)),
             hard_state=disk.hard_state,
             term_runs=disk.runs(),
             base=disk.base,
-            last_index=disk.last_index,
-            commit=commit,
+            last_index=LogIndex(disk.last_index),
+            commit=LogIndex(commit),
             rng=random.Random(f"{node}{self.now}"),
             now=self.now,
             abstaining=abstaining,
@@ -223,9 +223,9 @@ class Group:
             last = min(disk.last_index, fetch.first + max(fetch.bytes_max // ENTRY_BYTES, 1) - 1)
             spans = []
             for i in range(fetch.first, last + 1) if fetch.first > disk.base.index else ():
-                conf = disk.confs.get(i)
+                conf = disk.confs.get(LogIndex(i))
                 kind = EntryKind.NORMAL if conf is None else EntryKind.CONFIG
-                spans.append(Span(i, i, disk.terms[i - 1 - disk.base.index], ENTRY_BYTES, kind, conf))
+                spans.append(span_of(i, i, disk.terms[i - 1 - disk.base.index], ENTRY_BYTES, kind, conf))
             core.fetched(fetch.peer, tuple(spans), self.now)
 
     def finish_writes(self, node: NodeId, count: int | None = None) -> None:
@@ -257,7 +257,7 @@ class Group:
     def compact(self, node: NodeId, index: int) -> None:
         """Delete the entries of ``node`` up to ``index``."""
         self.disks[node].drop_prefix(index)
-        self[node].compact(index, self.now)
+        self[node].compact(LogIndex(index), self.now)
         self.pump()
 
     def install(self, node: NodeId, source: NodeId, last_index: int) -> None:
@@ -268,6 +268,6 @@ class Group:
         ours.terms = theirs.terms[: last_index - theirs.base.index]
         self.start(node, last_index)
 
-    def terms(self, node: NodeId) -> list[int]:
+    def terms(self, node: NodeId) -> list[Term]:
         """Terms of the durable entries of ``node`` behind its base."""
         return self.disks[node].terms

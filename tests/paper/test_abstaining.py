@@ -14,8 +14,10 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, Role
+from raftlog.consensus.types import ConfState, CoreConfig, HardState, Role
+from raftlog.log_numbers import NO_TERM, Term
 from tests.paper.group import A, B, C, D, E, Group
+from tests.support.log_values import log_id
 
 RELAXED = CoreConfig(durable_commit=False)
 
@@ -70,8 +72,8 @@ def test_idle_follower_wiped() -> None:
 def test_abstaining_denies_votes_and_stands_for_none() -> None:
     group = Group(3)
     group.start(C, abstaining=True)
-    group.hand_over(PreVoteReq(A, C, 0, 1, LogId(9, 9)))
-    group.hand_over(VoteReq(A, C, 5, LogId(9, 9), force=True))
+    group.hand_over(PreVoteReq(A, C, NO_TERM, Term(1), log_id(9, 9)))
+    group.hand_over(VoteReq(A, C, Term(5), log_id(9, 9), force=True))
     answers = [message for message in group.drop() if isinstance(message, PreVoteResp | VoteResp)]
     assert [(message.granted, message.denial) for message in answers] == [(False, Denial.ABSTAINING)] * 2
     group.pass_time(20.0, alive=[C])
@@ -242,7 +244,7 @@ def test_release_survives_lost_questions_and_a_change_of_leader() -> None:
     group.propose(A, 3)
     group.deliver()
     group.disks[C].terms.clear()
-    group.disks[C].hard_state = HardState(1)
+    group.disks[C].hard_state = HardState(Term(1))
     group.start(C, abstaining=True)
     group.cut.add((C, A))
     group.pass_time(1.0)

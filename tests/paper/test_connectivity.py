@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, PreVoteReq, TimeoutNow
 from raftlog.consensus.types import Role
+from raftlog.log_numbers import Term
 from tests.paper.group import A, B, C, Group
 
 
@@ -26,7 +27,7 @@ def test_prevote_longer_log_vs_candidate() -> None:
     """A candidate whose log is too short to win makes way for the one with the longer log that asks it."""
     group = Group(3, logs={A: [1, 1, 1], B: [1], C: [1, 1]}, term=1)
     group.isolate(A)
-    group[B].receive(TimeoutNow(A, B, 1), group.now)
+    group[B].receive(TimeoutNow(A, B, Term(1)), group.now)
     group.pump()
     group.deliver()
     assert group[B].role is Role.CANDIDATE

@@ -18,8 +18,10 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import NONE, ConfState, CoreConfig, LogId, Role
+from raftlog.consensus.types import NONE, ConfState, CoreConfig, Role
+from raftlog.log_numbers import NO_INDEX, Term
 from tests.paper.group import A, B, C, D, E, Group
+from tests.support.log_values import log_id
 
 
 def test_single_node() -> None:
@@ -65,7 +67,7 @@ def test_split_vote(size: int) -> None:
     for node in group.nodes:
         for peer in group.nodes:
             if peer != node:
-                group.hand_over(PreVoteResp(peer, node, 1, True, NONE))
+                group.hand_over(PreVoteResp(peer, node, Term(1), True, NONE))
     assert {group[node].role for node in group.nodes} == {Role.CANDIDATE}
     group.deliver()
     assert {group[node].role for node in group.nodes} == {Role.CANDIDATE}
@@ -93,8 +95,8 @@ def test_even_split_of_four_alive() -> None:
     for node in (A, B):
         group.time_out(node)
         group.drop(lambda message: isinstance(message, PreVoteReq))
-        group.hand_over(PreVoteResp(C, node, 1, True, NONE))
-        group.hand_over(PreVoteResp(D, node, 1, True, NONE))
+        group.hand_over(PreVoteResp(C, node, Term(1), True, NONE))
+        group.hand_over(PreVoteResp(D, node, Term(1), True, NONE))
     requests = group.drop(lambda message: isinstance(message, VoteReq))
     for src, dst in ((A, C), (B, D), (A, D), (B, C)):
         for message in requests:
@@ -110,14 +112,14 @@ def test_vote_once_per_term_across_restart() -> None:
     """A vote is remembered over a restart, and never leaves before it is on disk."""
     group = Group(3)
     group.slow_disks.add(C)
-    group.hand_over(VoteReq(A, C, 1, NONE))
+    group.hand_over(VoteReq(A, C, Term(1), NONE))
     assert group.mail == []
     group.finish_writes(C)
     group.pump()
     assert [m.granted for m in group.drop() if isinstance(m, VoteResp)] == [True]
     group.start(C)
-    group.hand_over(VoteReq(B, C, 1, NONE))
-    group.hand_over(VoteReq(A, C, 1, NONE))
+    group.hand_over(VoteReq(B, C, Term(1), NONE))
+    group.hand_over(VoteReq(A, C, Term(1), NONE))
     answers = [(m.dst, m.granted) for m in group.drop() if isinstance(m, VoteResp)]
     assert answers == [(B, False), (A, True)]
 
@@ -126,11 +128,11 @@ def test_vote_that_was_not_written_was_not_given() -> None:
     """A crash before the write leaves the vote free, and the answer was never sent."""
     group = Group(3)
     group.slow_disks.add(C)
-    group.hand_over(VoteReq(A, C, 1, NONE))
+    group.hand_over(VoteReq(A, C, Term(1), NONE))
     group.slow_disks.clear()
     group.start(C)
     assert group.mail == []
-    group.hand_over(VoteReq(B, C, 1, NONE))
+    group.hand_over(VoteReq(B, C, Term(1), NONE))
     assert [(m.dst, m.granted) for m in group.drop() if isinstance(m, VoteResp)] == [(B, True)]
 
 
@@ -142,7 +144,7 @@ def test_stale_log_candidate(log: list[int]) -> None:
     group.time_out(A)
     group.deliver()
     assert group[A].role is Role.PRE_CANDIDATE
-    group.hand_over(VoteReq(A, B, 9, group[A].last))
+    group.hand_over(VoteReq(A, B, Term(9), group[A].last))
     assert [m.granted for m in group.drop() if isinstance(m, VoteResp)] == [False]
     group.elect(B)
     assert group.terms(A) == group.terms(B) == group.terms(C)
@@ -197,10 +199,10 @@ def test_removed_server_campaigns() -> None:
     """A server with a newer term and log is ignored while a leader is heard; a stranger too."""
     group = Group(3)
     group.elect(A)
-    group.hand_over(VoteReq(C, B, 9, LogId(99, 8)))
-    group.hand_over(VoteReq(D, B, 9, LogId(99, 8)))
+    group.hand_over(VoteReq(C, B, Term(9), log_id(99, 8)))
+    group.hand_over(VoteReq(D, B, Term(9), log_id(99, 8)))
     assert group.mail == []
-    group.hand_over(PreVoteReq(D, B, 9, 10, LogId(99, 8)))
+    group.hand_over(PreVoteReq(D, B, Term(9), Term(10), log_id(99, 8)))
     assert [m.denial for m in group.drop() if isinstance(m, PreVoteResp)] == [Denial.LEADER_ALIVE]
     assert (group[B].term, group[B].leader_id) == (1, A)
 
@@ -263,7 +265,7 @@ def test_prevote_lower_term_deadlock() -> None:
     """A node behind in term but ahead in log learns the term from the refusal, and wins then."""
     group = Group(3, logs={A: [1, 1, 1], B: [1], C: [1]})
     for node in (B, C):
-        group.hand_over(Heartbeat(C if node == B else B, node, 7, 1, 0))
+        group.hand_over(Heartbeat(C if node == B else B, node, Term(7), 1, NO_INDEX))
         group[node].peer_lost(group[node].leader_id or node, group.now)
     group.drop()
     group.isolate(C)
@@ -279,7 +281,7 @@ def test_candidate_higher_term_shorter_log() -> None:
     group.propose(A)
     group.deliver()
     group.isolate(C)
-    group[C].receive(VoteReq(B, C, 5, NONE, force=True), group.now)
+    group[C].receive(VoteReq(B, C, Term(5), NONE, force=True), group.now)
     group.pump()
     group.drop()
     group.heal()
@@ -295,7 +297,7 @@ def test_late_denial_does_not_depose_a_leader() -> None:
     group = Group(3)
     group.elect(A)
     group.pass_time(1.0)
-    group.hand_over(PreVoteResp(C, B, 5, False, LogId(0, 0), Denial.STALE_TERM))
+    group.hand_over(PreVoteResp(C, B, Term(5), False, log_id(0, 0), Denial.STALE_TERM))
     group.pass_time(6.0)
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 

@@ -15,6 +15,7 @@ from raftlog.consensus.types import (
     Refusal,
     Role,
 )
+from raftlog.log_numbers import LogIndex, Term
 from tests.paper.group import A, B, C, D, E, Group
 
 
@@ -115,7 +116,7 @@ def test_a_node_that_has_not_joined_waits_and_votes_for_nobody() -> None:
     group = Group(4, voters=3)
     group.pass_time(30.0, [D])
     assert (group[D].role, group[D].term, group.mail) == (Role.FOLLOWER, 0, [])
-    group.hand_over(VoteReq(A, D, 1, NONE))
+    group.hand_over(VoteReq(A, D, Term(1), NONE))
     assert group.mail == []
 
 
@@ -349,8 +350,8 @@ def test_recovered_joint_commits_first() -> None:
     assert group[B].conf.is_joint
     assert (group[B].last_index, group[B].commit < index) == (noop, True)
     # Answers for the joint entry alone decide nothing.
-    group.hand_over(AppendResp(C, B, group[B].term, 9, True, index, index, NONE))
-    group.hand_over(AppendResp(D, B, group[B].term, 9, True, index, index, NONE))
+    group.hand_over(AppendResp(C, B, group[B].term, 9, True, LogIndex(index), LogIndex(index), NONE))
+    group.hand_over(AppendResp(D, B, group[B].term, 9, True, LogIndex(index), LogIndex(index), NONE))
     assert (group[B].last_index, group[B].conf.is_joint) == (noop, True)
     group.deliver()
     assert group[B].conf == ConfState((A, B, C, D), (), (), ((D, "d:1"),))
@@ -473,7 +474,7 @@ def test_the_last_voter_bears_with_the_leader_that_leaves() -> None:
     change(group, A, remove(A))
     group.deliver(lambda message: not (isinstance(message, AppendResp) and message.durable >= 3))
     assert (group[B].conf, group[A].commit) == (ConfState((B,)), 2)
-    group.hand_over(Heartbeat(A, B, 1, 99, 2, 0, preferred=7))
+    group.hand_over(Heartbeat(A, B, Term(1), 99, LogIndex(2), 0, preferred=7))
     group[B].tick(group.now)
     group.pump()
     assert (group[B].role, group[B].term) == (Role.FOLLOWER, 1)
@@ -540,12 +541,12 @@ def test_old_configurations_are_forgotten_with_the_log() -> None:
     group.pass_time(1.0)
     core = group[A]
     assert [index for index, _ in core._confs] == [0, 2, 3, 4]
-    assert [len(core.conf_at(index).voters) for index in range(6)] == [3, 3, 3, 4, 4, 4]
-    core.compact(3, group.now)
+    assert [len(core.conf_at(LogIndex(index)).voters) for index in range(6)] == [3, 3, 3, 4, 4, 4]
+    core.compact(LogIndex(3), group.now)
     core.check_invariants()
     assert [index for index, _ in core._confs] == [3, 4]
-    assert core.conf_at(3).is_joint
-    core.compact(4, group.now)
+    assert core.conf_at(LogIndex(3)).is_joint
+    core.compact(LogIndex(4), group.now)
     assert [index for index, _ in core._confs] == [4]
 
 

@@ -10,6 +10,7 @@ import random
 import pytest
 
 from raftlog.consensus.types import CoreConfig, NodeId, PeerState, Role
+from raftlog.log_numbers import LogIndex
 from tests.paper.group import ENTRY_BYTES, Group
 
 STEPS = 4000
@@ -109,7 +110,7 @@ class Walk:
         for node in self.group.nodes:
             log, commit = self.group[node]._log, self.group[node].commit
             for index in range(max(log.base.index, commit - 3, 1), commit + 1):
-                term = log.term_at(index)
+                term = log.term_at(LogIndex(index))
                 assert self.terms.setdefault(index, term) == term, f"entry {index} was committed twice"
 
     def settle(self) -> None:

@@ -18,8 +18,10 @@ from raftlog.consensus.messages import (
     VoteReq,
     VoteResp,
 )
-from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, LogId, Role
+from raftlog.consensus.types import ConfChange, ConfChangeKind, CoreConfig, Role
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from tests.paper.group import A, B, C, D, Group
+from tests.support.log_values import log_id
 
 LEASES = CoreConfig(lease_reads=True)
 
@@ -199,7 +201,7 @@ def test_answer_of_an_earlier_run_is_not_taken() -> None:
     group.pass_time(0.5)
     group[B].read(1, group.now)
     assert group[B].take_effects().send
-    group[B].receive(ReadIndexResp(A, B, 1, old.ctx, 1, 2), group.now)
+    group[B].receive(ReadIndexResp(A, B, Term(1), old.ctx, LogIndex(1), LogIndex(2)), group.now)
     assert not group[B].take_effects().reads
 
 
@@ -314,12 +316,12 @@ def test_lease_outlives_a_newer_term(late: str) -> None:
     # What C says, it says without having heard of A.
     newer = group[A].term + 3
     if late == "denial":
-        group[B].receive(PreVoteResp(C, B, newer, False, LogId(0, 0), Denial.STALE_TERM), group.now)
+        group[B].receive(PreVoteResp(C, B, newer, False, log_id(0, 0), Denial.STALE_TERM), group.now)
     else:
-        group[B].receive(HeartbeatResp(C, B, newer, 1, 0, 0), group.now)
+        group[B].receive(HeartbeatResp(C, B, newer, 1, 0, NO_INDEX), group.now)
     group.pump()
-    group[B].receive(PreVoteReq(C, B, newer, newer + 1, LogId(9, newer)), group.now)
-    group[B].receive(VoteReq(C, B, newer, LogId(9, newer)), group.now)
+    group[B].receive(PreVoteReq(C, B, newer, newer + 1, log_id(9, newer)), group.now)
+    group[B].receive(VoteReq(C, B, newer, log_id(9, newer)), group.now)
     group.pump()
     assert not [m for m in group.drop() if isinstance(m, PreVoteResp | VoteResp) and m.granted]
     while group.read(A) in group.answers:

@@ -8,9 +8,11 @@ from typing import TypeGuard
 import pytest
 
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, HeartbeatResp, Message
-from raftlog.consensus.types import CoreConfig, LogId, Refusal, Role, Span
+from raftlog.consensus.types import CoreConfig, Refusal, Role, Span
 from raftlog.consensus.validation import MessageRefused
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from tests.paper.group import ENTRY_BYTES, A, B, C, D, E, Group
+from tests.support.log_values import log_id, span_of
 
 
 def is_append(message: Message) -> TypeGuard[AppendReq]:
@@ -25,12 +27,12 @@ def test_figure_8() -> None:
     group.deliver(lambda message: not is_append(message))
     assert (group[A].role, group[A].term) == (Role.LEADER, 4)
     # The old entry reaches C, the one that opens term 4 does not.
-    old = AppendReq(A, C, 4, LogId(1, 1), (Span(2, 2, 2, ENTRY_BYTES),), 0, 1)
+    old = AppendReq(A, C, Term(4), log_id(1, 1), (span_of(2, 2, 2, ENTRY_BYTES),), NO_INDEX, 1)
     group.drop(is_append)
     group.hand_over(old)
     group.deliver(lambda message: isinstance(message, AppendResp))
     for node in (B, C):
-        group[A].receive(AppendResp(node, A, 4, 99, True, 2, 2, LogId(2, 2)), group.now)
+        group[A].receive(AppendResp(node, A, Term(4), 99, True, LogIndex(2), LogIndex(2), log_id(2, 2)), group.now)
     group[A].take_effects()
     assert group.terms(A)[:2] == group.terms(B) == group.terms(C) == [1, 2]
     assert group[A].commit == 0
@@ -99,10 +101,10 @@ def _request(terms: list[int], prev: int, last: int, *, seq: int) -> AppendReq:
     spans: list[Span] = []
     for index in range(prev + 1, last + 1):
         if spans and spans[-1].term == terms[index - 1]:
-            spans[-1] = Span(spans[-1].first, index, spans[-1].term, spans[-1].nbytes + ENTRY_BYTES)
+            spans[-1] = Span(spans[-1].first, LogIndex(index), spans[-1].term, spans[-1].nbytes + ENTRY_BYTES)
         else:
-            spans.append(Span(index, index, terms[index - 1], ENTRY_BYTES))
-    return AppendReq(A, C, 5, LogId(prev, terms[prev - 1] if prev else 0), tuple(spans), 0, seq)
+            spans.append(span_of(index, index, terms[index - 1], ENTRY_BYTES))
+    return AppendReq(A, C, Term(5), log_id(prev, terms[prev - 1] if prev else 0), tuple(spans), NO_INDEX, seq)
 
 
 def test_delayed_append_after_truncate() -> None:
@@ -123,7 +125,7 @@ def test_delayed_append_after_truncate() -> None:
     group.cut -= {(B, C), (C, B)}
     before = list(group.terms(B))
     for message in delayed:
-        group[B].receive(AppendReq(A, B, 1, message.prev, message.spans, 0, message.seq), group.now)
+        group[B].receive(AppendReq(A, B, Term(1), message.prev, message.spans, NO_INDEX, message.seq), group.now)
     group.pump()
     assert group.terms(B) == before
 
@@ -140,7 +142,7 @@ def test_stale_leader_truncate() -> None:
     group.deliver()
     committed = list(group.terms(C))
     group.heal()
-    group.hand_over(AppendReq(A, C, 1, LogId(1, 1), (Span(2, 4, 1, 300),), 4, 77))
+    group.hand_over(AppendReq(A, C, Term(1), log_id(1, 1), (span_of(2, 4, 1, 300),), LogIndex(4), 77))
     assert group.terms(C) == committed
     group.deliver()
     group.pass_time(1.0)
@@ -151,21 +153,21 @@ def test_stale_leader_truncate() -> None:
 def test_commit_hint_beyond_log() -> None:
     """A follower commits what a message has verified, never an unverified end of its log."""
     group = Group(3, logs={C: [1, 1, 1, 1]})
-    group.hand_over(Heartbeat(A, C, 2, 1, 4))
+    group.hand_over(Heartbeat(A, C, Term(2), 1, LogIndex(4)))
     assert group[C].commit == 0
-    group.hand_over(AppendReq(A, C, 2, LogId(2, 1), (), 4, 2))
+    group.hand_over(AppendReq(A, C, Term(2), log_id(2, 1), (), LogIndex(4), 2))
     assert group[C].commit == 2
-    group.hand_over(Heartbeat(A, C, 2, 3, 4))
+    group.hand_over(Heartbeat(A, C, Term(2), 3, LogIndex(4)))
     assert group[C].commit == 2
-    group.hand_over(AppendReq(A, C, 2, LogId(2, 1), (Span(3, 3, 2, 100),), 9, 4))
+    group.hand_over(AppendReq(A, C, Term(2), log_id(2, 1), (span_of(3, 3, 2, 100),), LogIndex(9), 4))
     assert (group[C].commit, group.terms(C)) == (3, [1, 1, 2])
 
 
 def test_acknowledgement_leaves_out_what_was_not_verified() -> None:
     """A durable end of the log that the leader has not confirmed is not acknowledged."""
     group = Group(3, logs={C: [1, 1, 1, 1]})
-    group.hand_over(AppendReq(A, C, 2, LogId(2, 1), (), 0, 1))
-    group.hand_over(Heartbeat(A, C, 2, 2, 0))
+    group.hand_over(AppendReq(A, C, Term(2), log_id(2, 1), (), NO_INDEX, 1))
+    group.hand_over(Heartbeat(A, C, Term(2), 2, NO_INDEX))
     answers = group.drop()
     assert [(m.accepted, m.durable) for m in answers if isinstance(m, AppendResp)] == [(2, 2)]
     assert [m.durable for m in answers if isinstance(m, HeartbeatResp)] == [2]
@@ -227,16 +229,19 @@ def test_truncate_below_commit() -> None:
     """A leader that would replace a committed entry is a broken promise: it is refused."""
     group = Group(3, logs={C: [1, 1, 1]}, commit=3)
     with pytest.raises(MessageRefused, match="settled with terms 1 to 1"):
-        group[C].receive(AppendReq(A, C, 2, LogId(1, 1), (Span(2, 2, 2, 100),), 0, 1), group.now)
+        group[C].receive(
+            AppendReq(A, C, Term(2), log_id(1, 1), (span_of(2, 2, 2, 100),), NO_INDEX, 1),
+            group.now,
+        )
 
 
 def test_second_leader_of_a_term_is_refused() -> None:
     group = Group(3)
     group.elect(A)
     with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
-        group[A].receive(Heartbeat(B, A, 1, 1, 0), group.now)
+        group[A].receive(Heartbeat(B, A, Term(1), 1, NO_INDEX), group.now)
     with pytest.raises(MessageRefused, match="b claims to lead in term 1, in which a leads"):
-        group[C].receive(Heartbeat(B, C, 1, 1, 0), group.now)
+        group[C].receive(Heartbeat(B, C, Term(1), 1, NO_INDEX), group.now)
 
 
 def test_async_write_aba() -> None:
@@ -244,8 +249,8 @@ def test_async_write_aba() -> None:
     group = Group(3, term=1)
     group.slow_disks.add(C)
     core = group[C]
-    group.hand_over(AppendReq(A, C, 1, LogId(0, 0), (Span(1, 5, 1, 500),), 0, 1))
-    group.hand_over(AppendReq(B, C, 2, LogId(2, 1), (Span(3, 5, 2, 300),), 0, 1))
+    group.hand_over(AppendReq(A, C, Term(1), log_id(0, 0), (span_of(1, 5, 1, 500),), NO_INDEX, 1))
+    group.hand_over(AppendReq(B, C, Term(2), log_id(2, 1), (span_of(3, 5, 2, 300),), NO_INDEX, 1))
     assert core.durable == 0
     group.finish_writes(C, 1)
     assert core.durable == 2
@@ -262,8 +267,14 @@ def test_write_that_is_replaced_before_it_starts() -> None:
     """Entries that come and go between two looks at the effects are never asked to be cut off a log without them."""
     group = Group(3, term=1)
     core = group[C]
-    core.receive(AppendReq(A, C, 1, LogId(0, 0), (Span(1, 5, 1, 500),), 0, 1), group.now)
-    core.receive(AppendReq(B, C, 2, LogId(2, 1), (Span(3, 3, 2, 100),), 0, 1), group.now)
+    core.receive(
+        AppendReq(A, C, Term(1), log_id(0, 0), (span_of(1, 5, 1, 500),), NO_INDEX, 1),
+        group.now,
+    )
+    core.receive(
+        AppendReq(B, C, Term(2), log_id(2, 1), (span_of(3, 3, 2, 100),), NO_INDEX, 1),
+        group.now,
+    )
     op = core.take_effects().storage
     assert op is not None
     assert op.truncate_from is None
@@ -394,11 +405,21 @@ def test_accepted_is_told_early_when_much_came_in() -> None:
     """A follower with a slow disk frees the leader's window without vouching for its disk."""
     group = Group(3, config=CoreConfig(accept_ack_bytes=250), term=1)
     group.slow_disks.add(C)
-    group.hand_over(Heartbeat(A, C, 1, 1, 0))
+    group.hand_over(Heartbeat(A, C, Term(1), 1, NO_INDEX))
     group.drop()
     for number in range(3):
-        prev = LogId(number, min(number, 1))
-        group.hand_over(AppendReq(A, C, 1, prev, (Span(number + 1, number + 1, 1, 100),), 0, number + 2))
+        prev = log_id(number, min(number, 1))
+        group.hand_over(
+            AppendReq(
+                A,
+                C,
+                Term(1),
+                prev,
+                (span_of(number + 1, number + 1, 1, 100),),
+                NO_INDEX,
+                number + 2,
+            )
+        )
         answers = [m for m in group.drop() if isinstance(m, AppendResp)]
         assert [(m.accepted, m.durable) for m in answers] == ([(3, 0)] if number == 2 else [])
 

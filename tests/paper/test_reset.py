@@ -7,8 +7,10 @@ import itertools
 import pytest
 
 from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
-from raftlog.consensus.types import NONE, CoreConfig, HardState, LogId, NodeId, PeerState
+from raftlog.consensus.types import NONE, CoreConfig, HardState, NodeId, PeerState
+from raftlog.log_numbers import LogIndex, Term
 from tests.paper.group import A, B, C, Group
+from tests.support.log_values import log_id
 
 SMALL = CoreConfig(reset_entries_min=20)
 
@@ -74,8 +76,8 @@ def test_peer_that_fell_behind_a_base_during_its_reset_is_offered_the_next() -> 
     group.pass_time(1.0)
     group.propose(A, 20)
     group.deliver()
-    group.disks[C].base = LogId(8, 1)
-    group.disks[C].terms = [1, 1]
+    group.disks[C].base = log_id(8, 1)
+    group.disks[C].terms = [Term(1), Term(1)]
     group.start(C, 10)
     group.compact(A, 25)
     group.offers.clear()
@@ -117,7 +119,7 @@ def test_consent_is_not_lent_to_a_question_that_was_rejected() -> None:
     group.hand_over(older)
     for message in group.drop():
         group[A].receive(message, group.now)
-    group[A].receive(HeartbeatResp(C, A, 1, rejection.seq + 1, 0, 5), group.now)
+    group[A].receive(HeartbeatResp(C, A, Term(1), rejection.seq + 1, 0, LogIndex(5)), group.now)
     group.pump()
     group.pass_time(3.0)
     assert state_of(group, A, C) is PeerState.RESET
@@ -133,7 +135,7 @@ def test_base_moves_while_a_peer_agrees_to_the_old_one() -> None:
     assert (consent.ok, consent.accepted) == (True, 8)
     group.compact(A, 10)
     group[A].receive(consent, group.now)
-    group[A].receive(HeartbeatResp(C, A, 1, consent.seq + 1, 0, 8), group.now)
+    group[A].receive(HeartbeatResp(C, A, Term(1), consent.seq + 1, 0, LogIndex(8)), group.now)
     group.pump()
     group.pass_time(3.0)
     assert state_of(group, A, C) is PeerState.RESET
@@ -153,7 +155,7 @@ def test_retention_races_replication() -> None:
     group.pass_time(3.0)
     assert state_of(group, A, C) is PeerState.RESET
     assert 1 <= len(group.offers) <= 2
-    group[A].compact(40, group.now)
+    group[A].compact(LogIndex(40), group.now)
     group.pump()
     group.install(C, A, 45)
     group.pass_time(1.0)
@@ -278,7 +280,7 @@ def test_late_answer_does_not_vouch_for_what_was_lost(kind: type[AppendResp | He
     late = [message for message in group.drop() if isinstance(message, kind) and message.src == C]
     assert late[-1].durable == index + 2
     group.disks[C].terms.clear()
-    group.disks[C].hard_state = HardState(1)
+    group.disks[C].hard_state = HardState(Term(1))
     group.slow_disks.add(C)
     group.start(C)
     group.pass_time(1.0)

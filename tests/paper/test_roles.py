@@ -30,14 +30,16 @@ from raftlog.consensus.messages import (
 )
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.roles import TRANSITIONS, diagram
-from raftlog.consensus.types import NONE, LogId, Role
+from raftlog.consensus.types import NONE, Role
 from raftlog.consensus.validation import MessageRefused
+from raftlog.log_numbers import NO_INDEX, Term
 from tests.paper.group import A, B, C, Group
+from tests.support.log_values import log_id
 
 ROOT = Path(__file__).parent.parent.parent
 TABLE = Path(__file__).with_name("roles.txt")
 CONSENSUS = ROOT / "raftlog" / "consensus"
-LONG_LOG = LogId(50, 4)
+LONG_LOG = log_id(50, 4)
 TERMS = {"lower": -1, "same": 0, "higher": 1}
 
 
@@ -82,23 +84,23 @@ STARTS: dict[str, tuple[Role, Callable[[Group], None]]] = {
 }
 
 MESSAGES: dict[str, Callable[[int], Message]] = {
-    "PreVoteReq, longer log": lambda term: PreVoteReq(B, A, term, term + 1, LONG_LOG),
-    "PreVoteReq, shorter log": lambda term: PreVoteReq(B, A, term, term + 1, NONE),
-    "PreVoteResp, granted": lambda term: PreVoteResp(B, A, term, True, NONE),
-    "PreVoteResp, denied": lambda term: PreVoteResp(B, A, term, False, NONE),
-    "VoteReq, longer log": lambda term: VoteReq(B, A, term, LONG_LOG),
-    "VoteReq, shorter log": lambda term: VoteReq(B, A, term, NONE),
-    "VoteReq, asked by the leader": lambda term: VoteReq(C, A, term, LONG_LOG, force=True),
-    "VoteResp, granted": lambda term: VoteResp(B, A, term, True),
-    "VoteResp, denied": lambda term: VoteResp(B, A, term, False),
-    "AppendReq": lambda term: AppendReq(B, A, term, NONE, (), 0, 9),
-    "AppendResp, accepted": lambda term: AppendResp(B, A, term, 1, True, 0, 0, NONE),
-    "AppendResp, rejected": lambda term: AppendResp(B, A, term, 1, False, 0, 0, NONE),
-    "Heartbeat": lambda term: Heartbeat(B, A, term, 9, 0),
-    "HeartbeatResp": lambda term: HeartbeatResp(B, A, term, 1, 0, 0),
-    "TimeoutNow": lambda term: TimeoutNow(B, A, term),
-    "ReadIndexReq": lambda term: ReadIndexReq(B, A, term, 1),
-    "ReadIndexResp": lambda term: ReadIndexResp(B, A, term, 1, None, 0),
+    "PreVoteReq, longer log": lambda term: PreVoteReq(B, A, Term(term), Term(term + 1), LONG_LOG),
+    "PreVoteReq, shorter log": lambda term: PreVoteReq(B, A, Term(term), Term(term + 1), NONE),
+    "PreVoteResp, granted": lambda term: PreVoteResp(B, A, Term(term), True, NONE),
+    "PreVoteResp, denied": lambda term: PreVoteResp(B, A, Term(term), False, NONE),
+    "VoteReq, longer log": lambda term: VoteReq(B, A, Term(term), LONG_LOG),
+    "VoteReq, shorter log": lambda term: VoteReq(B, A, Term(term), NONE),
+    "VoteReq, asked by the leader": lambda term: VoteReq(C, A, Term(term), LONG_LOG, force=True),
+    "VoteResp, granted": lambda term: VoteResp(B, A, Term(term), True),
+    "VoteResp, denied": lambda term: VoteResp(B, A, Term(term), False),
+    "AppendReq": lambda term: AppendReq(B, A, Term(term), NONE, (), NO_INDEX, 9),
+    "AppendResp, accepted": lambda term: AppendResp(B, A, Term(term), 1, True, NO_INDEX, NO_INDEX, NONE),
+    "AppendResp, rejected": lambda term: AppendResp(B, A, Term(term), 1, False, NO_INDEX, NO_INDEX, NONE),
+    "Heartbeat": lambda term: Heartbeat(B, A, Term(term), 9, NO_INDEX),
+    "HeartbeatResp": lambda term: HeartbeatResp(B, A, Term(term), 1, 0, NO_INDEX),
+    "TimeoutNow": lambda term: TimeoutNow(B, A, Term(term)),
+    "ReadIndexReq": lambda term: ReadIndexReq(B, A, Term(term), 1),
+    "ReadIndexResp": lambda term: ReadIndexResp(B, A, Term(term), 1, None, NO_INDEX),
 }
 
 

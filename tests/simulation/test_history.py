@@ -7,6 +7,7 @@ import pytest
 from chaos.log_sim.history import Entry, History
 from chaos.violation import Violation
 from raftlog.consensus.types import ConfState, HardState, NodeId
+from raftlog.log_numbers import Term
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 CONF = ConfState((A, B, C))
@@ -46,7 +47,7 @@ def commit(history: History, node: NodeId, entry: Entry, conf: ConfState = CONF)
 
 def test_honest_history_passes(history: History) -> None:
     history.elected(A, 1, 2, CHAINS.__getitem__)
-    history.voted(B, 1, A, HardState(1, A))
+    history.voted(B, 1, A, HardState(Term(1), A))
     commit(history, B, ONE)
     commit(history, B, TWO)
     history.acknowledge(12, 2)
@@ -78,12 +79,12 @@ def test_leader_with_another_entry_in_its_place(history: History) -> None:
 
 
 def test_two_votes_in_a_term(history: History) -> None:
-    history.voted(B, 4, A, HardState(4, A))
+    history.voted(B, 4, A, HardState(Term(4), A))
     with pytest.raises(Violation, match="vote"):
-        history.voted(B, 4, B, HardState(4, B))
+        history.voted(B, 4, B, HardState(Term(4), B))
 
 
-@pytest.mark.parametrize("disk", [HardState(3, A), HardState(4, None), HardState(4, B)])
+@pytest.mark.parametrize("disk", [HardState(Term(3), A), HardState(Term(4), None), HardState(Term(4), B)])
 def test_vote_that_is_not_on_disk(history: History, disk: HardState) -> None:
     with pytest.raises(Violation, match="vote"):
         history.voted(B, 4, A, disk)

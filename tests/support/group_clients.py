@@ -11,6 +11,7 @@ from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode
 from mq.store.checkpoint import load_checkpoint
 from mq.store.opening import LogBounds, open_store
+from raftlog.log_numbers import LogIndex
 from tests.support.queue_locks import lock_body
 from tests.support.running_broker import Client, properties, send_ext
 
@@ -24,7 +25,7 @@ def held(directory: Path) -> Held:
     """What a broker has that was stopped."""
     checkpoint = load_checkpoint(str(directory))
     assert checkpoint is not None
-    opened = open_store(str(directory), log=LogBounds(base_index=min(1, checkpoint.applied_index)))
+    opened = open_store(str(directory), log=LogBounds(base_index=LogIndex(min(1, checkpoint.applied_index))))
     assert opened.rebuild_reason is None
     queues = {
         (queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset, queue.read(queue.min_offset, 2**40))

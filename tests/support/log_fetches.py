@@ -7,6 +7,7 @@ import zlib
 
 import msgspec
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall
 from tests.unit.segment.log_home import LogHome
@@ -19,7 +20,12 @@ def fill(home: LogHome, count: int, committed: int = 1000) -> SegmentLog:
     log = home.open()
     rng = random.Random(5)
     for index in range(1, count + 1):
-        log.append(CONFIG if index % 20 == 0 else NORMAL, index, 1 + index // 33, rng.randbytes(330 + index % 7))
+        log.append(
+            CONFIG if index % 20 == 0 else NORMAL,
+            LogIndex(index),
+            Term(1 + index // 33),
+            rng.randbytes(330 + index % 7),
+        )
         home.submit(log, term=9, commit_hint=min(index, committed))
     if count > 30:
         log.drop_prefix(2 * 4096, b"conf at the base")
@@ -28,7 +34,7 @@ def fill(home: LogHome, count: int, committed: int = 1000) -> SegmentLog:
 
 
 def manifest_of(log: SegmentLog, committed: int = 1000, snapshot: bytes = SNAPSHOT) -> Manifest:
-    manifest = log.manifest(committed, conf=b"conf at the base")
+    manifest = log.manifest(LogIndex(committed), conf=b"conf at the base")
     return msgspec.structs.replace(manifest, snapshot_bytes=len(snapshot), snapshot_crc=zlib.crc32(snapshot))
 
 

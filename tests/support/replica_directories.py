@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raftlog import RealDisk
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, SegmentLog
 
 
@@ -19,6 +20,6 @@ def grow(data_dir: Path, last_index: int, segment_bytes: int = 4096, body_repeat
     """Have committed entries up to that one, and a vote file that says so, as a running replica has within a second."""
     log = opened(data_dir, segment_bytes)
     for index in range(log.last_index + 1, last_index + 1):
-        log.append(NORMAL, index, 1, b"%06d" % index * body_repeats)
-    log.submit(1, commit_hint=last_index)
+        log.append(NORMAL, LogIndex(index), Term(1), b"%06d" % index * body_repeats)
+    log.submit(1, commit_hint=LogIndex(last_index))
     log.close()

@@ -33,6 +33,7 @@ from raftlog import (
     parse_address,
     why_invalid,
 )
+from raftlog.log_numbers import NO_INDEX, LogIndex
 
 Log = structlog.stdlib.BoundLogger
 
@@ -55,7 +56,7 @@ _EXPIRE_SECONDS = 0.1
 class _Waiting(NamedTuple):
     """A caller that waits for the change that began with entry ``first_index``, or for a transfer (0)."""
 
-    first_index: int
+    first_index: LogIndex
     since: float
     text: str
     answer: Callable[[bool, str, str], None]
@@ -146,7 +147,7 @@ class RaftMembers(Service):
         refusal = self._replica.transfer(to)
         if refusal is not None:
             return False, refusal.name, self._why(refusal, None if to is None else ConfChange(_KINDS["promote"], to))
-        return _Waiting(0, self._clock(), "", _nobody)
+        return _Waiting(NO_INDEX, self._clock(), "", _nobody)
 
     def _why(self, refusal: Refusal, change: ConfChange | None) -> str:
         """The reason for a refusal as text with its figures."""
@@ -172,7 +173,7 @@ class RaftMembers(Service):
 
     # -- events from the log -------------------------------------------------------------------------------------------
 
-    def configured(self, index: int, conf: ConfState) -> None:
+    def configured(self, index: LogIndex, conf: ConfState) -> None:
         """A configuration entry was committed: answer those who wait for it, unless a second step follows."""
         if not conf.is_joint:
             self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)

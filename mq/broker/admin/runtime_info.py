@@ -13,6 +13,7 @@ from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import SCHEDULE_TOPIC
 from mq.protocol.records import RecordError, decode_record
 from raftlog import EntryKind, SegmentError
+from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment import HEADER_BYTES
 
 _LOOK_AHEAD_ENTRIES: Final = 64
@@ -90,7 +91,7 @@ class RuntimeInfo:
                 levels[level] = delivered, end
         return levels
 
-    def _position(self, index: int) -> int:
+    def _position(self, index: LogIndex) -> int:
         """The physical offset of the end of an entry."""
         log = self._replica.log
         return log.end_pos if index >= log.last_index else log.locate(max(index + 1, log.first_index)).pos
@@ -111,7 +112,7 @@ class RuntimeInfo:
     def _read_earliest(self) -> int:
         log = self._replica.log
         last = min(self._replica.commit_index, log.first_index + _LOOK_AHEAD_ENTRIES)
-        for index in range(log.first_index, last + 1):
+        for index in index_range(log.first_index, last + 1):
             [ref, *_], data = log.read_entries(index, 1)
             if ref.kind == EntryKind.NORMAL:
                 return decode_record(memoryview(data)[HEADER_BYTES:], verify=False).store_timestamp_ms

@@ -18,6 +18,7 @@ from mq.protocol.records import RecordError, decode_record, iter_sizes
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 from raftlog import EntryKind, PeerState, Replica, SegmentError
+from raftlog.log_numbers import index_range
 from raftlog.segment import HEADER_BYTES, RetentionPolicy, SegmentInfo, Situation, droppable
 
 Log = structlog.stdlib.BoundLogger
@@ -142,7 +143,7 @@ class Retention:
 
     def _read_newest(self, segment: SegmentInfo) -> int | None:
         oldest = max(segment.first_index, segment.last_index - _LOOK_BACK_ENTRIES)
-        for index in range(segment.last_index, oldest - 1, -1):
+        for index in index_range(segment.last_index, oldest - 1, -1):
             [ref, *_], data = self._replica.log.read_entries(index, 1)
             if ref.kind == EntryKind.NORMAL:
                 body = memoryview(data)[HEADER_BYTES:]

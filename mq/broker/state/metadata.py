@@ -61,6 +61,7 @@ from mq.protocol.names import (
     reply_topic,
 )
 from mq.store.dispatch import META_TOPIC
+from raftlog.log_numbers import Term
 from raftlog.plain_cbor import decode_plain
 
 TOPICS_MAX = 50_000
@@ -295,7 +296,7 @@ class Metadata:
         """All topics in the format of a broker registration."""
         return {name: as_registered(config) for name, config in self.topics.items()}
 
-    def topics_version(self, term: int) -> bodies.DataVersion:
+    def topics_version(self, term: Term) -> bodies.DataVersion:
         """The version of topics and groups that name servers and tools compare; ``term`` is that of the log."""
         version = self.data_version
         return bodies.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)

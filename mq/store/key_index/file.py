@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import HEADER, HEADER_BYTES
 
 _MAGIC: Final = b"RAFTMQK2"
@@ -52,7 +53,7 @@ class Scope(NamedTuple):
     begin: int
     end: int
     last_pos: int
-    last_index: int
+    last_index: LogIndex
     last_chain: int
     first_ms: int
     last_ms: int

@@ -20,6 +20,7 @@ from sortedcontainers import SortedSet
 from mq.store.key_index.job import IndexJob
 from mq.store.key_index.search import KeyQuery, KeySearch, UnindexedPart
 from raftlog import SegmentLog
+from raftlog.log_numbers import LogIndex, index_range
 from raftlog.segment.codec import NORMAL
 
 PART_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -42,7 +43,7 @@ class KeyIndex:
         applied_index: the last entry that readers may see.
     """
 
-    def __init__(self, directory: str, log: SegmentLog, applied_index: Callable[[], int]) -> None:
+    def __init__(self, directory: str, log: SegmentLog, applied_index: Callable[[], LogIndex]) -> None:
         self._directory = directory
         self._log = log
         self._applied_index = applied_index
@@ -141,7 +142,7 @@ class KeyIndex:
         log = self._log
         applied, durable = self._applied_index(), log.durable_index
         limit = self._end_of(min(applied, durable))
-        newest = [entry for index in range(durable + 1, applied + 1) if (entry := log.entry(index)) is not None]
+        newest = [entry for index in index_range(durable + 1, applied + 1) if (entry := log.entry(index)) is not None]
         direct = [*self._missing, *self._parts_from(self._complete_below, limit)]
         chosen = direct[-DIRECT_PARTS_MAX:]
         unindexed = []
@@ -189,7 +190,7 @@ class KeyIndex:
         (segment,) = [segment for segment in self._log.segments() if segment.start == start]
         return self._end_of(segment.last_index)
 
-    def _end_of(self, index: int) -> int:
+    def _end_of(self, index: LogIndex) -> int:
         if index < self._log.first_index:
             return self._log.base_pos
         entry = self._log.locate(index)

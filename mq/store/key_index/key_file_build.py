@@ -9,6 +9,7 @@ import numpy as np
 
 from mq.store.key_index.file import Read, Scope, encode_key_file
 from mq.store.key_index.key_table import PADDING, key_rows, record_starts
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex
 from raftlog.segment.codec import HEADER, HEADER_BYTES, NORMAL, EntryRef, verify_entry
 from raftlog.segment.errors import FrameCorrupt
 
@@ -37,7 +38,7 @@ def build_key_file(read: Read, begin: int, end: int) -> bytes:
     """
     assert end - begin < 1 << 32, f"{end - begin} bytes are more than one file can be about"
     first_ms, last_ms = 2**63 - 1, -(2**63)
-    last_pos = last_index = last_chain = 0
+    last_pos, last_index, last_chain = 0, NO_INDEX, 0
     rows = [np.empty(0, np.uint64)]
     for window in _windows(read, begin, end):
         last_pos, last_index, last_chain = window.last.pos, window.last.index, window.last.chain
@@ -58,9 +59,9 @@ def _windows(read: Read, begin: int, end: int) -> Iterator[_Window]:
     The entry before the first one is unknown, so for the first one only body, size and position are verified.
     """
     pos, nbytes = begin, _WINDOW_BYTES
-    index: int | None = None
+    index: LogIndex | None = None
     chain: int | None = None
-    term = 0
+    term = NO_TERM
     while pos < end:
         data = read(pos, min(nbytes, end - pos))
         view = memoryview(data)

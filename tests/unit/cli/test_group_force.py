@@ -18,6 +18,7 @@ from raftlog import CoreConfig, NodeId, RealDisk
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.confchange import encode_conf, may_follow
 from raftlog.consensus.types import ConfState
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.repair_mode import encode_members
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
 from raftlog.segment.meta_keys import ABSTAINING, MEMBERS, STORES
@@ -43,14 +44,14 @@ def filled(
     log = opened(data_dir)
     for index in range(1, 106):
         if index == 50 and conf is not None:
-            log.append(CONFIG, index, 3, encode_conf(conf))
+            log.append(CONFIG, LogIndex(index), Term(3), encode_conf(conf))
         else:
-            log.append(NORMAL, index, 3, b"%06d" % index * 20)
+            log.append(NORMAL, LogIndex(index), Term(3), b"%06d" % index * 20)
     if noted is not None:
-        log.set_note(MEMBERS, encode_members(0, noted))
+        log.set_note(MEMBERS, encode_members(NO_INDEX, noted))
     for key, value in (notes or {}).items():
         log.set_note(key, value)
-    log.submit(1, term=5, voted_for="n2", commit_hint=100)
+    log.submit(1, term=Term(5), voted_for="n2", commit_hint=LogIndex(100))
     log.close()
     return data_dir
 

@@ -14,6 +14,7 @@ from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from raftlog import RealDisk
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState, NodeId
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
 from raftlog.segment.meta_keys import ABSTAINING
 
@@ -25,9 +26,9 @@ def opened(path: Path) -> SegmentLog:
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     log = opened(tmp_path)
-    log.append(CONFIG, 1, 1, encode_conf(ConfState((NodeId("n1"), NodeId("n2")), (), (NodeId("n3"),))))
+    log.append(CONFIG, LogIndex(1), Term(1), encode_conf(ConfState((NodeId("n1"), NodeId("n2")), (), (NodeId("n3"),))))
     for index in range(2, 100):
-        log.append(NORMAL, index, 1, b"hello \x00 world" * 4)
+        log.append(NORMAL, LogIndex(index), Term(1), b"hello \x00 world" * 4)
     log.submit(1)
     log.close()
     return tmp_path

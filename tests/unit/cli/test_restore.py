@@ -12,6 +12,7 @@ from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.protocol.records import encode_host, encode_record
 from raftlog import RealDisk
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, SegmentLog
 
 HOUR_MS = 3_600_000
@@ -42,8 +43,8 @@ def backup(tmp_path: Path) -> Path:
         str(data_dir / "commitlog"), cluster_id="c", node_id="n1", segment_bytes=4096, disk=RealDisk()
     )
     for index in range(1, 101):
-        log.append(NORMAL, index, 1, record(index * HOUR_MS))
-    log.submit(1, commit_hint=100)
+        log.append(NORMAL, LogIndex(index), Term(1), record(index * HOUR_MS))
+    log.submit(1, commit_hint=LogIndex(100))
     log.close()
     done = CliRunner().invoke(
         app, ["backup", str(tmp_path / "backup"), "--data-dir", str(data_dir), "--namesrv", "127.0.0.1:1"]

@@ -17,13 +17,14 @@ from raftlog.consensus.types import (
     ConfState,
     CoreConfig,
     HardState,
-    LogId,
     NodeId,
     PeerState,
     Role,
     Span,
 )
 from raftlog.consensus.write_tickets import WriteTickets
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
+from tests.support.log_values import log_id, span_of
 
 steps = st.lists(
     st.one_of(
@@ -45,21 +46,21 @@ def test_tail_holds_whole_spans_up_to_the_end(
     last = 0
     for step, number, nbytes in steps:
         if step == "append":
-            span = Span(last + 1, last + number, 1, nbytes)
-            tail.append(span, commit=last)
+            span = span_of(last + 1, last + number, 1, nbytes)
+            tail.append(span, commit=LogIndex(last))
             spans.append(span)
             last += number
             assert len(tail) <= spans_max or len(tail) == 1
             assert tail.nbytes <= bytes_max or len(tail) == 1
         elif step == "truncate" and number <= last:
             last -= number
-            tail.truncate(last + 1)
+            tail.truncate(LogIndex(last + 1))
             cut = any(span.first <= last < span.last for span in spans)
             spans = [] if cut else [span for span in spans if span.last <= last]
         elif step == "compact":
-            tail.compact(max(last - number, 0))
+            tail.compact(LogIndex(max(last - number, 0)))
         tail.check_invariants()
-        assert tail.after(0) == spans[len(spans) - len(tail) :]
+        assert tail.after(NO_INDEX) == spans[len(spans) - len(tail) :]
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 1000), st.data())
@@ -68,9 +69,9 @@ def test_tail_chunk_is_bounded_and_contains_what_was_asked(
 ) -> None:
     tail = Tail(1 << 20, 1000)
     for number, nbytes in enumerate(sizes):
-        tail.append(Span(2 * number + 1, 2 * number + 2, 1, nbytes), commit=0)
+        tail.append(span_of(2 * number + 1, 2 * number + 2, 1, nbytes), commit=NO_INDEX)
     first = data.draw(st.integers(1, 2 * len(sizes)))
-    chunk = tail.chunk(first, bytes_max)
+    chunk = tail.chunk(LogIndex(first), bytes_max)
     assert chunk[0].first <= first <= chunk[0].last
     assert len(chunk) == 1 or sum(span.nbytes for span in chunk) <= bytes_max
     following = chunk[-1].last // 2
@@ -81,15 +82,15 @@ def test_tail_chunk_is_bounded_and_contains_what_was_asked(
 def test_tail_forgets_committed_spans_only() -> None:
     tail = Tail(250, 100)
     for index in range(1, 6):
-        tail.append(Span(index, index, 1, 100), commit=1)
-    assert [span.first for span in tail.after(0)] == [2, 3, 4, 5]
-    assert tail.chunk(1, 1000) == ()
+        tail.append(span_of(index, index, 1, 100), commit=LogIndex(1))
+    assert [span.first for span in tail.after(NO_INDEX)] == [2, 3, 4, 5]
+    assert tail.chunk(LogIndex(1), 1000) == ()
 
 
 @given(st.lists(st.sampled_from(["append", "issue", "done", "truncate"]), max_size=40), st.randoms())
 def test_tickets_never_vouch_for_what_is_not_on_disk(steps: list[str], rng: random.Random) -> None:
     """Durable is compared with a disk that keeps, for each index, which version of the entry was written there."""
-    tickets = WriteTickets(0)
+    tickets = WriteTickets(NO_INDEX)
     log: list[int] = []
     disk: list[int] = []
     writes: deque[tuple[int, list[int]]] = deque()
@@ -99,7 +100,7 @@ def test_tickets_never_vouch_for_what_is_not_on_disk(steps: list[str], rng: rand
             version += 1
             log.append(version)
         elif step == "issue":
-            writes.append((tickets.issue(len(log), with_hard_state=False), list(log)))
+            writes.append((tickets.issue(LogIndex(len(log)), with_hard_state=False), list(log)))
         elif step == "done" and writes:
             ticket = 0
             for _ in range(rng.randint(1, len(writes))):
@@ -108,7 +109,7 @@ def test_tickets_never_vouch_for_what_is_not_on_disk(steps: list[str], rng: rand
             assert tickets.complete(ticket) == (tickets.durable > before)
         elif step == "truncate" and log:
             del log[rng.randrange(len(log)) :]
-            tickets.truncate(len(log))
+            tickets.truncate(LogIndex(len(log)))
         assert tickets.durable <= len(log)
         assert disk[: tickets.durable] == log[: tickets.durable]
         if not writes and disk == log:
@@ -118,17 +119,17 @@ def test_tickets_never_vouch_for_what_is_not_on_disk(steps: list[str], rng: rand
 def test_progress_window_is_bounded_and_freed() -> None:
     config = CoreConfig(inflight_messages_max=2, inflight_bytes_max=1000, append_bytes_max=500, accept_ack_bytes=0)
     progress = Progress(NodeId("b"))
-    progress.become_replicate(1)
+    progress.become_replicate(LogIndex(1))
     for index in (1, 2):
         assert progress.may_send(config)
-        progress.sent(progress.stamp(0.0), (Span(index, index, 1, 100),))
+        progress.sent(progress.stamp(0.0), (span_of(index, index, 1, 100),))
     assert not progress.may_send(config)
-    progress.accepted(1)
+    progress.accepted(LogIndex(1))
     assert progress.may_send(config)
-    progress.sent(progress.stamp(0.0), (Span(3, 3, 1, 1000),))
-    progress.accepted(2)
+    progress.sent(progress.stamp(0.0), (span_of(3, 3, 1, 1000),))
+    progress.accepted(LogIndex(2))
     assert not progress.may_send(config), "one message is free, the bytes are not"
-    progress.become_probe(2)
+    progress.become_probe(LogIndex(2))
     assert (progress.state, progress.inflight_bytes) == (PeerState.PROBE, 0)
     progress.check_invariants()
 
@@ -168,16 +169,16 @@ def core(**changes: object) -> RaftCore:
 
 @pytest.mark.parametrize(("hint", "commit"), [(0, 3), (5, 5), (99, 7)])
 def test_commit_hint_is_kept_within_the_log(hint: int, commit: int) -> None:
-    started = core(base=LogId(3, 1), term_runs=[(4, 1)], last_index=7, commit=hint, hard_state=HardState(1))
-    assert (started.commit, started.durable, started.last) == (commit, 7, LogId(7, 1))
+    started = core(base=log_id(3, 1), term_runs=[(4, 1)], last_index=7, commit=hint, hard_state=HardState(Term(1)))
+    assert (started.commit, started.durable, started.last) == (commit, 7, log_id(7, 1))
 
 
 def test_entries_that_outlived_their_hard_state_give_the_term_and_no_vote() -> None:
-    started = core(term_runs=[(1, 4)], last_index=2, hard_state=HardState(3, NodeId("x")))
+    started = core(term_runs=[(1, 4)], last_index=2, hard_state=HardState(Term(3), NodeId("x")))
     assert started.term == 4
     op = started.take_effects().storage
     assert op is not None
-    assert op.hard_state == HardState(4, None)
+    assert op.hard_state == HardState(Term(4), None)
 
 
 def test_every_change_of_role_term_or_leader_is_told_once() -> None:
@@ -219,13 +220,13 @@ def test_contradicting_settings_are_refused(changes: dict[str, float]) -> None:
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 10_000), st.data())
 def test_span_parts_join_and_keep_their_bytes(first: int, length: int, nbytes: int, data: st.DataObject) -> None:
-    span = Span(first, first + length, 3, nbytes)
+    span = span_of(first, first + length, 3, nbytes)
     cut = data.draw(st.integers(first, span.last))
-    head = span.up_to(cut)
+    head = span.up_to(LogIndex(cut))
     assert (head.first, head.last, head.term) == (first, cut, 3)
     assert head.nbytes <= nbytes
     if cut < span.last:
-        rest = span.since(cut + 1)
+        rest = span.since(LogIndex(cut + 1))
         assert (rest.first, rest.last) == (cut + 1, span.last)
         assert head.nbytes + rest.nbytes in (nbytes, nbytes - 1)
     assert span.up_to(span.last).nbytes == nbytes

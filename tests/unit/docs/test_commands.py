@@ -31,6 +31,7 @@ from mq.namesrv.settings import NamesrvSettings
 from raftlog import NodeId, RealDisk
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.secret_file import FILE_NAME
 from raftlog.segment import CONFIG, SegmentLog
 from tests.support.guarded import ADMIN, guarded
@@ -330,7 +331,7 @@ def one_of_three(data_dir: Path) -> Path:
     conf = ConfState(names, (), (), tuple((name, "127.0.0.1:1") for name in names))
     path = str(data_dir / "commitlog")
     log = SegmentLog.open(path, cluster_id="c", node_id="n0", segment_bytes=4096, disk=RealDisk())
-    log.append(CONFIG, 1, 1, encode_conf(conf))
+    log.append(CONFIG, LogIndex(1), Term(1), encode_conf(conf))
     log.submit(1)
     log.close()
     return data_dir

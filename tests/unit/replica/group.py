@@ -24,6 +24,7 @@ from raftlog import (
     SegmentLog,
 )
 from raftlog.bootstrap import core_for
+from raftlog.log_numbers import NO_INDEX
 from raftlog.net.admission import Admission, Identity
 from raftlog.net.frames import Kind
 from raftlog.net.reactor import Deadline, Mailbox
@@ -97,7 +98,7 @@ class Node:
         voters = tuple(NodeId(node) for node in ports)
         core = core_for(
             self.log,
-            [(0, ConfState(voters))],
+            [(NO_INDEX, ConfState(voters))],
             node_id=NodeId(name),
             config=config or CoreConfig(),
             rng=random.Random(name),
@@ -119,13 +120,13 @@ class Node:
             log=structlog.get_logger("test"),
             tls=tls,
         )
-        self.transport.set_members(0, {NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()})
+        self.transport.set_members(NO_INDEX, {NodeId(node): f"127.0.0.1:{port}" for node, port in ports.items()})
         self.replica = Replica(
             core=core,
             log=self.log,
             transport=self.transport,
             application=self.application,
-            applied_index=0,
+            applied_index=NO_INDEX,
             clock=trio.current_time,
             wake=self.reactor.wake,
         )

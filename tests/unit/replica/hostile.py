@@ -25,6 +25,7 @@ from raftlog.consensus.messages import (
     VoteResp,
 )
 from raftlog.consensus.types import LogId
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.net import frames
 from raftlog.net.frames import Kind, RangeReq, RangeResp, ResetOffer
 from raftlog.replica import Replica
@@ -68,14 +69,14 @@ class HostilePeer:
     def _near(self, number: int) -> int:
         return min(U64_MAX, max(0, number + self._rng.choice((-2, -1, 0, 0, 0, 1, 2))))
 
-    def _term(self) -> int:
+    def _term(self) -> Term:
         rng, term = self._rng, self._replica.core.term
-        return rng.choice(EDGES) if rng.random() < 0.1 else self._near(term)
+        return Term(rng.choice(EDGES) if rng.random() < 0.1 else self._near(term))
 
-    def _index(self) -> int:
+    def _index(self) -> LogIndex:
         rng, core, log = self._rng, self._replica.core, self._replica.log
         known = (core.last_index, core.commit, core.durable, log.base[0], 0)
-        return rng.choice(EDGES) if rng.random() < 0.1 else self._near(rng.choice(known))
+        return LogIndex(rng.choice(EDGES) if rng.random() < 0.1 else self._near(rng.choice(known)))
 
     def _id(self) -> LogId:
         core = self._replica.core
@@ -145,7 +146,7 @@ class HostilePeer:
             if rng.random() < 0.05:
                 pos = rng.choice((pos + 8, *EDGES))
             pos = min(pos, U64_MAX)
-            header, chain = frame(kind, min(index, U64_MAX), entry_term, pos, body, chain)
+            header, chain = frame(kind, LogIndex(min(index, U64_MAX)), Term(entry_term), pos, body, chain)
             entries.append(header + body)
             end = pos + HEADER_BYTES + len(body)
         data = b"".join(entries)

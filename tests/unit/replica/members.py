@@ -22,6 +22,7 @@ from raftlog import (
     Run,
     serve_node,
 )
+from raftlog.log_numbers import LogIndex
 from tests.free_ports import free_ports
 from tests.unit.replica.group import CLUSTER, Recorder
 
@@ -88,7 +89,7 @@ class Member:
             end_turn=lambda: run.replica.pump(),
         )
 
-    def _snapshot(self) -> tuple[int, Callable[[], bytes]]:
+    def _snapshot(self) -> tuple[LogIndex, Callable[[], bytes]]:
         content = [self.replica.applied_index, list(self.application.bodies)]
         return self.replica.applied_index, lambda: cbor2.dumps(content)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raftlog import NodeId
+from raftlog.log_numbers import LogIndex
 from raftlog.net.admission import Admission, Identity
 from raftlog.net.frames import Hello
 
@@ -26,7 +27,7 @@ class Side:
         self.tables: list[dict[str, str]] = []
         identity = Identity("c", "g", NodeId(name), SEGMENT_BYTES, f"store-{name}" if store is None else store)
         self.admission = Admission(identity, stores or {}, self.tables.append)
-        self.admission.configure(conf_index, addresses)
+        self.admission.configure(LogIndex(conf_index), addresses)
 
     def hears(self, caller: Side) -> str | None:
         return self.admission.why_not(caller.calls(self))

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from raftlog import NodeId
 from raftlog.consensus.messages import AppendReq, Heartbeat, VoteReq
-from raftlog.consensus.types import LogId
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.net import authentication
 from raftlog.net import frames as wire
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
@@ -21,6 +21,7 @@ from raftlog.net.caller_handshake import PURPOSE
 from raftlog.net.frames import Hello, Kind, RangeReq
 from raftlog.net.secret_file import new_secret, write_secrets
 from tests.free_ports import free_ports
+from tests.support.log_values import log_id
 from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started
@@ -28,7 +29,7 @@ from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started
 N0, N1 = NodeId("n0"), NodeId("n1")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
 NONCE_1, NONCE_2 = bytes(NONCE_BYTES), b"\1" * NONCE_BYTES
-VOTE = wire.encode_cold(VoteReq(N1, N0, 50, last=LogId(10**6, 50), force=True))
+VOTE = wire.encode_cold(VoteReq(N1, N0, Term(50), last=log_id(10**6, 50), force=True))
 REFUSED = wire.encode_opening(Kind.CHALLENGE, b"")
 
 
@@ -150,7 +151,16 @@ async def test_without_the_secret_nobody_learns_anything(tmp_path: Path) -> None
         claims = [
             HELLO,
             Hello("ff" * 16, "h", "n9", "n8", 1, "bulk"),
-            Hello(CLUSTER, "g", "n3", "n0", SEGMENT_BYTES, "bulk", conf_index=2**62, addresses={"n0": "x", "n3": "y"}),
+            Hello(
+                CLUSTER,
+                "g",
+                "n3",
+                "n0",
+                SEGMENT_BYTES,
+                "bulk",
+                conf_index=LogIndex(2**62),
+                addresses={"n0": "x", "n3": "y"},
+            ),
         ]
         with capture_logs() as log:
             for secret in (OTHER, new_secret()):
@@ -172,9 +182,9 @@ async def test_without_the_secret_nobody_learns_anything(tmp_path: Path) -> None
     "frame",
     [
         VOTE,
-        wire.encode_cold(Heartbeat(N1, N0, 2**62, seq=1, commit=0)),
+        wire.encode_cold(Heartbeat(N1, N0, Term(2**62), seq=1, commit=NO_INDEX)),
         wire.encode_cold(RangeReq("log", 0, 1024 * 1024, uncommitted=True)),
-        b"".join(wire.encode_append(AppendReq(N1, N0, 60, LogId(0, 0), (), 0, 1), 0, [], 0, [])),
+        b"".join(wire.encode_append(AppendReq(N1, N0, Term(60), log_id(0, 0), (), NO_INDEX, 1), 0, [], 0, [])),
         wire.encode_cold(HELLO),
     ],
     ids=["vote", "heartbeat", "range", "append", "hello"],
@@ -301,7 +311,7 @@ async def test_guests_are_bounded(tmp_path: Path) -> None:
             name = f"n{number}"
             guest = {"n0": "127.0.0.1:1", name: "127.0.0.1:1"}
             caller = await Caller.open(port, node.secrets.current)
-            hello = Hello(CLUSTER, "g", name, "n0", SEGMENT_BYTES, "bulk", conf_index=9, addresses=guest)
+            hello = Hello(CLUSTER, "g", name, "n0", SEGMENT_BYTES, "bulk", conf_index=LogIndex(9), addresses=guest)
             refusals.append((await caller.greet(hello)).refusal)
             await trio.aclose_forcefully(caller.stream)
         assert refusals[:16] == [None] * 16

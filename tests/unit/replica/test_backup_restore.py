@@ -15,6 +15,7 @@ from raftlog.backup_restore import restore, survey
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.confchange import encode_conf, may_follow
 from raftlog.forced_members import MembersRefused, founding_configuration, steps_to
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, InlineWriter, SegmentLog
 from raftlog.segment.backup import Backup, BackupTarget
 from raftlog.segment.backup_layouts import Snapshot
@@ -50,11 +51,11 @@ class Home:
 
     def put(self, entries: int, term: int = 1) -> None:
         for _ in range(entries):
-            self.log.append(NORMAL, self.log.last_index + 1, term, body(self.log.last_index + 1))
+            self.log.append(NORMAL, self.log.last_index + 1, Term(term), body(self.log.last_index + 1))
         self.commit()
 
     def configure(self, conf: ConfState, term: int = 1) -> None:
-        self.log.append(CONFIG, self.log.last_index + 1, term, encode_conf(conf))
+        self.log.append(CONFIG, self.log.last_index + 1, Term(term), encode_conf(conf))
         self.commit()
 
     def commit(self) -> None:
@@ -82,7 +83,7 @@ class Home:
 def bodies(log: SegmentLog) -> list[bytes]:
     found = []
     for index in range(log.first_index, log.last_index + 1):
-        refs, data = log.read_entries(index, 1)
+        refs, data = log.read_entries(LogIndex(index), 1)
         if refs[0].kind == NORMAL:
             found.append(bytes(data[48 : refs[0].size]))
     return found
@@ -159,7 +160,7 @@ def test_log_without_its_beginning_is_restored_with_its_snapshot() -> None:
     start = home.log.segments()[2].start
     home.log.drop_prefix(start, encode_conf(OLD))
     home.log.submit(home.log.last_ticket + 1)
-    home.back_up(snapshot=Snapshot(150, b"state" * 1000))
+    home.back_up(snapshot=Snapshot(LogIndex(150), b"state" * 1000))
     log = home.restore(N0)
     assert (log.base_pos, log.last_index) == (start, 201)
     assert home.disk.content("/new/n0/snapshot") == b"state" * 1000
@@ -173,7 +174,7 @@ def test_log_of_one_unfinished_file_that_lost_its_beginning_is_restored() -> Non
     home.put(60)
     home.log.drop_prefix(home.log.segments()[-1].start, encode_conf(OLD))
     home.log.submit(home.log.last_ticket + 1)
-    home.back_up(snapshot=Snapshot(60, b"state"))
+    home.back_up(snapshot=Snapshot(LogIndex(60), b"state"))
     log = home.restore(N0)
     assert log.base[0] == home.log.base[0] > 0
     assert bodies(log)[-1] == body(60)

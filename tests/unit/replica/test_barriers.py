@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raftlog.log_numbers import LogIndex
 from raftlog.read_barrier import READ_SECONDS_MAX, ReadBarriers
 
 
@@ -9,14 +10,14 @@ def test_follower_read_applied_wait_is_not_over_before_the_index_is_applied() ->
     barriers, answers = ReadBarriers(), list[bool]()
     barriers.add(answers.append)
     ctx = barriers.ask(0.0)
-    barriers.applied(100)
+    barriers.applied(LogIndex(100))
     assert answers == [], "applied, but nobody has said yet how much is needed"
-    barriers.answered(ctx, 7)
-    barriers.applied(6)
+    barriers.answered(ctx, LogIndex(7))
+    barriers.applied(LogIndex(6))
     assert answers == []
-    barriers.applied(7)
+    barriers.applied(LogIndex(7))
     assert answers == [True]
-    barriers.applied(8)
+    barriers.applied(LogIndex(8))
     barriers.expire(READ_SECONDS_MAX)
     assert answers == [True], "answered twice"
 
@@ -29,8 +30,8 @@ def test_reads_of_one_turn_share_a_question_and_later_ones_do_not() -> None:
     barriers.add(late.append)
     second = barriers.ask(0.0)
     assert first != second
-    barriers.answered(first, 3)
-    barriers.applied(9)
+    barriers.answered(first, LogIndex(3))
+    barriers.applied(LogIndex(9))
     assert (early, late) == ([True, True], [])
     barriers.answered(second, None)
     assert late == [False]
@@ -45,7 +46,7 @@ def test_a_read_that_nobody_answers_is_given_up_in_time() -> None:
     assert answers == []
     barriers.expire(barriers.deadline)
     assert answers == [False]
-    barriers.answered(ctx, 1)
-    barriers.applied(1)
+    barriers.answered(ctx, LogIndex(1))
+    barriers.applied(LogIndex(1))
     assert answers == [False]
     assert barriers.deadline == float("inf")

@@ -12,6 +12,7 @@ import trio
 from structlog.testing import capture_logs
 
 from raftlog import ConfChange, ConfChangeKind, NodeId
+from raftlog.log_numbers import LogIndex
 from raftlog.net.transport import Lane
 from raftlog.segment import RealDisk, snapshot_install
 from raftlog.segment.disk import write_fully
@@ -247,9 +248,9 @@ async def test_the_only_voter_goes_on_when_a_learner_asks_for_what_is_damaged(tm
         leader = await nodes.leader()
         await leader.until(lambda member: member.application.bodies == BODIES[:count])
         log, path = leader.replica.log, leader.directory / f"{0:020d}"
-        assert log.entry(5) is None, "it is not in memory"
+        assert log.entry(LogIndex(5)) is None, "it is not in memory"
         with path.open("r+b") as file:
-            file.seek(log.locate(5).pos + 60)
+            file.seek(log.locate(LogIndex(5)).pos + 60)
             file.write(b"!!")
         with capture_logs() as lines:
             await add_learner(nodes, leader)

@@ -9,6 +9,7 @@ from chaos.disk import MemoryDisk
 from raftlog import ConfChange, ConfState, CoreConfig, NodeId, Replica, SegmentLog
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.types import ConfChangeKind
+from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.net import frames
 from raftlog.net.transport import Lane
 from tests.unit.replica.group import CLUSTER, Recorder
@@ -37,7 +38,7 @@ class Member:
             log=self.log,
             transport=self,
             application=self.application,
-            applied_index=0,
+            applied_index=NO_INDEX,
             clock=lambda: table.now,
             wake=lambda: None,
             confs=confs,
@@ -144,7 +145,7 @@ def test_files_are_kept_while_the_first_entry_behind_them_may_be_cut_off() -> No
     table.deliver()
     leader.append(LARGE)
     follower = disputed(leader, table)
-    assert follower.log.locate(4).pos == SEGMENT_BYTES
+    assert follower.log.locate(LogIndex(4)).pos == SEGMENT_BYTES
     assert follower.replica.commit_index == 3
     assert not follower.replica.drop_prefix(SEGMENT_BYTES)
     table.elect(C).append(SMALL)
@@ -154,4 +155,4 @@ def test_files_are_kept_while_the_first_entry_behind_them_may_be_cut_off() -> No
     table.deliver()
     assert follower.log.chain == table[C].log.chain
     assert follower.application.bodies == [LARGE, LARGE, SMALL]
-    assert follower.log.locate(4).pos < SEGMENT_BYTES
+    assert follower.log.locate(LogIndex(4)).pos < SEGMENT_BYTES

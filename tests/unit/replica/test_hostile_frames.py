@@ -11,6 +11,7 @@ import pytest
 from chaos.disk import MemoryDisk
 from raftlog import CommittedEntry, ConfState, CoreConfig, NodeId, Refusal, Replica, Role, RoleChange, SegmentLog
 from raftlog.bootstrap import core_for
+from raftlog.log_numbers import NO_INDEX
 from raftlog.net import frames as wire
 from raftlog.net.frames import WireError
 from raftlog.net.transport import Lane
@@ -59,14 +60,14 @@ class Member:
             f"/{name}", cluster_id="c", node_id=name, segment_bytes=SEGMENT_BYTES, disk=MemoryDisk()
         )
         config = CoreConfig(append_bytes_max=2000, tail_bytes_max=8000)
-        confs = [(0, ConfState(NODES))]
+        confs = [(NO_INDEX, ConfState(NODES))]
         self.application = Application()
         self.replica = Replica(
             core=core_for(self.log, confs, node_id=name, config=config, rng=rng, now=group.now),
             log=self.log,
             transport=self,
             application=self.application,
-            applied_index=0,
+            applied_index=NO_INDEX,
             clock=lambda: group.now,
             wake=lambda: None,
             check_body=check_body,

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from raftlog import ConfChange, ConfChangeKind, NodeId, Refusal, Role
+from raftlog.log_numbers import LogIndex
 from raftlog.repair_mode import members_in
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
@@ -201,7 +202,7 @@ async def test_a_leader_that_reads_a_damaged_entry_hands_over_repairs_itself_and
         await leader.append_all(BODIES)
         for member in nodes.others(leader):
             await member.until(lambda member: member.application.bodies == BODIES)
-        entry = leader.replica.log.locate(5)
+        entry = leader.replica.log.locate(LogIndex(5))
         await leader.stop()
         await nodes.start(leader)
         await leader.until(lambda member: member.application.bodies == BODIES)
@@ -227,7 +228,9 @@ def other_entries(member: Member) -> int:
     """How many entries of the log's beginning are not bodies, plus one: the index of the first body."""
     log = member.replica.log
     return next(
-        index for index in range(1, 10) if log.pread((ref := log.locate(index)).pos + 48, ref.size - 48) == BODIES[0]
+        index
+        for index in range(1, 10)
+        if log.pread((ref := log.locate(LogIndex(index))).pos + 48, ref.size - 48) == BODIES[0]
     )
 
 
@@ -240,7 +243,7 @@ async def test_a_lone_node_goes_on_and_refuses_what_it_cannot_read(tmp_path: Pat
         leader = await nodes.leader()
         await leader.until(lambda member: member.application.bodies == BODIES)
         log = leader.replica.log
-        damaged, intact = log.locate(5), log.locate(9)
+        damaged, intact = log.locate(LogIndex(5)), log.locate(LogIndex(9))
         flip_bit(leader.directory / f"{0:020d}", damaged.pos + 60)
         log.load(SEGMENT_BYTES, 10)
         with capture_logs() as lines:

@@ -11,6 +11,7 @@ import structlog
 from chaos.disk import MemoryDisk
 from raftlog import ConfState, NodeId
 from raftlog.consensus.confchange import MEMBERS_MAX, encode_conf
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.log_transfer import Puller
 from raftlog.net.frames import ResetOffer, WireError
 from raftlog.net.received_entries import check_configuration
@@ -27,8 +28,8 @@ def configuration(members: int, host_length: int) -> ConfState:
 
 
 def offer(conf: bytes) -> ResetOffer:
-    last = EntryRef(index=9, term=2, kind=1, pos=8192, size=100, chain=7)
-    return ResetOffer(2, encode_manifest(Manifest(Base(5, 1, 4096, 3), last, conf, 4096)))
+    last = EntryRef(index=LogIndex(9), term=Term(2), kind=1, pos=8192, size=100, chain=7)
+    return ResetOffer(2, encode_manifest(Manifest(Base(LogIndex(5), Term(1), 4096, 3), last, conf, 4096)))
 
 
 def puller(initial: ConfState) -> Puller:

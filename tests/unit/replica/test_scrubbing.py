@@ -8,6 +8,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from raftlog.log_numbers import LogIndex
 from raftlog.scrub_task import scrub_log
 from raftlog.segment import StorageCorrupt
 from tests.unit.segment.log_home import LogHome
@@ -25,11 +26,11 @@ async def test_damage_ends_the_task_with_its_place(mock_clock: MockClock) -> Non
     home.put(log, *[b"x" * 52] * 100)
     began = trio.current_time()
     with trio.move_on_after(30 * 24 * 3600) as scope:
-        await scrub_log(log, lambda: 100, log=LOG)
+        await scrub_log(log, lambda: LogIndex(100), log=LOG)
     assert scope.cancelled_caught, "a healthy log ended it"
     home.disk.flip_bit(home.segment(4096), 560)
     with pytest.raises(StorageCorrupt) as caught:
-        await scrub_log(log, lambda: 100, log=LOG, first_round_seconds=5)
+        await scrub_log(log, lambda: LogIndex(100), log=LOG, first_round_seconds=5)
     assert caught.value.physical_offset == 4596
     assert trio.current_time() - began > 30 * 24 * 3600
     home.close_all()
@@ -41,10 +42,10 @@ async def test_rate_is_bounded(mock_clock: MockClock) -> None:
     home = LogHome(segment_bytes=1 << 20)
     log = home.open()
     home.put(log, *[b"x" * 10_000] * 80)
-    home.disk.flip_bit(home.segment(), log.locate(79).pos + 60)
+    home.disk.flip_bit(home.segment(), log.locate(LogIndex(79)).pos + 60)
     began = trio.current_time()
     with pytest.raises(StorageCorrupt):
-        await scrub_log(log, lambda: 80, log=LOG, first_round_seconds=0, bytes_per_second=10_000)
+        await scrub_log(log, lambda: LogIndex(80), log=LOG, first_round_seconds=0, bytes_per_second=10_000)
     assert trio.current_time() - began > 50
     home.close_all()
 
@@ -55,7 +56,7 @@ async def test_the_first_round_begins_at_once_and_says_what_came_from_the_disk(m
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
     with capture_logs() as lines, trio.move_on_after(60):
-        await scrub_log(log, lambda: 100, log=LOG)
+        await scrub_log(log, lambda: LogIndex(100), log=LOG)
     (line,) = [line for line in lines if line["event"] == "log_scrubbed"]
     assert line["nbytes"] == line["from_disk"] == log.end_pos
     home.close_all()
@@ -67,7 +68,7 @@ async def test_a_round_waits_until_something_is_committed(mock_clock: MockClock)
     log = home.open()
     home.put(log, *[b"x" * 52] * 100)
     with capture_logs() as lines, trio.move_on_after(60):
-        await scrub_log(log, lambda: 100 if trio.current_time() > 10 else 0, log=LOG)
+        await scrub_log(log, lambda: LogIndex(100 if trio.current_time() > 10 else 0), log=LOG)
     (line,) = [line for line in lines if line["event"] == "log_scrubbed"]
     assert line["nbytes"] == log.end_pos
     home.close_all()

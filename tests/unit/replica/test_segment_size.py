@@ -23,6 +23,7 @@ from raftlog import (
     group_segment_bytes,
     stored_segment_bytes,
 )
+from raftlog.log_numbers import LogIndex
 from raftlog.net.authentication import AuthenticationFailed
 from raftlog.net.frames import Hello
 from raftlog.net.secret_file import create_secret, new_secret, read_secrets
@@ -36,7 +37,7 @@ from tests.unit.replica.members import SEGMENT_BYTES, Member, group
 pytestmark = pytest.mark.trio
 BODIES = [b"%03d" % number * 100 for number in range(100)]
 ADDED = {"n0": "127.0.0.1:1", "n3": "127.0.0.1:2"}
-HELLO = Hello(CLUSTER, "g", "n0", "n3", 96 * 1024, "control", conf_index=7, addresses=ADDED)
+HELLO = Hello(CLUSTER, "g", "n0", "n3", 96 * 1024, "control", conf_index=LogIndex(7), addresses=ADDED)
 
 
 class Waiting:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from raftlog.consensus.messages import Heartbeat, PreVoteResp, VoteResp
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, Role
+from raftlog.log_numbers import NO_INDEX, Term
 from raftlog.replica import Replica
 
 A, B, C = (NodeId(name) for name in "abc")
@@ -25,13 +26,13 @@ class Stage:
         self.submitted_at: float | None = None
         self.core = RaftCore(
             node_id=A,
-            confs=[(0, ConfState((A, B, C)))],
+            confs=[(NO_INDEX, ConfState((A, B, C)))],
             config=CONFIG,
-            hard_state=HardState(1),
+            hard_state=HardState(Term(1)),
             term_runs=[],
             base=NONE,
-            last_index=0,
-            commit=0,
+            last_index=NO_INDEX,
+            commit=NO_INDEX,
             rng=random.Random(1),
             now=self.now,
         )
@@ -40,7 +41,7 @@ class Stage:
             log=cast("Any", self),
             transport=cast("Any", self),
             application=cast("Any", self),
-            applied_index=0,
+            applied_index=NO_INDEX,
             clock=lambda: self.now,
             wake=lambda: None,
         )

@@ -11,12 +11,13 @@ from structlog.testing import capture_logs
 
 from raftlog import NodeId
 from raftlog.consensus.messages import AppendReq, AppendResp, Heartbeat, VoteReq
-from raftlog.consensus.types import LogId
+from raftlog.log_numbers import NO_INDEX, Term
 from raftlog.net import authentication, frames
 from raftlog.net.authentication import CHALLENGE_BYTES, NONCE_BYTES
 from raftlog.net.frames import Hello, Kind, RangeReq, Welcome, WireError
 from raftlog.net.transport import NOT_RECORDED, STRANGERS_MAX, PeerRefused
 from raftlog.net.versions import HANDSHAKE_VERSION
+from tests.support.log_values import log_id
 from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES
@@ -37,12 +38,12 @@ def damaged(frame: bytes, at: int) -> bytes:
 
 
 def append(data: bytes = b"") -> bytes:
-    request = AppendReq(N1, N0, 1, LogId(0, 0), (), 0, 1)
+    request = AppendReq(N1, N0, Term(1), log_id(0, 0), (), NO_INDEX, 1)
     return b"".join(frames.encode_append(request, 0, [data] if data else [], len(data), [b""] if data else []))
 
 
 CALL = frames.encode_opening(Kind.CALL, authentication.call(bytes(NONCE_BYTES), [bytes(32)]))
-VOTE = frames.encode_cold(VoteReq(N1, N0, 1, last=LogId(0, 0)))
+VOTE = frames.encode_cold(VoteReq(N1, N0, Term(1), last=log_id(0, 0)))
 
 STRANGERS = {
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",
@@ -58,11 +59,13 @@ STRANGERS = {
     ),
     "an unknown kind": struct.pack(">IBBHI", 8, 77, HANDSHAKE_VERSION, 0, 0),
     "a hello": frames.encode_cold(HELLO),
-    "a heartbeat": frames.encode_cold(Heartbeat(N1, N0, 2**62, seq=1, commit=0)),
+    "a heartbeat": frames.encode_cold(Heartbeat(N1, N0, Term(2**62), seq=1, commit=NO_INDEX)),
     "a request for the log": frames.encode_cold(RangeReq("log", 0, 1024 * 1024)),
     "a vote": VOTE,
     "entries": append(),
-    "an acknowledgement": frames.encode_appended(AppendResp(N1, N0, 1, 1, True, 0, 0, LogId(0, 0))),
+    "an acknowledgement": frames.encode_appended(
+        AppendResp(N1, N0, Term(1), 1, True, NO_INDEX, NO_INDEX, log_id(0, 0))
+    ),
     "a welcome": frames.encode_cold(Welcome("x")),
 }
 
@@ -71,9 +74,9 @@ PEERS_WITH_BUGS = {
     "a second hello": frames.encode_cold(HELLO),
     "a welcome": frames.encode_cold(Welcome("x")),
     "a damaged vote": damaged(VOTE, 30),
-    "a vote for another node": frames.encode_cold(VoteReq(N1, NodeId("n2"), 1, last=LogId(0, 0))),
-    "a vote of another node": frames.encode_cold(VoteReq(NodeId("n2"), N0, 1, last=LogId(0, 0))),
-    "a heartbeat of itself": frames.encode_cold(Heartbeat(N0, N0, 1, seq=1, commit=0)),
+    "a vote for another node": frames.encode_cold(VoteReq(N1, NodeId("n2"), Term(1), last=log_id(0, 0))),
+    "a vote of another node": frames.encode_cold(VoteReq(NodeId("n2"), N0, Term(1), last=log_id(0, 0))),
+    "a heartbeat of itself": frames.encode_cold(Heartbeat(N0, N0, Term(1), seq=1, commit=NO_INDEX)),
     "an entry that is none": append(bytes(100)),
     "damaged entries": damaged(append(), 20),
     "a short acknowledgement": struct.pack(">IBBHI", 8, Kind.APPENDED, HANDSHAKE_VERSION, 0, 0),
@@ -202,7 +205,7 @@ async def test_what_follows_a_refused_hello_is_not_heard(tmp_path: Path) -> None
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
         wrong = frames.encode_cold(Hello(CLUSTER, "h", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDRESSES))
-        vote = frames.encode_cold(VoteReq(N1, N0, term + 50, last=LogId(10**6, term + 50), force=True))
+        vote = frames.encode_cold(VoteReq(N1, N0, term + 50, last=log_id(10**6, term + 50), force=True))
         caller = await Caller.open(port, node.secrets.current)
         await caller.stream.send_all(caller.tagged(wrong, frames.encode_cold(HELLO), vote))
         await received(caller.stream)

@@ -17,6 +17,7 @@ from raftlog.bootstrap import core_for
 from raftlog.consensus.messages import AppendReq, Heartbeat, PreVoteReq, TimeoutNow, VoteReq
 from raftlog.consensus.types import NONE, CoreConfig, Role
 from raftlog.consensus.validation import MessageRefused
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.net.frames import WireError, decode_append, encode_append, split_frames
 from raftlog.segment.codec import NORMAL, frame
 from raftlog.segment.errors import TermUnusable
@@ -68,8 +69,8 @@ def test_a_term_far_ahead_changes_nothing(jump: int) -> None:
         before = core.status()
         high = core.term + jump
         for message in (
-            Heartbeat(B, node, high, 1, 0),
-            AppendReq(B, node, high, NONE, (), 0, 1),
+            Heartbeat(B, node, high, 1, NO_INDEX),
+            AppendReq(B, node, high, NONE, (), NO_INDEX, 1),
             VoteReq(B, node, high, NONE, True),
             PreVoteReq(B, node, high - 1, high, NONE),
             TimeoutNow(B, node, high),
@@ -82,15 +83,15 @@ def test_a_term_far_ahead_changes_nothing(jump: int) -> None:
 def test_the_first_term_without_room_for_elections_is_not_taken() -> None:
     group = Group(3, term=TERM_MAX - 2)
     with pytest.raises(MessageRefused, match="implausible"):
-        group[C].receive(Heartbeat(B, C, TERM_MAX, 1, 0), group.now)
-    group[C].receive(Heartbeat(B, C, TERM_MAX - 1, 1, 0), group.now)
+        group[C].receive(Heartbeat(B, C, TERM_MAX, 1, NO_INDEX), group.now)
+    group[C].receive(Heartbeat(B, C, TERM_MAX - 1, 1, NO_INDEX), group.now)
     assert group[C].term == TERM_MAX - 1
 
 
 @pytest.mark.parametrize("term", [8, TERM_MAX, TERM_MAX + 1, HIGHEST])
 def test_entries_of_a_later_term_than_their_request_are_refused(term: int) -> None:
-    header, _ = frame(NORMAL, 1, term, 0, b"body", 0)
-    request = AppendReq(B, C, 7, NONE, (), 0, 1)
+    header, _ = frame(NORMAL, LogIndex(1), Term(term), 0, b"body", 0)
+    request = AppendReq(B, C, Term(7), NONE, (), NO_INDEX, 1)
     data = b"".join(encode_append(request, 0, [header, b"body"], len(header) + 4, [b""]))
     ((_, payload),), _ = split_frames(memoryview(data))
     with pytest.raises(WireError, match=f"APPEND frame of term 7 with an entry of term {term}"):
@@ -99,7 +100,7 @@ def test_entries_of_a_later_term_than_their_request_are_refused(term: int) -> No
 
 def test_a_term_that_is_far_but_possible_is_taken() -> None:
     group = Group(3)
-    group[C].receive(Heartbeat(B, C, TERM_JUMP_MAX, 1, 0), group.now)
+    group[C].receive(Heartbeat(B, C, Term(TERM_JUMP_MAX), 1, NO_INDEX), group.now)
     assert (group[C].term, group[C].leader_id) == (TERM_JUMP_MAX, B)
 
 

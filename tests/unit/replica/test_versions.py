@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog import NodeId
+from raftlog.log_numbers import NO_INDEX
 from raftlog.net import frames as wire
 from raftlog.net.admission import Admission, Identity
 from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome
@@ -78,7 +79,7 @@ def test_whoever_is_refused_is_refused_by_both_sides() -> None:
     for name, newest in (("n0", 1), ("n1", 2)):
         identity = Identity("c", "g", NodeId(name), 4096, name, level_newest=newest)
         side = Admission(identity, {}, lambda stores: None)
-        side.configure(0, addresses)
+        side.configure(NO_INDEX, addresses)
         sides.append(side)
     old, new = sides
     new.level = 2
@@ -94,7 +95,7 @@ def test_whoever_is_refused_is_refused_by_both_sides() -> None:
 
 def test_a_version_that_was_not_agreed_on_is_refused() -> None:
     side = Admission(Identity("c", "g", NodeId("n0"), 4096), {}, lambda stores: None)
-    side.configure(0, {"n0": "a:1", "n1": "b:1"})
+    side.configure(NO_INDEX, {"n0": "a:1", "n1": "b:1"})
     assert side.why_not_welcome("n1", Welcome("1")) is None
     assert "'n1' chose replication version 7" in str(side.why_not_welcome("n1", Welcome("1", version=7)))
 

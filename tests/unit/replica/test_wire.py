@@ -30,11 +30,13 @@ from raftlog.consensus.messages import (
     VoteResp,
 )
 from raftlog.consensus.types import LogId, Span
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.net import frames as wire
 from raftlog.net.frames import Hello, Kind, RangeReq, RangeResp, ResetOffer, Welcome, WireError
 from raftlog.net.versions import HANDSHAKE_VERSION
 from raftlog.segment.codec import CONFIG, HEADER_BYTES, NOOP, NORMAL, frame, initial_chain, scan_entries
 from raftlog.segment.errors import FrameCorrupt
+from tests.support.log_values import log_id
 
 LEADER, FOLLOWER = NodeId("n0"), NodeId("n1")
 CHAIN = initial_chain("c")
@@ -117,12 +119,12 @@ def append_frame(
     spans: list[Span] = []
     for number, body in enumerate(bodies):
         kind = NORMAL if kinds is None else kinds[number]
-        header, chain = frame(kind, first + number, term, pos, body, chain)
+        header, chain = frame(kind, LogIndex(first + number), Term(term), pos, body, chain)
         entries.append(header + body)
         pos += len(header) + len(body)
     refs = scan_entries(memoryview(b"".join(entries)), CHAIN) if entries else []
     spans = list(wire.spans_of(refs, bodies.__getitem__))
-    request = AppendReq(LEADER, FOLLOWER, term, LogId(first - 1, 2), tuple(spans), commit=4, seq=9)
+    request = AppendReq(LEADER, FOLLOWER, Term(term), log_id(first - 1, 2), tuple(spans), commit=LogIndex(4), seq=9)
     buffers = wire.encode_append(request, CHAIN, list(entries), sum(map(len, entries)), annotations)
     return request, b"".join(buffers), entries
 
@@ -154,8 +156,8 @@ def test_a_configuration_travels_as_a_span_of_its_own() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xff", cbor2.dumps([]), encode_conf(ConfState())[:-1], b"\xf6" * 100_000])
 def test_a_configuration_that_is_none_is_refused(body: bytes) -> None:
-    header, _ = frame(CONFIG, 5, 3, 1000, body, CHAIN)
-    request = AppendReq(LEADER, FOLLOWER, 3, LogId(4, 2), (), commit=4, seq=9)
+    header, _ = frame(CONFIG, LogIndex(5), Term(3), 1000, body, CHAIN)
+    request = AppendReq(LEADER, FOLLOWER, Term(3), log_id(4, 2), (), commit=LogIndex(4), seq=9)
     data = b"".join(wire.encode_append(request, CHAIN, [header + body], len(header) + len(body), [b""]))
     with pytest.raises(WireError, match="entry 5"):
         wire.decode_append(only_frame(data)[1], LEADER, FOLLOWER)
@@ -204,7 +206,7 @@ def test_no_flipped_bit_of_a_cold_frame_changes_it(value: Any, data: st.DataObje
 
 def test_a_vote_does_not_pass_for_another_message() -> None:
     """The kinds differ in one bit, and the fields of one are among those of the other."""
-    data = bytearray(wire.encode_cold(VoteReq(LEADER, FOLLOWER, 1, last=LogId(1, 1))))
+    data = bytearray(wire.encode_cold(VoteReq(LEADER, FOLLOWER, Term(1), last=log_id(1, 1))))
     assert data[4] ^ Kind.TIMEOUT_NOW == 0b10
     data[4] = Kind.TIMEOUT_NOW
     with pytest.raises(WireError, match="checksum"):
@@ -243,7 +245,7 @@ def test_strange_cbor_is_refused(body: bytes) -> None:
 
 
 def test_frames_are_cut_at_every_place() -> None:
-    message: Message = Heartbeat(LEADER, FOLLOWER, 1, seq=2, commit=3)
+    message: Message = Heartbeat(LEADER, FOLLOWER, Term(1), seq=2, commit=LogIndex(3))
     first, second = wire.encode_cold(message), append_frame([b"body"], [b""])[1]
     data = first + wire.PING + second
     complete = [len(first), len(first) + len(wire.PING), len(data)]
@@ -274,7 +276,7 @@ def test_frames_that_nobody_sends(prefix: bytes, words: str) -> None:
 
 def test_an_append_frame_that_contradicts_itself() -> None:
     """With checksums that are right: only a peer with a bug sends these."""
-    header, _ = frame(NORMAL, 5, 3, 1000, b"body", CHAIN)
+    header, _ = frame(NORMAL, LogIndex(5), Term(3), 1000, b"body", CHAIN)
     entry = header + b"body"
 
     def refuse(*, prev: int, nbytes: int, count: int, data: bytes, tail: bytes = b"") -> str:

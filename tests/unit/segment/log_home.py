@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.disk import MemoryDisk
+from raftlog.log_numbers import Term
 from raftlog.segment import NORMAL, SegmentLog
 
 DIRECTORY = "/data/log"
@@ -36,7 +37,7 @@ class LogHome:
     def put(self, log: SegmentLog, *bodies: bytes, term: int | None = None) -> None:
         """Append bodies and submit them as one ticket."""
         for body in bodies:
-            log.append(NORMAL, log.last_index + 1, term or max(1, log.last_term), body)
+            log.append(NORMAL, log.last_index + 1, Term(term or max(1, log.last_term)), body)
         self.submit(log)
 
     def submit(self, log: SegmentLog, **changes: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaos.disk import MemoryDisk, PowerCut
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import EntryGone, FormatTooNew, RealDisk, StorageCorrupt, StorageFailed
 from raftlog.segment.backup import Backup, BackupTarget
 from raftlog.segment.backup_layouts import Snapshot
@@ -222,7 +223,7 @@ def test_log_without_its_beginning_needs_a_snapshot() -> None:
     operator = Operator(home)
     with pytest.raises(BackupRefused, match="there is no checkpoint"):
         operator.run()
-    manifest = operator.run(snapshot=Snapshot(150, b"state"))
+    manifest = operator.run(snapshot=Snapshot(LogIndex(150), b"state"))
     assert (manifest.base.index + 1, manifest.snapshot_index) == (segments[2].first_index, 150)
     backup = Backup(DirectoryStore(operator.disk, TARGET))
     assert backup.snapshot() == b"state"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from msgspec.structs import replace
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.backup import Backup, BackupTarget
 from raftlog.segment.backup_layouts import LEFTOVERS_STAY_MS, Snapshot
 from raftlog.segment.backup_manifest import BackupManifest, decode_backup_manifest, encode_backup_manifest
@@ -237,9 +238,9 @@ def test_snapshots_of_two_first_runs_do_not_mix() -> None:
     log.drop_prefix(log.segments()[2].start, b"conf")
     home.submit(log)
     slow = Run(home, bucket)
-    manifest = Run(home, bucket).end(NOW_MS, Snapshot(150, b"state"))
+    manifest = Run(home, bucket).end(NOW_MS, Snapshot(LogIndex(150), b"state"))
     with pytest.raises(BackupRefused):
-        slow.end(NOW_MS + 1, Snapshot(140, b"another"))
+        slow.end(NOW_MS + 1, Snapshot(LogIndex(140), b"another"))
     assert Backup(BucketStore(bucket)).snapshot() == b"state"
     assert entries(bucket)[-1] == body(200)
     assert manifest.objects

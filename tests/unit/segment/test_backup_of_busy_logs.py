@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from chaos.disk import MemoryDisk
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, EntryGone, InlineWriter, SegmentLog
 from raftlog.segment.backup import Backup, BackupTarget
 from raftlog.segment.backup_layouts import Snapshot
@@ -39,21 +40,21 @@ class BusyLog:
             case "append":
                 for _ in range(random.randint(1, 12)):
                     body = b"%08d" % next(self._numbers) * random.randint(1, 60)
-                    log.append(NORMAL, log.last_index + 1, self._term, body)
+                    log.append(NORMAL, log.last_index + 1, Term(self._term), body)
                 self.home.submit(log)
             case "commit" if log.last_index > commit:
                 for index in range(commit + 1, random.randint(commit + 1, log.last_index) + 1):
-                    refs, data = log.read_entries(index, 1)
+                    refs, data = log.read_entries(LogIndex(index), 1)
                     self.committed[index] = bytes(data[48 : refs[0].size])
                 self.home.submit(log, commit_hint=max(self.committed))
             case "cut" if log.last_index > commit:
                 self._term += 1
-                log.truncate(random.randint(commit + 1, log.last_index))
+                log.truncate(LogIndex(random.randint(commit + 1, log.last_index)))
                 self.home.submit(log, term=self._term)
             case "drop":
                 files = [each.start for each in log.segments()[1:] if each.first_index <= commit]
                 if files and random.random() < 0.5:
-                    log.drop_prefix(random.choice(files), b"conf", commit)
+                    log.drop_prefix(random.choice(files), b"conf", LogIndex(commit))
                     self.home.submit(log)
             case "reopen":
                 self.home.close_all()

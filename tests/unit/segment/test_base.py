@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, EntryGone, Preallocation, RealDisk, SegmentLog, Writer
 from raftlog.segment.meta import decode_slot
 from raftlog.segment.open_files import DESCRIPTORS_MAX
@@ -21,28 +22,28 @@ def filled() -> tuple[LogHome, SegmentLog]:
     home = LogHome(segment_bytes=1024)
     log = home.open()
     for index, body in enumerate(BODIES, 1):
-        log.append(NORMAL, index, 1 if index < 3 else 2 if index < 6 else 5, body)
+        log.append(NORMAL, LogIndex(index), Term(1 if index < 3 else 2 if index < 6 else 5), body)
     home.submit(log, term=5, commit_hint=9)
     return home, log
 
 
 def test_dropped_prefix_is_gone_for_readers_and_on_disk() -> None:
     home, log = filled()
-    whole = log.read_entries(5, 10_000)
-    chain = log.chain_at(4)
+    whole = log.read_entries(LogIndex(5), 10_000)
+    chain = log.chain_at(LogIndex(4))
     log.drop_prefix(2048, b"conf")
     home.submit(log)
     assert (log.base, log.base_pos, log.base_chain, log.first_index) == ((4, 2), 2048, chain, 5)
-    assert log.chain_at(4) == chain
+    assert log.chain_at(LogIndex(4)) == chain
     assert log.term_runs == [(5, 2), (6, 5)]
-    assert log.read_entries(5, 10_000) == whole
+    assert log.read_entries(LogIndex(5), 10_000) == whole
     assert names(home) == [f"{start:020d}" for start in (2048, 3072, 4096)]
     with pytest.raises(EntryGone, match="index 4 is deleted, the log begins at index 5"):
-        log.locate(4)
+        log.locate(LogIndex(4))
     with pytest.raises(EntryGone):
-        log.read_entries(2, 1)
+        log.read_entries(LogIndex(2), 1)
     with pytest.raises(EntryGone):
-        log.chain_at(3)
+        log.chain_at(LogIndex(3))
     with pytest.raises(EntryGone, match="position 2047 is deleted, the log begins at position 2048"):
         log.pread(2047, 10)
     with pytest.raises(EntryGone):
@@ -78,7 +79,7 @@ def test_truncation_down_to_the_first_entry_and_on_from_there() -> None:
     home.submit(log, commit_hint=3)
     log.drop_prefix(1024, b"")
     home.submit(log)
-    log.truncate(4)
+    log.truncate(LogIndex(4))
     home.submit(log)
     log.check_invariants()
     assert all_bodies(log) == [BODIES[2]]
@@ -91,7 +92,7 @@ def test_truncation_down_to_the_first_entry_and_on_from_there() -> None:
     assert all_bodies(log) == [BODIES[2], b"another"]
     assert log.term_runs == [(3, 1), (4, 4)]
     with pytest.raises(AssertionError, match="cut at 3"):
-        log.truncate(3)
+        log.truncate(LogIndex(3))
 
 
 def test_files_below_an_entry_that_may_be_cut_off_stay() -> None:
@@ -102,16 +103,16 @@ def test_files_below_an_entry_that_may_be_cut_off_stay() -> None:
     home.submit(log, commit_hint=2)
     with pytest.raises(AssertionError, match="first entry 3, committed is 2"):
         log.drop_prefix(1024, b"")
-    log.truncate(3)
+    log.truncate(LogIndex(3))
     home.put(log, b"small", term=2)
-    assert log.locate(3).pos == 2 * 448
+    assert log.locate(LogIndex(3)).pos == 2 * 448
 
 
 def test_configs_below_the_base_are_forgotten() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open()
     for index in range(1, 7):
-        log.append(CONFIG, index, 1, b"%d" % index * 400)
+        log.append(CONFIG, LogIndex(index), Term(1), b"%d" % index * 400)
     home.submit(log, commit_hint=5)
     log.drop_prefix(2048, b"4")
     home.submit(log)
@@ -197,7 +198,7 @@ def test_no_more_than_a_few_dozen_files_are_open(tmp_path: str) -> None:
         tail_bytes_max=1024,
     )
     for index in range(1, 301):
-        log.append(NORMAL, index, 1, b"%03d" % index * 300)
+        log.append(NORMAL, LogIndex(index), Term(1), b"%03d" % index * 300)
         log.submit(index)
     wrong: list[int] = []
 
@@ -237,7 +238,7 @@ def test_reader_on_another_thread_keeps_a_dropped_file_until_it_is_done() -> Non
     home.put(log, *BODIES)
     while log.durable_index < 10:
         pass
-    log._commit_hint = 9
+    log._commit_hint = LogIndex(9)
     found: list[bytes] = []
     disk.reading.clear()
     disk.go_on.clear()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chaos.disk import PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, SegmentLog
 from tests.unit.segment.log_home import LogHome, all_bodies
 
@@ -36,14 +37,14 @@ def truncate_in_one_file(home: LogHome, log: SegmentLog) -> None:
 
 
 def truncate_files(home: LogHome, log: SegmentLog) -> None:
-    log.truncate(3)
+    log.truncate(LogIndex(3))
     home.submit(log)
 
 
 def truncate_and_append(home: LogHome, log: SegmentLog) -> None:
-    log.truncate(3)
+    log.truncate(LogIndex(3))
     for number in range(4):
-        log.append(NORMAL, log.last_index + 1, 9, b"new-%d" % number * 40)
+        log.append(NORMAL, log.last_index + 1, Term(9), b"new-%d" % number * 40)
     home.submit(log, term=9)
 
 
@@ -173,7 +174,7 @@ def test_power_cut_at_each_step_of_opening(seed: int) -> None:
     log = home.open()
     home.put(log, *[b"x" * 400] * 5)
     bodies = all_bodies(log)
-    log.append(NORMAL, 6, 1, b"torn" * 100)
+    log.append(NORMAL, LogIndex(6), Term(1), b"torn" * 100)
     home.disk.cut_power_after(1)
     with pytest.raises(PowerCut):
         home.submit(log)
@@ -198,7 +199,7 @@ def test_large_truncation_cut_off_anywhere_is_no_damage() -> None:
         home = LogHome(segment_bytes=8 * 1024 * 1024)
         log = home.open()
         home.put(log, b"kept", large, *[small] * 8, large, *[small] * 20)
-        log.truncate(2)
+        log.truncate(LogIndex(2))
         return home, log
 
     home, log = ready()
@@ -241,7 +242,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def append(self, size: int, seed: int) -> None:
         body = bytes([seed]) * min(size, self.home.segment_bytes - 56)
         pos = self.log.position_for(48 + len(body))
-        entry = self.log.append(NORMAL, len(self.entries) + 1, self.term, body)
+        entry = self.log.append(NORMAL, LogIndex(len(self.entries) + 1), Term(self.term), body)
         assert (entry.pos, entry.index) == (pos, len(self.entries) + 1)
         self.entries.append((self.term, body))
 
@@ -249,7 +250,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject) -> None:
         if len(self.entries) > self.commit_index:
             from_index = data.draw(st.integers(self.commit_index + 1, len(self.entries)))
-            self.log.truncate(from_index)
+            self.log.truncate(LogIndex(from_index))
             del self.entries[from_index - 1 :]
             self.term += 1
 
@@ -336,8 +337,8 @@ class LogAgainstList(RuleBasedStateMachine):
         end_pos = self.log.end_pos
         assert len(self.log.pread(0, end_pos)) == end_pos
         for index in range(1, len(self.entries) + 1):
-            ref = self.log.locate(index)
-            assert self.log.chain_at(index) == ref.chain
+            ref = self.log.locate(LogIndex(index))
+            assert self.log.chain_at(LogIndex(index)) == ref.chain
             assert self.log.pread(ref.pos + 48, ref.size - 48) == self.entries[index - 1][1]
 
     def teardown(self) -> None:
@@ -351,7 +352,7 @@ def common_length(old: Sequence[object], new: Sequence[object]) -> int:
 
 
 def terms(log: SegmentLog) -> list[int]:
-    return [log.locate(index).term for index in range(1, log.last_index + 1)]
+    return [log.locate(LogIndex(index)).term for index in range(1, log.last_index + 1)]
 
 
 TestLogAgainstList = LogAgainstList.TestCase

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import LogDamaged, SegmentLog
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
 from raftlog.segment.force_voting import cut
@@ -167,7 +168,7 @@ def test_pieces_that_end_within_a_blank(home: LogHome, peer: LogHome, piece: int
     before = closed(home, size=size)
     healthy = write(peer, size=size)
     for index in range(50, 51 if rest == "intact" else 131):
-        flip(home, healthy.locate(index).pos + 60)
+        flip(home, healthy.locate(LogIndex(index)).pos + 60)
     whole = served_by(healthy)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
     while (wanted := repair.wanted()) is not None:

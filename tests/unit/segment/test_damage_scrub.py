@@ -7,13 +7,14 @@ import errno
 import pytest
 
 from chaos.disk import MemoryDisk
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.errors import StorageCorrupt, StorageFailed
 from raftlog.segment.scrub import SLICE_BYTES, Scrub, Verified
 from tests.unit.segment.log_home import LogHome
 
 
 def round_of(scrub: Scrub, committed: int) -> Verified:
-    scrub.begin(committed)
+    scrub.begin(LogIndex(committed))
     while not (result := scrub.step()).finished:
         assert 0 < result.nbytes < SLICE_BYTES + 200_048
     return result
@@ -25,7 +26,7 @@ def test_a_healthy_log_is_read_to_its_committed_end(size: int) -> None:
     log = home.open()
     home.put(log, *[b"x" * size] * 20)
     scrub = Scrub(log)
-    last = log.locate(15)
+    last = log.locate(LogIndex(15))
     result = round_of(scrub, 15)
     assert result.pos == last.pos + last.size
     assert round_of(scrub, 99).pos == log.end_pos
@@ -53,7 +54,7 @@ def test_missing_file_is_damage_as_is_a_lost_sector_and_a_failing_disk_is_not(ho
     home.close_all()
     log = home.open()
     scrub = Scrub(log)
-    scrub.begin(3)
+    scrub.begin(LogIndex(3))
     home.disk.fail("pread", errno.EMFILE)
     with pytest.raises(StorageFailed):
         scrub.step()

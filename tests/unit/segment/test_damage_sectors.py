@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from chaos.disk import SECTOR_BYTES, PowerCut
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import LogDamaged, StorageCorrupt, StorageFailed
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.repair import Repair
@@ -71,7 +72,7 @@ def test_stale_sector_read_is_caught(seed: int) -> None:
     sizes = [rng.randrange(300) for _ in range(40)]
     home.put(log, *[bytes([1]) * size for size in sizes])
     stale = {start: home.disk.content(home.segment(start)) for start in (0, 4096)}
-    log.truncate(4)
+    log.truncate(LogIndex(4))
     new = [bytes([2]) * size for size in sizes[3:]]
     home.put(log, *new, term=2)
     log.close(clean=True)
@@ -104,7 +105,7 @@ def aged(size: int, old_size: int) -> tuple[LogHome, list[bytes]]:
     log = home.open()
     home.put(log, b"first" * 100, b"second", b"\1" * old_size)
     stale = home.disk.content(home.segment())
-    log.truncate(3)
+    log.truncate(LogIndex(3))
     home.put(log, b"\2" * size, term=2)
     home.submit(log, term=2, commit_hint=3)
     log.close(clean=True)
@@ -191,7 +192,7 @@ def test_lost_fsync_power_cut(seed: int) -> None:
                     keep = rng.randrange(max(1, len(acked) - 5), len(acked))
                     acked = acked[:keep]
                     term += 1
-                    log.truncate(keep + 1)
+                    log.truncate(LogIndex(keep + 1))
                 bodies = [rng.randbytes(rng.randrange(400)) for _ in range(rng.randrange(1, 5))]
                 home.put(log, *bodies, term=term)
                 acked = [*acked, *bodies]

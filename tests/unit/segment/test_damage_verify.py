@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import EntryRef, blank
 from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable
 from raftlog.segment.meta import SLOT_BYTES
@@ -64,7 +65,7 @@ def test_blank_that_nothing_follows_is_not_torn(home: LogHome) -> None:
     assert log.found.endswith("its file was closed after it, and the next one has no entry")
     assert not any(home.disk.content(home.segment())[end:])
     home.put(log, b"small")
-    assert log.locate(3).pos == end
+    assert log.locate(LogIndex(3)).pos == end
 
 
 def test_torn_end_is_told_and_left(home: LogHome) -> None:
@@ -145,7 +146,7 @@ def test_entries_with_what_is_damaged_in_between(full: LogHome) -> None:
     stopped = StoppedLog(full.disk, DIRECTORY)
     found = [entry.index if isinstance(entry, EntryRef) else (entry.pos, entry.end) for entry in stopped.entries()]
     assert found == [1, 2, 3, (300, 400), *range(5, 81), (4096 + 4000, 8292), *range(82, 131)]
-    indexes = [entry.index for entry in stopped.entries(100) if isinstance(entry, EntryRef)]
+    indexes = [entry.index for entry in stopped.entries(LogIndex(100)) if isinstance(entry, EntryRef)]
     assert indexes == list(range(100, 131))
     first = next(entry for entry in stopped.entries() if isinstance(entry, EntryRef))
     assert stopped.body(first) == b"x" * 52

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import LogDamaged
 from raftlog.segment.codec import HEADER, HEADER_BYTES
 from tests.unit.segment.log_home import LogHome
@@ -97,6 +98,6 @@ def test_foreign_files_are_left_alone(home: LogHome) -> None:
         home.disk.open(f"/data/log/{name}", create=True)
     log = home.open()
     home.put(log, *[BODY] * 100)
-    log.truncate(2)
+    log.truncate(LogIndex(2))
     home.submit(log)
     assert {"README", "00000000000000000123"} <= set(home.disk.listdir("/data/log"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import (
     DirectoryLocked,
     DirectoryMismatch,
@@ -100,7 +101,7 @@ def test_real_directory_is_made_locked_and_reopened(tmp_path: Path) -> None:
     log = open_real(path)
     with pytest.raises(DirectoryLocked):
         open_real(path)
-    log.append(1, 1, 1, b"body")
+    log.append(1, LogIndex(1), Term(1), b"body")
     log.submit(1)
     log.close()
     log = open_real(path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chaos.disk import SECTOR_BYTES, MemoryDisk, PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, Preallocation, SegmentLog
 from raftlog.segment.disk import Disk, RealDisk, write_fully
 
@@ -274,7 +275,7 @@ def test_the_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -
     disk = CountingDisk()
     given: dict[str, Any] = {"cluster_id": "c", "node_id": "n1", "segment_bytes": 64 * 1024 * 1024, "disk": disk}
     log = SegmentLog.open(str(tmp_path), preallocation=Preallocation.RESERVE, **given)
-    log.append(NORMAL, 1, 1, b"body" * 1000)
+    log.append(NORMAL, LogIndex(1), Term(1), b"body" * 1000)
     log.submit(1)
     log.close(clean=False)
     disk.nbytes = 0

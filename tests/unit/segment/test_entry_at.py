@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import SegmentLog
 from tests.unit.segment.log_home import LogHome
 
@@ -21,7 +22,7 @@ def test_every_byte_belongs_to_its_entry(tail_bytes_max: int) -> None:
         home.put(log, bytes(37 * number % 500))
     expected = [0] * (log.end_pos + 20)
     for index in range(1, log.last_index + 1):
-        ref = log.locate(index)
+        ref = log.locate(LogIndex(index))
         assert log.entry_at(ref.pos) == ref
         expected[ref.pos : ref.pos + ref.size] = [index] * ref.size
     assert 0 in expected[: log.end_pos], "there is a blank"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.codec import (
     HEADER_BYTES,
     NOOP,
@@ -29,14 +30,14 @@ SEED = initial_chain("cluster")
 def framed(bodies: list[bytes], *, first: int = 1, term: int = 1, pos: int = 0, chain: int = SEED) -> bytes:
     parts: list[bytes] = []
     for index, body in enumerate(bodies, first):
-        header, chain = frame(NORMAL, index, term, pos, body, chain)
+        header, chain = frame(NORMAL, LogIndex(index), Term(term), pos, body, chain)
         parts += (header, body)
         pos += HEADER_BYTES + len(body)
     return b"".join(parts)
 
 
 def test_header_has_the_documented_layout() -> None:
-    header, chain = frame(NOOP, 7, 3, 4096, b"body", SEED)
+    header, chain = frame(NOOP, LogIndex(7), Term(3), 4096, b"body", SEED)
     fields = struct.unpack(">IIQQQIIII", header)
     assert fields == (2, 52, 7, 3, 4096, 1, chain, zlib.crc32(b"body"), 4)
     assert chain == zlib.crc32(header[:36] + struct.pack(">I", zlib.crc32(b"body")), SEED)
@@ -44,7 +45,7 @@ def test_header_has_the_documented_layout() -> None:
 
 def test_header_bytes_never_change() -> None:
     """A log written by any version must be readable by every later one."""
-    header, _ = frame(NORMAL, 1, 1, 0, b"a", initial_chain("8c5b1f0e2d7a4c4b9f6d3e2a1b0c9d8e"))
+    header, _ = frame(NORMAL, LogIndex(1), Term(1), 0, b"a", initial_chain("8c5b1f0e2d7a4c4b9f6d3e2a1b0c9d8e"))
     assert header.hex() == (
         "000000010000003100000000000000010000000000000001000000000000000000000001de1c4bc3e8b7be4300000001"
     )
@@ -57,7 +58,7 @@ def test_what_was_framed_is_scanned(bodies: list[bytes], index: int, pos: int) -
     at = 0
     for number, (ref, body) in enumerate(zip(refs, bodies, strict=True), 1):
         chain = struct.unpack_from(">I", data, at + 36)[0]
-        assert ref == EntryRef(index + number, 1, NORMAL, pos + at, HEADER_BYTES + len(body), chain)
+        assert ref == EntryRef(LogIndex(index + number), Term(1), NORMAL, pos + at, HEADER_BYTES + len(body), chain)
         at += ref.size
     assert at == len(data)
 
@@ -97,14 +98,14 @@ def test_entry_of_another_predecessor_does_not_link() -> None:
     ],
 )
 def test_entry_that_does_not_follow_is_refused(second: dict[str, int], reason: str) -> None:
-    head, chain = frame(NORMAL, 1, 1, 0, b"a", SEED)
+    head, chain = frame(NORMAL, LogIndex(1), Term(1), 0, b"a", SEED)
     data = head + b"a" + framed([b"b"], **({"first": 2, "pos": 49, "chain": chain} | second))
     with pytest.raises(FrameCorrupt, match=reason):
         scan_entries(memoryview(data), SEED)
 
 
 def test_position_may_jump_to_the_next_file() -> None:
-    head, chain = frame(NORMAL, 1, 1, 0, b"a", SEED)
+    head, chain = frame(NORMAL, LogIndex(1), Term(1), 0, b"a", SEED)
     data = head + b"a" + framed([b"b"], first=2, pos=4096, chain=chain)
     assert [ref.pos for ref in scan_entries(memoryview(data), SEED)] == [0, 4096]
 

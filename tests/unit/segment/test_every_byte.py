@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.segment import LogDamaged
 from raftlog.segment.codec import HEADER_BYTES, NORMAL, EntryRef, blank, frame, initial_chain, place
 from raftlog.segment.index import SparseIndex
@@ -27,7 +28,7 @@ from raftlog.segment.recovery import (
 )
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
 
-BASE: Final = EntryRef(0, 0, 0, 0, 0, initial_chain(CLUSTER_ID))
+BASE: Final = EntryRef(NO_INDEX, NO_TERM, 0, 0, 0, initial_chain(CLUSTER_ID))
 BODIES: Final = (b"first", b"", b"\x00\x00\x00\x01" * 6, b"four" * 8, b"the last one")
 
 
@@ -55,9 +56,9 @@ def image(segment_bytes: int, files: int, bodies: tuple[bytes, ...] = BODIES) ->
         if pos != end:
             content[end : end + 8] = blank(pos - end)
             blanks.append(end)
-        header, chain = frame(NORMAL, index, 1 + index // 3, pos, body, last.chain)
+        header, chain = frame(NORMAL, LogIndex(index), Term(1 + index // 3), pos, body, last.chain)
         content[pos : pos + size] = header + body
-        last = EntryRef(index, 1 + index // 3, NORMAL, pos, size, chain)
+        last = EntryRef(LogIndex(index), Term(1 + index // 3), NORMAL, pos, size, chain)
         entries.append(last)
     return Image(bytes(content), segment_bytes, entries, blanks)
 
@@ -77,7 +78,7 @@ def recovered(content: bytes, like: Image, durable_pos: int) -> tuple[EntryRef, 
     last, stop = scan_files(read, 0, starts, like.segment_bytes, BASE, index)
     if stop.pos == last.pos + last.size == durable_pos and end_of_data(read, stop.pos, len(content)) == stop.pos:
         return last, Keep()
-    evidence = examine(read, stop, last, starts, like.segment_bytes, durable_pos, 0)
+    evidence = examine(read, stop, last, starts, like.segment_bytes, durable_pos, NO_INDEX)
     decision = decide(evidence)
     if isinstance(decision, Corrupt):
         ranges, good_end = damaged_ranges(read, evidence, last, starts, like.segment_bytes)

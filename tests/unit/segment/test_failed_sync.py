@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos.disk import PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import SegmentLog, StorageFailed
 from raftlog.segment.meta import MetaFile, MetaState
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
@@ -78,7 +79,7 @@ def test_zeros_of_a_cut_whose_sync_failed_are_written_again(
     home.submit(log, commit_hint=1)
 
     def cut() -> None:
-        log.truncate(3)
+        log.truncate(LogIndex(3))
         home.submit(log)
 
     home.disk.fail("fdatasync", errno.EIO, after=1)  # behind the write of the vote file
@@ -88,7 +89,7 @@ def test_zeros_of_a_cut_whose_sync_failed_are_written_again(
     log = home.open()
     kept = all_bodies(log)
     assert 2 <= len(kept) < 7
-    log.truncate(3)
+    log.truncate(LogIndex(3))
     home.submit(log)
     home.put(log, b"new", term=2)
     power_cut(home, seed)
@@ -100,7 +101,7 @@ def test_a_slot_whose_sync_failed_is_durable_before_the_other_one_is_written_ove
 
     def state(term: int, voted_for: str) -> MetaState:
         # Longer than a sector, so that a write can be torn.
-        return MetaState("c", "n1", 4096, term=term, voted_for=voted_for, notes={"note": bytes([term]) * 1500})
+        return MetaState("c", "n1", 4096, term=Term(term), voted_for=voted_for, notes={"note": bytes([term]) * 1500})
 
     for step in range(4):
         for seed in range(30):

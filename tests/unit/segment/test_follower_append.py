@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.disk import MemoryDisk
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import HEADER_BYTES, LogDiverged, SegmentLog, TailEntry, scan_entries
 
 CLUSTER = "00112233445566778899aabbccddeeff"
@@ -22,11 +23,11 @@ def receive(log: SegmentLog, entry: TailEntry, chain: int) -> TailEntry:
 
 def test_a_follower_holds_the_same_bytes_and_chain() -> None:
     leader, follower = open_log("leader"), open_log("follower")
-    entry = leader.append(1, 1, 1, b"")
+    entry = leader.append(1, LogIndex(1), Term(1), b"")
     receive(follower, entry, follower.chain)
     for index in range(2, 20):
         chain = leader.chain
-        entry = leader.append(1, index, 1, bytes([index]) * 700, b"hint")
+        entry = leader.append(1, LogIndex(index), Term(1), bytes([index]) * 700, b"hint")
         copy = receive(follower, entry, chain)
         assert (copy.pos, copy.header, copy.body, copy.annotation) == (
             entry.pos,
@@ -42,10 +43,10 @@ def test_a_follower_holds_the_same_bytes_and_chain() -> None:
 def test_an_entry_that_does_not_link_to_the_own_last_one_is_divergence() -> None:
     """Same index, same term, same size before it, and still another history."""
     leader, follower = open_log("leader"), open_log("follower")
-    leader.append(1, 1, 1, b"one history")
-    follower.append(1, 1, 1, b"two history")
+    leader.append(1, LogIndex(1), Term(1), b"one history")
+    follower.append(1, LogIndex(1), Term(1), b"two history")
     chain = leader.chain
-    entry = leader.append(1, 2, 1, b"next")
+    entry = leader.append(1, LogIndex(2), Term(1), b"next")
     with pytest.raises(LogDiverged, match="entry 2 does not continue this log: chain"):
         receive(follower, entry, chain)
     assert follower.last_index == 1
@@ -53,10 +54,10 @@ def test_an_entry_that_does_not_link_to_the_own_last_one_is_divergence() -> None
 
 def test_an_entry_at_another_position_is_divergence() -> None:
     leader, follower = open_log("leader"), open_log("follower")
-    leader.append(1, 1, 1, b"long" * 10)
-    follower.append(1, 1, 1, b"short")
+    leader.append(1, LogIndex(1), Term(1), b"long" * 10)
+    follower.append(1, LogIndex(1), Term(1), b"short")
     chain = leader.chain
-    entry = leader.append(1, 2, 1, b"next")
+    entry = leader.append(1, LogIndex(2), Term(1), b"next")
     with pytest.raises(LogDiverged, match="position"):
         receive(follower, entry, chain)
     assert follower.last_index == 1

@@ -8,13 +8,16 @@ import msgspec
 import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import MetaCorrupt
 from raftlog.segment.meta import SLOT_BYTES, MetaFile, MetaState, decode_slot, encode_slot
 from raftlog.segment.meta_keys import ABSTAINING
 from tests.unit.segment.log_home import LogHome
 
 PATH = "/meta"
-STATE = MetaState("cluster", "n1", 4096, term=7, voted_for="n2", commit_hint=3, durable_pos=99, boot_id="b")
+STATE = MetaState(
+    "cluster", "n1", 4096, term=Term(7), voted_for="n2", commit_hint=LogIndex(3), durable_pos=99, boot_id="b"
+)
 
 
 def with_term(term: int) -> MetaState:

@@ -10,6 +10,7 @@ import zlib
 
 import pytest
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import FormatTooNew, MetaCorrupt
 from raftlog.segment.codec import FLAGS, HEADER, HEADER_BYTES, NORMAL, EntryRef, frame, scan_entries
 from raftlog.segment.errors import EntryTooNew, FrameCorrupt
@@ -64,7 +65,7 @@ def add_newer_entry(home: LogHome, body: bytes = b"newer") -> EntryRef:
 
 
 def newer_slot(home: LogHome, slot: int, version: int = NEWER) -> None:
-    data = bytearray(encode_slot(MetaState(CLUSTER_ID, "n1", home.segment_bytes, term=9, voted_for="n2"), 99))
+    data = bytearray(encode_slot(MetaState(CLUSTER_ID, "n1", home.segment_bytes, term=Term(9), voted_for="n2"), 99))
     struct.pack_into(">I", data, 8, version)
     length = struct.unpack_from(">I", data, 20)[0]
     crc = zlib.crc32(data[28 : 28 + length], zlib.crc32(data[:24]))
@@ -122,14 +123,14 @@ def test_a_newer_entry_in_a_closed_file(home: LogHome) -> None:
     log = home.open()
     home.put(log, bytes(1500), bytes(1500), bytes(1500))
     assert log.last_index == 3
-    last = log.locate(2)
-    before = log.locate(1)
+    last = log.locate(LogIndex(2))
+    before = log.locate(LogIndex(1))
     log.close()
     home.opened.clear()
     data, chain = newer_entry(2, last.term, last.pos, bytes(1500), before.chain)
     home.disk.overwrite(home.segment(), last.pos, data)
     # The newer software chained what follows to it.
-    header, _ = frame(NORMAL, 3, last.term, home.segment_bytes, bytes(1500), chain)
+    header, _ = frame(NORMAL, LogIndex(3), last.term, home.segment_bytes, bytes(1500), chain)
     home.disk.overwrite(home.segment(home.segment_bytes), 0, header)
     assert refusal(home).path == home.segment()
 

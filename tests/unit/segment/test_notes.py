@@ -10,6 +10,7 @@ import cbor2
 import msgspec
 import pytest
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL
 from raftlog.segment.meta import NOTES_BYTES_MAX, MetaState, decode_slot, encode_slot
 from tests.unit.segment.log_home import LogHome
@@ -41,7 +42,9 @@ def test_notes_that_do_not_fit_are_a_bug(home: LogHome) -> None:
 
 
 def test_the_largest_notes_fit_a_slot() -> None:
-    state = MetaState("c" * 64, "n" * 64, 1 << 40, 1 << 60, "v" * 64, 1 << 60, 1 << 60, boot_id="b" * 36)
+    state = MetaState(
+        "c" * 64, "n" * 64, 1 << 40, Term(1 << 60), "v" * 64, LogIndex(1 << 60), 1 << 60, boot_id="b" * 36
+    )
     state = msgspec.structs.replace(state, store_id="s" * 64, notes={"k": bytes(NOTES_BYTES_MAX - 1)})
     assert decode_slot(encode_slot(state, 1)) == (1, state)
 
@@ -85,10 +88,10 @@ def reframed(slot: bytes, payload: bytes) -> bytes:
 def test_configs_follow_appends_truncation_and_reopening(home: LogHome) -> None:
     log = home.open()
     for index, kind in enumerate((NORMAL, CONFIG, NORMAL, CONFIG, CONFIG), 1):
-        log.append(kind, index, 1, b"body %d" % index)
+        log.append(kind, LogIndex(index), Term(1), b"body %d" % index)
     home.submit(log)
     assert log.configs == [(2, b"body 2"), (4, b"body 4"), (5, b"body 5")]
-    log.truncate(5)
+    log.truncate(LogIndex(5))
     home.submit(log)
     assert log.configs == [(2, b"body 2"), (4, b"body 4")]
     home.close_all()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from raftlog.log_numbers import FIRST_INDEX, LogIndex, index_range
 from raftlog.segment import EntryGone, SegmentLog, scattered_reads
 from raftlog.segment.codec import HEADER_BYTES
 from raftlog.segment.errors import StorageCorrupt
@@ -30,7 +31,7 @@ def some_pieces(log: SegmentLog, rng: random.Random) -> list[tuple[int, int]]:
     """Ascending pieces of bodies, some next to each other, some whole entries apart."""
     chosen: list[tuple[int, int]] = []
     for index in range(log.first_index, log.last_index + 1):
-        ref = log.locate(index)
+        ref = log.locate(LogIndex(index))
         at, end = ref.pos + HEADER_BYTES, ref.pos + ref.size
         while at < end and rng.random() < 0.7:
             length = rng.randint(1, end - at)
@@ -51,7 +52,7 @@ def test_pieces_are_what_single_reads_give(
     log = home.open(tail_bytes_max=tail_bytes_max)
     for number in range(40):
         home.put(log, rng.randbytes(37 * number % 500 + 1))
-    log.truncate(38)
+    log.truncate(LogIndex(38))
     home.put(log, b"in place of what was cut")
     log.check_invariants()
     for _ in range(30):
@@ -66,7 +67,7 @@ def test_reads_are_bounded_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes(100) for _ in range(50)])
     reads = counted(monkeypatch)
-    refs = [log.locate(index) for index in range(1, 50)]
+    refs = [log.locate(LogIndex(index)) for index in range(1, 50)]
     reads.clear()
     log.pread_each([(ref.pos + HEADER_BYTES, 100) for ref in refs])
     assert max(length for _, length in reads) <= 700
@@ -96,17 +97,17 @@ def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypa
         home.put(log, rng.randbytes(100))
     pread = log.files.pread
     reads = counted(monkeypatch)
-    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 49))]
+    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, index_range(FIRST_INDEX, LogIndex(49)))]
     bodies = [pread(pos, length) for pos, length in places]
     reads.clear()
     for queue in range(8):
         assert log.pread_each(places[queue::8]) == bodies[queue::8]
     # The first one reads what all have in common; the others have one piece each that lies behind that.
     assert [length for _, length in reads[1:]] == [100] * 7
-    log.truncate(45)
+    log.truncate(LogIndex(45))
     for _ in range(45, 49):
         home.put(log, rng.randbytes(100))
-    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 49))]
+    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, index_range(FIRST_INDEX, LogIndex(49)))]
     assert log.pread_each(places[4::8]) == [pread(pos, length) for pos, length in places[4::8]]
     assert log.pread_each(places[4::8])[-1] != bodies[44]
     home.close_all()
@@ -119,7 +120,7 @@ def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes([number]) * 100 for number in range(100)])
     reads = counted(monkeypatch)
-    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, range(1, 100))]
+    places = [(ref.pos + HEADER_BYTES, 100) for ref in map(log.locate, index_range(FIRST_INDEX, LogIndex(100)))]
     runs = [(places[at], places[at + 4]) for at in range(0, 90, 10)]
     for run in runs:
         log.pread_each(run)
@@ -139,10 +140,10 @@ def test_damage_between_pieces_changes_none_of_them(damaged: int) -> None:
     log = home.open(tail_bytes_max=0)
     bodies = [rng.randbytes(length) for length in (100, 200, 300, 150, 400, 50, 250)]
     home.put(log, *bodies)
-    home.disk.flip_bit(home.segment(), log.locate(damaged).pos + HEADER_BYTES)
+    home.disk.flip_bit(home.segment(), log.locate(LogIndex(damaged)).pos + HEADER_BYTES)
     wanted = [index for index in (1, 5, 7) if index != damaged]
-    places = [(log.locate(index).pos + HEADER_BYTES, len(bodies[index - 1])) for index in wanted]
+    places = [(log.locate(LogIndex(index)).pos + HEADER_BYTES, len(bodies[index - 1])) for index in wanted]
     assert log.pread_each(places) == [bodies[index - 1] for index in wanted]
     with pytest.raises(StorageCorrupt):
-        log.pread_each([*places[:1], (log.locate(damaged).pos + HEADER_BYTES, len(bodies[damaged - 1]))])
+        log.pread_each([*places[:1], (log.locate(LogIndex(damaged)).pos + HEADER_BYTES, len(bodies[damaged - 1]))])
     home.close_all()

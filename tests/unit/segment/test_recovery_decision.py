@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.codec import HEADER_BYTES, NORMAL, frame, initial_chain
 from raftlog.segment.recovery import (
     Corrupt,
@@ -23,9 +24,9 @@ from raftlog.segment.recovery import (
 CALM = Evidence(
     stop=Stop(1000, "unknown type"),
     end_pos=1000,
-    last_index=10,
+    last_index=LogIndex(10),
     durable_pos=1000,
-    commit_hint=10,
+    commit_hint=LogIndex(10),
     only_zeros=True,
     intact_behind=None,
 )
@@ -58,7 +59,7 @@ def test_decision(changes: dict[str, object], decision: Decision) -> None:
 @pytest.mark.parametrize("pos", [0, 1, 65_500, 65_536 - 47, 65_536 - 3, 200_000, 1_048_576 - 20, 1_100_000])
 def test_intact_entry_is_found_wherever_it_begins(pos: int) -> None:
     content = bytearray(1_200_000)
-    header, _ = frame(NORMAL, 5, 2, pos, b"body", initial_chain("c"))
+    header, _ = frame(NORMAL, LogIndex(5), Term(2), pos, b"body", initial_chain("c"))
     content[pos : pos + HEADER_BYTES + 4] = header + b"body"
 
     def read(at: int, length: int) -> bytes:
@@ -74,7 +75,7 @@ def test_intact_entry_is_found_wherever_it_begins(pos: int) -> None:
 
 def test_an_entry_at_another_place_is_no_entry() -> None:
     """A message may hold a copy of an entry; only at its own position it counts."""
-    header, _ = frame(NORMAL, 5, 2, 700, b"body", initial_chain("c"))
+    header, _ = frame(NORMAL, LogIndex(5), Term(2), 700, b"body", initial_chain("c"))
     content = random.Random(1).randbytes(500) + header + b"body" + bytes(1000)
     assert find_intact(lambda at, length: content[at : at + length], 0, len(content)) is None
 

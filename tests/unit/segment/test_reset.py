@@ -10,6 +10,7 @@ import pytest
 
 import raftlog.segment.snapshot_install
 from chaos.disk import PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, SegmentLog, StorageFailed
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, discard, encode_manifest
 from tests.support.log_fetches import PIECE_BYTES, SNAPSHOT, fill, manifest_of, pull
@@ -71,9 +72,9 @@ def test_lagging_log_is_replaced_and_goes_on(home: LogHome, leader: LogHome, old
     log = assert_replaced(home, source, manifest)
     assert (log.meta.term, log.meta.voted_for, log.notes["stores"]) == (11, "n2", b"kept")
     for index in range(log.last_index + 1, source.last_index + 1):
-        entry = source.entry(index)
+        entry = source.entry(LogIndex(index))
         assert entry is not None
-        log.append_framed(source.locate(index), entry.header, entry.body)
+        log.append_framed(source.locate(LogIndex(index)), entry.header, entry.body)
     home.submit(log)
     assert (log.chain, log.end_pos) == (source.chain, source.end_pos)
     home.close_all()
@@ -205,9 +206,9 @@ def test_files_of_another_log_do_not_fit(home: LogHome, leader: LogHome) -> None
     other = LogHome()
     log = other.open()
     for index in range(1, 96):
-        log.append(NORMAL, index, 1, bytes(330 + index % 7))
+        log.append(NORMAL, LogIndex(index), Term(1), bytes(330 + index % 7))
         other.submit(log, commit_hint=index)
-    staging = SnapshotInstall(home.disk, DIRECTORY, log.manifest(95, conf=b""))
+    staging = SnapshotInstall(home.disk, DIRECTORY, log.manifest(LogIndex(95), conf=b""))
     pull(staging, log)
     staging.finish()
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source))
@@ -225,7 +226,12 @@ def test_log_that_caught_up_meanwhile_is_kept(home: LogHome, leader: LogHome) ->
     log = home.open()
     rng = random.Random(5)
     for index in range(1, 81):
-        log.append(CONFIG if index % 20 == 0 else NORMAL, index, 1 + index // 33, rng.randbytes(330 + index % 7))
+        log.append(
+            CONFIG if index % 20 == 0 else NORMAL,
+            LogIndex(index),
+            Term(1 + index // 33),
+            rng.randbytes(330 + index % 7),
+        )
     home.submit(log, term=9)
     bodies = all_bodies(log)
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.retention import RetentionPolicy, Situation, droppable
 
@@ -14,12 +15,12 @@ SEGMENTS = [
     SegmentInfo(
         start=number * FILE,
         end=(number + 1) * FILE,
-        first_index=10 * number + 1,
-        last_index=10 * number + 10,
+        first_index=LogIndex(10 * number + 1),
+        last_index=LogIndex(10 * number + 10),
         closed=True,
     )
     for number in range(2, 7)
-] + [SegmentInfo(start=700, end=740, first_index=71, last_index=74, closed=False)]
+] + [SegmentInfo(start=700, end=740, first_index=LogIndex(71), last_index=LogIndex(74), closed=False)]
 NEWEST = {200: 1, 300: 2, 400: None, 500: 4, 600: 5, 700: 6}
 """Hour in which the newest message of a file came."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
+from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, Base, LogDamaged, SegmentLog, initial_chain
 from raftlog.segment.closed_file_index import ClosedFileIndex, agrees, decode_sidecar, encode_sidecar
 from raftlog.segment.codec import EntryRef
@@ -39,13 +40,13 @@ def fill(home: LogHome, count: int = 60) -> SegmentLog:
     """Ten files; the term rises in the middle of some of them and at the start of others."""
     log = home.open()
     for index in range(1, count + 1):
-        log.append(CONFIG if index % 9 == 0 else NORMAL, index, 1 + index // 6, bytes([index]) * 600)
+        log.append(CONFIG if index % 9 == 0 else NORMAL, LogIndex(index), Term(1 + index // 6), bytes([index]) * 600)
         home.submit(log)
     return log
 
 
 def state(log: SegmentLog) -> list[object]:
-    anchors = [log._index.anchor(index) for index in range(1, log.last_index + 1)]
+    anchors = [log._index.anchor(LogIndex(index)) for index in range(1, log.last_index + 1)]
     return [*(getattr(log, name) for name in KEPT), log.segments(), anchors]
 
 
@@ -97,13 +98,13 @@ def test_sidecars_of_another_content_are_not_believed(home: LogHome) -> None:
     fill(home).close()
     stale = {name: home.disk.content(f"{DIRECTORY}/{name}") for name in sidecars(home)}
     log = home.open()
-    log.truncate(2)
+    log.truncate(LogIndex(2))
     for index in range(2, 61):
-        log.append(NORMAL, index, 50, bytes([index + 1]) * 600)
+        log.append(NORMAL, LogIndex(index), Term(50), bytes([index + 1]) * 600)
     home.submit(log, term=50)
     expected = state(log)
     log.close()
-    base = Base(0, 0, 0, initial_chain(CLUSTER_ID)).ref
+    base = Base(NO_INDEX, NO_TERM, 0, initial_chain(CLUSTER_ID)).ref
     first = home.disk.content(home.segment())
     for content, is_right in ((home.disk.content(f"{home.segment()}.index"), True), (stale[sidecars(home)[0]], False)):
         sidecar = decode_sidecar(content)
@@ -121,7 +122,7 @@ def test_sidecar_that_lies_about_its_last_chain_is_found_out_by_the_next_file(ho
     other = LogHome(segment_bytes=4096)
     log = other.open()
     for index in range(1, 61):
-        log.append(NORMAL, index, 1 + index // 6, bytes([index + 100]) * 600)
+        log.append(NORMAL, LogIndex(index), Term(1 + index // 6), bytes([index + 100]) * 600)
         other.submit(log)
     for name in (f"{8 * 4096:020d}", f"{8 * 4096:020d}.index"):
         home.disk.overwrite(f"{DIRECTORY}/{name}", 0, other.disk.content(f"{DIRECTORY}/{name}"))
@@ -153,7 +154,7 @@ def test_cut_and_drop_take_the_sidecars_along(home: LogHome) -> None:
     log = fill(home)
     home.submit(log, commit_hint=20)
     log.drop_prefix(2 * 4096, b"")
-    log.truncate(30)
+    log.truncate(LogIndex(30))
     home.submit(log)
     assert sidecars(home) == [f"{start * 4096:020d}.index" for start in (2, 3)]
     expected = state_above(log)
@@ -167,10 +168,10 @@ def state_above(log: SegmentLog) -> list[object]:
 
 def test_entries_that_are_appended_after_a_cut_get_new_sidecars(home: LogHome) -> None:
     log = fill(home)
-    log.truncate(10)
+    log.truncate(LogIndex(10))
     for index in range(10, 40):
-        log.append(NORMAL, index, 20, b"new" * 200)
-    log.truncate(35)
+        log.append(NORMAL, LogIndex(index), Term(20), b"new" * 200)
+    log.truncate(LogIndex(35))
     home.submit(log, term=20)
     expected = state(log)
     assert len(sidecars(home)) == len(log.segments()) - 1
@@ -202,7 +203,7 @@ def test_segment_roll_crash_each_step_with_sidecars(operation: str) -> None:
 
     def run(home: LogHome, log: SegmentLog) -> None:
         if operation == "truncate":
-            log.truncate(4)
+            log.truncate(LogIndex(4))
         for _ in range(6):
             home.put(log, b"new" * 140, term=7)
 
@@ -237,12 +238,12 @@ def test_part_and_extend_are_inverse() -> None:
     firsts = []
     for number in range(1, 101):
         pos = (number - 1) // 10 * segment_bytes + (number - 1) % 10 * ANCHOR_BYTES // 3
-        index.note(number, number // 7, pos)
+        index.note(LogIndex(number), Term(number // 7), pos)
         if number % 10 == 1:
             firsts.append(number)
         if number % 13 == 0:
-            index.note_config(number, b"%d" % number)
+            index.note_config(LogIndex(number), b"%d" % number)
     for first in firsts:
-        copy.extend(index.part(first, first + 10))
+        copy.extend(index.part(LogIndex(first), LogIndex(first + 10)))
     assert (copy.term_runs, copy.configs) == (index.term_runs, index.configs)
-    assert [copy.anchor(n) for n in range(1, 101)] == [index.anchor(n) for n in range(1, 101)]
+    assert [copy.anchor(LogIndex(n)) for n in range(1, 101)] == [index.anchor(LogIndex(n)) for n in range(1, 101)]

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment.codec import place
 from raftlog.segment.index import ANCHOR_BYTES, SparseIndex
 
@@ -16,13 +17,13 @@ SIZES = st.lists(st.one_of(st.integers(48, 200), st.integers(48, SEGMENT_BYTES -
 
 def check(index: SparseIndex, entries: list[tuple[int, int]]) -> None:
     for number, (term, pos) in enumerate(entries, 1):
-        anchor_index, anchor_pos = index.anchor(number)
+        anchor_index, anchor_pos = index.anchor(LogIndex(number))
         assert anchor_index <= number
         assert entries[anchor_index - 1][1] == anchor_pos
         assert pos - anchor_pos < ANCHOR_BYTES
         assert pos // SEGMENT_BYTES == anchor_pos // SEGMENT_BYTES
-        assert index.term_at(number) == term
-    assert index.term_at(0) == 0
+        assert index.term_at(LogIndex(number)) == term
+    assert index.term_at(NO_INDEX) == 0
     firsts = [first for first, _ in index.term_runs]
     assert firsts == sorted(set(firsts))
 
@@ -39,14 +40,14 @@ def test_every_entry_has_an_anchor_within_reach(first: list[int], second: list[i
             pos = place(end_pos, size, SEGMENT_BYTES)
             end_pos = pos + size
             entries.append((term + len(entries) // 7, pos))
-            index.note(len(entries), entries[-1][0], pos)
+            index.note(LogIndex(len(entries)), Term(entries[-1][0]), pos)
 
     extend(first, 1)
     check(index, entries)
     if from_index <= len(entries):
         end_pos = entries[from_index - 1][1]
         del entries[from_index - 1 :]
-        index.truncate(from_index)
+        index.truncate(LogIndex(from_index))
     check(index, entries)
     extend(second, 100)
     check(index, entries)
@@ -56,7 +57,7 @@ def test_anchors_behind() -> None:
     index = SparseIndex(SEGMENT_BYTES)
     positions = [0, 100, ANCHOR_BYTES + 5, ANCHOR_BYTES + 90, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
     for number, pos in enumerate(positions, 1):
-        index.note(number, 1, pos)
+        index.note(LogIndex(number), Term(1), pos)
     anchors = [0, ANCHOR_BYTES + 5, 3 * ANCHOR_BYTES, SEGMENT_BYTES]
     for pos in positions:
         behind = anchors[bisect_right(anchors, pos) :]
@@ -67,7 +68,7 @@ def test_anchors_behind() -> None:
 def test_anchor_at() -> None:
     index = SparseIndex(SEGMENT_BYTES)
     for number, pos in enumerate([0, 100, ANCHOR_BYTES + 5, SEGMENT_BYTES], 1):
-        index.note(number, 1, pos)
+        index.note(LogIndex(number), Term(1), pos)
     assert index.anchor_at(0) == index.anchor_at(ANCHOR_BYTES + 4) == (1, 0, 3)
     assert index.anchor_at(ANCHOR_BYTES + 5) == (3, ANCHOR_BYTES + 5, 4)
     assert index.anchor_at(10 * SEGMENT_BYTES) == (4, SEGMENT_BYTES, None)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from chaos.disk import PowerCut
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, LogDamaged, SegmentLog, StorageCorrupt
 from raftlog.segment.codec import SYNC_BYTES_MAX, frame, initial_chain
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
@@ -99,7 +100,7 @@ def test_largest_entry_fills_a_file_but_for_the_smallest_blank(home: LogHome) ->
     home.put(log, largest, largest, b"x")
     assert log.end_pos == 2 * 4096 + 49
     with pytest.raises(ValueError, match="4089 bytes"):
-        log.append(NORMAL, 4, 1, largest + b"x")
+        log.append(NORMAL, LogIndex(4), Term(1), largest + b"x")
     home.close_all()
     reopen_and_go_on(home, [largest, largest, b"x"])
 
@@ -109,8 +110,8 @@ def test_cutting_what_is_committed_is_a_bug(home: LogHome) -> None:
     home.put(log, b"one", b"two", b"three")
     home.submit(log, commit_hint=2)
     with pytest.raises(AssertionError, match="cut at 2, committed is 2"):
-        log.truncate(2)
-    log.truncate(3)
+        log.truncate(LogIndex(2))
+    log.truncate(LogIndex(3))
     home.submit(log)
     assert all_bodies(log) == [b"one", b"two"]
 
@@ -118,7 +119,7 @@ def test_cutting_what_is_committed_is_a_bug(home: LogHome) -> None:
 def test_restart_with_stale_bytes_after_tail(home: LogHome) -> None:
     log = home.open()
     home.put(log, *(b"old-%d" % number for number in range(20)))
-    log.truncate(6)
+    log.truncate(LogIndex(6))
     home.submit(log)
     assert not any(home.disk.content(home.segment())[log.end_pos :])
     home.close_all()
@@ -129,7 +130,7 @@ def test_truncated_entries_do_not_come_back_behind_shorter_ones(home: LogHome) -
     """The old sixth entry is as long as the new fifth one is, so it would lie just where the new sixth would."""
     log = home.open()
     home.put(log, *(b"old-%d" % number for number in range(9)))
-    log.truncate(5)
+    log.truncate(LogIndex(5))
     home.put(log, b"new-5", term=2)
     home.close_all()
     reopen_and_go_on(home, [b"old-0", b"old-1", b"old-2", b"old-3", b"new-5"])
@@ -141,8 +142,8 @@ def test_stale_entries_of_another_history_do_not_link(home: LogHome) -> None:
     home.put(log, b"mine")
     end_pos = log.end_pos
     home.close_all()
-    _, foreign_chain = frame(NORMAL, 1, 1, 0, b"his!", initial_chain(CLUSTER_ID))
-    header, _ = frame(NORMAL, 2, 1, end_pos, b"stale", foreign_chain)
+    _, foreign_chain = frame(NORMAL, LogIndex(1), Term(1), 0, b"his!", initial_chain(CLUSTER_ID))
+    header, _ = frame(NORMAL, LogIndex(2), Term(1), end_pos, b"stale", foreign_chain)
     home.disk.overwrite(home.segment(), end_pos, header + b"stale")
     reopen_and_go_on(home, [b"mine"])
 
@@ -290,9 +291,9 @@ def test_damage_that_appears_while_open_is_never_returned(home: LogHome) -> None
     log.close(clean=True)
     log = home.open()
     damage_at(home, 200)
-    assert [ref.index for ref in log.read_entries(1, 100)[0]] == [1]
+    assert [ref.index for ref in log.read_entries(LogIndex(1), 100)[0]] == [1]
     with pytest.raises(StorageCorrupt, match="checksum of the body differs"):
-        log.read_entries(1, 1000)
+        log.read_entries(LogIndex(1), 1000)
 
 
 def test_recovered_log_equals_the_one_before(home: LogHome) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from raftlog.log_numbers import LogIndex
 from raftlog.net.frames import RangeReq
 from raftlog.range_server import DAMAGED_HERE, RangeRefused
 from raftlog.repair_dialogue import damaged_log_bytes
@@ -37,21 +38,21 @@ def lose(home: LogHome, block: int, start: int = 0) -> None:
 
 def test_a_running_log_takes_it_for_damage(home: LogHome) -> None:
     log, bodies = filled(home)
-    hurt = next(index for index in range(1, 150) if log.locate(index).pos > 2 * BLOCK_BYTES)
-    ref = log.locate(hurt)
+    hurt = next(index for index in range(1, 150) if log.locate(LogIndex(index)).pos > 2 * BLOCK_BYTES)
+    ref = log.locate(LogIndex(hurt))
     told: list[StorageCorrupt] = []
     log.tell_damage(told.append)
     lose(home, 2)
     for read in (
         lambda: log.pread(ref.pos + HEADER_BYTES, 1),
         lambda: log.read_range(ref.pos, ref.size),
-        lambda: log.read_entries(hurt, 1000),
+        lambda: log.read_entries(LogIndex(hurt), 1000),
         lambda: log.files.pread_disk(2 * BLOCK_BYTES, 100),
     ):
         with pytest.raises(StorageCorrupt, match="the disk cannot read it"):
             read()
     assert told
-    other = log.locate(140)
+    other = log.locate(LogIndex(140))
     assert log.pread(other.pos + HEADER_BYTES, other.size - HEADER_BYTES) == bodies[139]
 
 

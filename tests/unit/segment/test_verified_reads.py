@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from raftlog.log_numbers import FIRST_INDEX, LogIndex, Term, index_range
 from raftlog.segment import (
     CONFIG,
     HEADER_BYTES,
@@ -34,7 +35,7 @@ def filled(home: LogHome, count: int = 60, seed: int = 1) -> tuple[SegmentLog, l
     bodies = [rng.randbytes(rng.randint(1, 900)) for _ in range(count)]
     for body in bodies:
         home.put(log, body)
-    return log, [log.locate(index) for index in range(1, count + 1)], bodies
+    return log, [log.locate(LogIndex(index)) for index in range(1, count + 1)], bodies
 
 
 def read_all(log: SegmentLog, ref: EntryRef) -> list[bytes]:
@@ -159,11 +160,11 @@ def test_a_flipped_type_of_the_first_entry_of_a_span_is_found_by_the_index(kind:
     home = LogHome(segment_bytes=1 << 20)
     log = home.open(tail_bytes_max=TAIL_BYTES)
     for _ in range(20):
-        log.append(kind, log.last_index + 1, 1, bytes(70_000))
+        log.append(kind, log.last_index + 1, Term(1), bytes(70_000))
         home.submit(log)
     log.close()
     log = home.open(tail_bytes_max=TAIL_BYTES)
-    ref = log.locate(8)
+    ref = log.locate(LogIndex(8))
     assert next(iter(log.read_runs(ref.pos, ref.size))).data[:4] == kind.to_bytes(4, "big")
     home.disk.flip_bit(home.segment(), ref.pos + 3, 1)
     with pytest.raises(StorageCorrupt, match="type differs from the index"):
@@ -199,11 +200,11 @@ def test_memory_is_bounded(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_was_cut_is_not_read_any_more(home: LogHome) -> None:
     log, refs, _ = filled(home)
     log.load(0, refs[-2].pos)
-    log.truncate(30)
+    log.truncate(LogIndex(30))
     for number in range(30, 61):
         home.put(log, b"new %d" % number * 20)
     for number in range(30, 61):
-        ref = log.locate(number)
+        ref = log.locate(LogIndex(number))
         assert log.pread(ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES) == b"new %d" % number * 20
     home.close_all()
 
@@ -217,7 +218,7 @@ def test_a_cut_while_a_thread_reads_is_no_damage(home: LogHome, monkeypatch: pyt
     def slow(pos: int, length: int) -> bytes:
         if not begun:
             begun.append(pos)
-            log.truncate(31)
+            log.truncate(LogIndex(31))
             for _ in range(31, 61):
                 home.put(log, b"n" * 300)
         return pread(pos, length)
@@ -227,7 +228,7 @@ def test_a_cut_while_a_thread_reads_is_no_damage(home: LogHome, monkeypatch: pyt
     assert begun
     assert not told
     for number in range(31, 60):
-        ref = log.locate(number)
+        ref = log.locate(LogIndex(number))
         assert log.pread(ref.pos + HEADER_BYTES, 300) == b"n" * 300
     home.close_all()
 
@@ -236,7 +237,7 @@ def test_a_blank_that_is_not_written_yet_is_no_damage() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open(tail_bytes_max=1)
     home.put(log, b"a" * 500, b"b" * 100)
-    log.append(NORMAL, 3, 1, b"c" * 500)  # it begins the next file, and nothing of it is on disk
+    log.append(NORMAL, LogIndex(3), Term(1), b"c" * 500)  # it begins the next file, and nothing of it is on disk
     assert log.memory_pos == 1024
     log.load(0, log.memory_pos)
     assert log.has(0, log.memory_pos)
@@ -266,7 +267,10 @@ def test_many_threads_read_while_the_log_grows_and_is_cut(tmp_path: Path) -> Non
     rng = random.Random(4)
     for _ in range(800):
         home.put(log, bytes([rng.randrange(256)]) * rng.randint(100, 3000))
-    stable = [(ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES) for ref in map(log.locate, range(1, 400))]
+    stable = [
+        (ref.pos + HEADER_BYTES, ref.size - HEADER_BYTES)
+        for ref in map(log.locate, index_range(FIRST_INDEX, LogIndex(400)))
+    ]
     wrong: list[object] = []
     log.tell_damage(wrong.append)
     over = threading.Event()
@@ -283,7 +287,7 @@ def test_many_threads_read_while_the_log_grows_and_is_cut(tmp_path: Path) -> Non
     for thread in threads:
         thread.start()
     for _ in range(40):
-        log.truncate(rng.randint(401, log.last_index))
+        log.truncate(LogIndex(rng.randint(401, log.last_index)))
         for _ in range(20):
             home.put(log, bytes([rng.randrange(256)]) * rng.randint(100, 3000))
     over.set()
@@ -310,7 +314,7 @@ def test_only_what_this_process_wrote_is_taken_from_the_page_cache(tmp_path: Pat
     home.ticket = 0
     for _ in range(60):
         home.put(log, b"n" * 1000)
-    old, new = log.locate(3), log.locate(40)
+    old, new = log.locate(LogIndex(3)), log.locate(LogIndex(40))
     before = log.loaded_bytes
     is_told = log.files.pread_cached(new.pos, 10) is not None
     assert log.pread(new.pos + HEADER_BYTES, 1000, trusts_page_cache=True) == b"n" * 1000
@@ -330,7 +334,7 @@ def test_what_the_page_cache_dropped_is_verified_from_then_on(tmp_path: Path) ->
     home = LogHome(disk=RealDisk())  # type: ignore[arg-type]
     for _ in range(60):
         home.put(log, b"n" * 1000)
-    ref = log.locate(10)
+    ref = log.locate(LogIndex(10))
     with open(log.files.path(0), "r+b") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if log.files.pread_cached(ref.pos, ref.size) is not None:
@@ -357,12 +361,12 @@ def test_what_was_asked_for_before_a_cut_is_read_as_far_as_it_is_left(home: LogH
     damage: list[StorageCorrupt] = []
     log.tell_damage(damage.append)
     begin, end = refs[20].pos, refs[-1].pos + refs[-1].size
-    log.truncate(24)
+    log.truncate(LogIndex(24))
     if progress != "cut":
         home.submit(log)
     if progress.startswith("others"):
         for index in range(24, 29):
-            log.append(NORMAL, index, 2, b"other" * index)
+            log.append(NORMAL, LogIndex(index), Term(2), b"other" * index)
         if progress == "others on disk":
             home.submit(log)
     with contextlib.suppress(EntryGone):
@@ -375,6 +379,6 @@ def test_what_was_asked_for_before_a_cut_is_read_as_far_as_it_is_left(home: LogH
     bodies = [b"new %d" % index * 40 for index in range(log.last_index + 1, 40)]
     home.put(log, *bodies, term=3)
     for index, body in zip(range(40 - len(bodies), 40), bodies, strict=True):
-        assert read_all(log, log.locate(index)) == [body] * 3
+        assert read_all(log, log.locate(LogIndex(index))) == [body] * 3
     assert not damage
     home.close_all()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from chaos.disk import Buffer, MemoryDisk
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, InlineWriter, StorageFailed, Writer
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from tests.unit.segment.log_home import LogHome, all_bodies
@@ -139,8 +140,8 @@ def test_truncation_takes_back_what_a_running_sync_would_make_durable(home: LogH
     gated.gate.clear()
     home.put(log, b"old")
     assert gated.waiting.acquire(timeout=30)
-    log.truncate(2)
-    log.append(NORMAL, 2, 2, b"new")
+    log.truncate(LogIndex(2))
+    log.append(NORMAL, LogIndex(2), Term(2), b"new")
     gated.gate.set()
     reports.wait_done(2)
     assert (log.durable_pos, log.durable_index) == (kept_end, 1)
@@ -157,17 +158,17 @@ def test_unsynced_entries_stay_in_memory(home: LogHome, gated: GatedDisk) -> Non
     gated.gate.clear()
     for _ in range(50):
         home.put(log, bytes(100))
-    assert all(log.entry(index) is not None for index in range(1, 51))
+    assert all(log.entry(LogIndex(index)) is not None for index in range(1, 51))
     gated.gate.set()
     reports.wait_done(50)
     home.put(log, b"last")
-    assert log.entry(1) is None
-    assert log.entry(40) is None
-    assert log.entry(51) is not None
+    assert log.entry(LogIndex(1)) is None
+    assert log.entry(LogIndex(40)) is None
+    assert log.entry(LogIndex(51)) is not None
     reports.wait_done(51)
     log.check_invariants()
     assert all_bodies(log) == [*[bytes(100)] * 50, b"last"]
-    begin = log.locate(30).pos + 10
+    begin = log.locate(LogIndex(30)).pos + 10
     assert log.pread(begin, log.end_pos - begin) == gated.content(home.segment())[begin : log.end_pos]
 
 
@@ -179,7 +180,7 @@ def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk)
     home.put(log, *[bytes(100_000)] * 40)
     assert SYNC_BYTES_MAX * 0.9 < gated.unsynced_bytes_max <= SYNC_BYTES_MAX
     gated.unsynced_bytes_max = 0
-    log.truncate(2)
+    log.truncate(LogIndex(2))
     home.submit(log)
     assert gated.unsynced_bytes_max <= SYNC_BYTES_MAX
     assert not any(gated.content(home.segment())[log.end_pos :])

@@ -12,18 +12,19 @@ from mq.store.checkpoint import (
     load_checkpoint,
     write_checkpoint,
 )
+from raftlog.log_numbers import LogIndex, Term
 
 QUEUES = {"T": [(0, 5, 9, bytes(40))]}
 
 
 def write(directory: Path, name: str, index: int) -> None:
-    write_checkpoint(str(directory), name, Checkpoint(index, 1, index * 100, QUEUES, 0, b"state"))
+    write_checkpoint(str(directory), name, Checkpoint(LogIndex(index), Term(1), index * 100, QUEUES, 0, b"state"))
 
 
 def test_the_oldest_checkpoint_in_the_range_is_taken_with_the_ends_of_its_queues(tmp_path: Path) -> None:
     write(tmp_path, CHECKPOINT_NAME, 30)
     write(tmp_path, PREVIOUS_NAME, 20)
-    found = snapshot_between(str(tmp_path), 10, 40)
+    found = snapshot_between(str(tmp_path), LogIndex(10), LogIndex(40))
     assert found is not None
     assert found.index == 20
     (tmp_path / "snapshot").write_bytes(found.data)
@@ -35,9 +36,9 @@ def test_the_oldest_checkpoint_in_the_range_is_taken_with_the_ends_of_its_queues
 def test_checkpoints_outside_of_the_range_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
     write(tmp_path, CHECKPOINT_NAME, 30)
     write(tmp_path, PREVIOUS_NAME, 20)
-    newer = snapshot_between(str(tmp_path), 21, 40)
+    newer = snapshot_between(str(tmp_path), LogIndex(21), LogIndex(40))
     assert newer is not None
     assert newer.index == 30
-    assert snapshot_between(str(tmp_path), 21, 29) is None
+    assert snapshot_between(str(tmp_path), LogIndex(21), LogIndex(29)) is None
     (tmp_path / CHECKPOINT_NAME).write_bytes(b"rubbish")
-    assert snapshot_between(str(tmp_path), 21, 40) is None
+    assert snapshot_between(str(tmp_path), LogIndex(21), LogIndex(40)) is None

@@ -27,6 +27,7 @@ from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.key_table import PADDING, hashes, mixed
 from mq.store.key_index.record_keys import Damaged, key_hash, text_hash
 from mq.store.key_index.search import KeyQuery, SearchResult
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, SegmentLog, StorageCorrupt, frame
 from tests.unit.segment.log_home import LogHome
 
@@ -79,7 +80,7 @@ class Home:
         self.index = self.reopened()
 
     def reopened(self) -> KeyIndex:
-        return KeyIndex(self.directory, self.log, lambda: self.applied)
+        return KeyIndex(self.directory, self.log, lambda: LogIndex(self.applied))
 
     def put(self, *messages: Sent, kind: int = NORMAL) -> None:
         """One entry with these messages, committed."""
@@ -90,7 +91,7 @@ class Home:
             record = encoded(each, pos + len(body))
             self.sent.append((each, record))
             body += record
-        self.log.append(kind, self.log.last_index + 1, 1, body)
+        self.log.append(kind, self.log.last_index + 1, Term(1), body)
         self.home.submit(self.log)
         self.applied = self.log.last_index
 
@@ -226,7 +227,7 @@ def test_what_is_not_committed_is_not_found(home: Home) -> None:
 
 def test_configurations_hold_no_messages(home: Home) -> None:
     fill(home, 5)
-    home.log.append(CONFIG, home.log.last_index + 1, 1, b"U3 is no record")
+    home.log.append(CONFIG, home.log.last_index + 1, Term(1), b"U3 is no record")
     home.home.submit(home.log)
     home.applied += 1
     assert len(home.search(wanted("U3")).records) == 1
@@ -369,7 +370,7 @@ def test_an_intact_entry_without_records_is_refused() -> None:
 
 def framed(body: bytes) -> bytes:
     """The bytes of the first entry of a log."""
-    header, _ = frame(NORMAL, 1, 1, 0, body, 0)
+    header, _ = frame(NORMAL, LogIndex(1), Term(1), 0, body, 0)
     return header + body
 
 
@@ -382,7 +383,7 @@ def test_no_bit_of_the_entries_is_indexed_when_it_is_wrong(
     good = build_key_file(home.log.read_range, job.begin, job.end)
     monkeypatch.setattr("mq.store.key_index.key_file_build._WINDOW_BYTES", window_bytes)
     assert build_key_file(home.log.files.pread, job.begin, job.end) == good
-    entries = [home.log.locate(index) for index in range(1, home.log.last_index + 1)]
+    entries = [home.log.locate(LogIndex(index)) for index in range(1, home.log.last_index + 1)]
     size = entries[0].size
     rng = random.Random(window_bytes)
     positions = [
@@ -415,7 +416,7 @@ def test_the_log_learns_of_a_damaged_entry(home: Home) -> None:
     fill(home)
     told: list[int] = []
     home.log.tell_damage(lambda damage: told.append(damage.physical_offset))
-    damaged = home.log.locate(3)
+    damaged = home.log.locate(LogIndex(3))
     home.index.report_damage(damaged.pos)
     assert told == []
     home.home.disk.flip_bit(home.home.segment(), damaged.pos + HEADER_BYTES + 20)

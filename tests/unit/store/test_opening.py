@@ -16,6 +16,7 @@ from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.errors import CheckpointDamaged, RunRefused, StoreLost
 from mq.store.opening import Filling, LogBounds, OpenedStore, ends_of, open_store
 from mq.store.queue_store import QueueStore
+from raftlog.log_numbers import NO_TERM, LogIndex, Term
 from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit
 
 
@@ -44,8 +45,8 @@ def snapshot_at(log: Log, index: int, directory: Path) -> Checkpoint:
     for event in log.events[:index]:
         apply(store, event)
     return Checkpoint(
-        applied_index=index,
-        applied_term=1,
+        applied_index=LogIndex(index),
+        applied_term=Term(1),
         applied_pos=positions(log)[index],
         queues=ends_of(store.table()),
         state=b"s",
@@ -75,7 +76,7 @@ def whole(directory: Path, log: Log, base_pos: int) -> dict[tuple[str, int], tup
 
 
 def bounds(log: Log, base: int) -> LogBounds:
-    return LogBounds(base, positions(log)[base], len(log.events), lambda index: 1)
+    return LogBounds(LogIndex(base), positions(log)[base], LogIndex(len(log.events)), lambda index: Term(1))
 
 
 def cases() -> Iterator[tuple[int, int, int]]:
@@ -112,7 +113,7 @@ def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path
     replay(again, log)
     pos = positions(log)
     pending = Checkpointer(str(new), again.queues).prepare(
-        applied_index=40, applied_term=1, applied_pos=pos[40], state=lambda: b"later"
+        applied_index=LogIndex(40), applied_term=Term(1), applied_pos=pos[40], state=lambda: b"later"
     )
     assert commit(pending)
     assert not (new / "snapshot").exists()
@@ -130,7 +131,7 @@ def _checkpointed(tmp_path: Path, log: Log, *indexes: int) -> Path:
         done = index
         store.flush_all()
         pending = checkpointer.prepare(
-            applied_index=index, applied_term=1, applied_pos=positions(log)[index], state=lambda: b"own"
+            applied_index=LogIndex(index), applied_term=Term(1), applied_pos=positions(log)[index], state=lambda: b"own"
         )
         assert commit(pending)
     store.close()
@@ -206,16 +207,23 @@ def test_a_snapshot_with_queues_that_cannot_be_is_refused(
     tmp_path: Path, queues: dict[str, list[tuple[int, int, int, bytes]]]
 ) -> None:
     incoming = tmp_path / "incoming"
-    incoming.write_bytes(encode_checkpoint(Checkpoint(applied_index=30, queues=queues)))
+    incoming.write_bytes(encode_checkpoint(Checkpoint(applied_index=LogIndex(30), queues=queues)))
     with pytest.raises(StoreLost, match=r"queue|topic"):
-        open_store(str(tmp_path / "new"), TINY, log=LogBounds(5, 1000, 40, lambda index: 0), incoming=str(incoming))
+        open_store(
+            str(tmp_path / "new"),
+            TINY,
+            log=LogBounds(LogIndex(5), 1000, LogIndex(40), lambda index: NO_TERM),
+            incoming=str(incoming),
+        )
 
 
 @pytest.mark.parametrize("name", ["applied_index", "applied_term", "applied_pos", "dropped_count"])
 @pytest.mark.parametrize("number", [-1, 2**63])
 def test_a_snapshot_with_numbers_that_cannot_be_is_refused(tmp_path: Path, name: str, number: int) -> None:
     path = tmp_path / "snapshot"
-    path.write_bytes(encode_checkpoint(msgspec.structs.replace(Checkpoint(applied_index=30), **{name: number})))
+    path.write_bytes(
+        encode_checkpoint(msgspec.structs.replace(Checkpoint(applied_index=LogIndex(30)), **{name: number}))
+    )
     with pytest.raises(CheckpointDamaged, match=name):
         load_checkpoint(str(tmp_path), "snapshot")
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mq.store.checkpoint import Checkpointer, PendingCheckpoint
 from mq.store.opening import open_store
+from raftlog.log_numbers import LogIndex, Term
 from tests.unit.store.queue_log import TINY, Log, apply, contents, derived
 
 
@@ -45,7 +46,7 @@ class StoreAgainstLog(RuleBasedStateMachine):
     def prepare_checkpoint(self) -> None:
         self.dropped_count = self.store.dropped_count
         self.pending = self.checkpointer.prepare(
-            applied_index=len(self.log.events), applied_term=1, applied_pos=self.log.end, state=bytes
+            applied_index=LogIndex(len(self.log.events)), applied_term=Term(1), applied_pos=self.log.end, state=bytes
         )
 
     @precondition(lambda self: self.pending is not None)

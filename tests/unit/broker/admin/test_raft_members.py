@@ -10,6 +10,7 @@ import structlog
 from mq.broker.admin.raft_members import RaftMembers, _Waiting
 from raftlog import ConfState, NodeId, Role, RoleChange
 from raftlog.consensus.causes import Cause, CauseKind
+from raftlog.log_numbers import LogIndex, Term
 from tests.support.broker_contexts import context_of
 
 LEFT = ConfState(voters=(NodeId("n0"), NodeId("n2")))
@@ -29,13 +30,15 @@ def admin_with(answers: list[tuple[bool, str, str]]) -> RaftMembers:
         )
     )
     admin._waiting.append(
-        _Waiting(5, 0.0, "n1 is not a member any more", lambda done, code, text: answers.append((done, code, text)))
+        _Waiting(
+            LogIndex(5), 0.0, "n1 is not a member any more", lambda done, code, text: answers.append((done, code, text))
+        )
     )
     return admin
 
 
 def resigned(kind: CauseKind) -> RoleChange:
-    return RoleChange(Role.FOLLOWER, 1, None, Cause(kind))
+    return RoleChange(Role.FOLLOWER, Term(1), None, Cause(kind))
 
 
 def test_leader_that_removed_itself_says_that_it_is_done() -> None:
@@ -44,7 +47,7 @@ def test_leader_that_removed_itself_says_that_it_is_done() -> None:
     admin = admin_with(answers)
     admin.role_changed(resigned(CauseKind.NOT_A_VOTER))
     assert answers == []
-    admin.configured(6, LEFT)
+    admin.configured(LogIndex(6), LEFT)
     assert answers == [(True, "", "n1 is not a member any more")]
 
 

@@ -13,6 +13,7 @@ from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
 from raftlog import NodeId
 from raftlog.consensus.types import PeerState, PeerStatus
+from raftlog.log_numbers import LogIndex
 from raftlog.segment import EntryGone
 from tests.support.broker_contexts import context_of
 
@@ -49,7 +50,7 @@ def peer(name: str, applied: int = 100, **given: Any) -> PeerStatus:
         "disk_ok": True,
         "contact_at": 100.0,
     }
-    return PeerStatus(peer=NodeId(name), applied=applied, **fields | given)
+    return PeerStatus(peer=NodeId(name), applied=LogIndex(applied), **fields | given)
 
 
 class Home:
