@@ -317,6 +317,49 @@ def test_no_test_module_is_imported() -> None:
     assert not breaches, "\n".join(breaches)
 
 
+SLEEPS = frozenset({"trio.sleep", "anyio.sleep", "time.sleep"})
+VIRTUAL_CLOCKS = re.compile(r"\b(autojump_clock|mock_clock|MockClock)\b")
+
+
+def guessed_waits(source: str) -> Iterator[str]:
+    """Sleeps of a literal duration that say nowhere why, each as `line: what and the remedy`.
+
+    The pause of a loop is none of them, nor is a sleep in virtual time.
+    """
+    lines = source.splitlines()
+
+    def sleeps_of(node: ast.AST, *, repeats: bool) -> Iterator[int]:
+        for child in ast.iter_child_nodes(node):
+            match child:
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    if isinstance(node, ast.Module) and VIRTUAL_CLOCKS.search(
+                        ast.get_source_segment(source, child) or ""
+                    ):
+                        continue
+                    yield from sleeps_of(child, repeats=False)
+                case ast.While() | ast.For() | ast.AsyncFor():
+                    yield from sleeps_of(child, repeats=True)
+                case ast.Call(func=function, args=[duration, *_]) if ast.unparse(function) in SLEEPS:
+                    if not repeats and any(isinstance(part, ast.Constant) for part in ast.walk(duration)):
+                        yield child.lineno
+                case _:
+                    yield from sleeps_of(child, repeats=repeats)
+
+    for line in sleeps_of(ast.parse(source), repeats=False):
+        if "#" not in lines[line - 1] and not lines[line - 2].lstrip().startswith("#"):
+            yield f"{line}: waits for a guessed time; use tests.support.waiting.until, or say what happens meanwhile"
+
+
+def test_tests_wait_for_conditions() -> None:
+    breaches = [
+        f"{path.relative_to(ROOT)}:{what}"
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] == "tests"
+        for what in guessed_waits(path.read_text())
+    ]
+    assert not breaches, "\n".join(breaches)
+
+
 CALLED_BY_LIBRARIES = frozenset(
     {
         "getDefaultReadLimit",  # Spark's data source API
@@ -454,3 +497,13 @@ def test_imports_of_test_modules_are_found() -> None:
 def test_names_of_the_wire_are_found() -> None:
     assert [each.partition(":")[0] for each in wire_names("a = {'queueId': 1}\nb = ext['msgId']")] == ["1", "2"]
     assert not list(wire_names("log.info('offset_reset', queue=1)\n'a text'\n'ACK'\nqueueId = 1"))
+
+
+def test_guessed_waits_are_found() -> None:
+    source = "async def test():\n    {}\n    await trio.sleep(0.3){}\n"
+    assert [each.partition(":")[0] for each in guessed_waits(source.format("pass", ""))] == ["3"]
+    assert not list(guessed_waits(source.format("pass", "  # a second one would come by then")))
+    assert not list(guessed_waits(source.format("# A second one would come by then.", "")))
+    assert not list(guessed_waits("async def test():\n    while True:\n        await trio.sleep(0.1)\n"))
+    assert not list(guessed_waits("async def test(autojump_clock):\n    await trio.sleep(60)\n"))
+    assert not list(guessed_waits("async def test(seconds):\n    await trio.sleep(seconds)\n"))

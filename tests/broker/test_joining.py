@@ -19,6 +19,7 @@ from raftlog.net.secret_file import FILE_NAME, create_secret, read_secrets
 from raftlog.net.transport import NOT_RECORDED
 from tests.free_ports import free_ports
 from tests.support.running_broker import interpreter_as_before, running
+from tests.support.waiting import until
 from tests.unit.replica.caller import Caller
 
 KIB = 1024
@@ -64,9 +65,7 @@ async def call(settings: BrokerSettings, segment_bytes: int) -> None:
 
 
 async def started(log: Sequence[Mapping[str, Any]]) -> None:
-    with trio.fail_after(60):
-        while not any(line["event"] == "started" for line in log):  # noqa: ASYNC110 - a list tells nobody
-            await trio.sleep(0.005)
+    await until(lambda: any(line["event"] == "started" for line in log))
 
 
 async def test_it_is_taken_from_the_group_and_from_the_directory_afterwards(tmp_path: Path) -> None:

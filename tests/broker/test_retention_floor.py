@@ -15,8 +15,9 @@ from mq.protocol.codes import ResponseCode
 from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half
 from tests.support.popping import Popped, ack, popped
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Client, RunningBroker, note_brokers, properties, running, until
+from tests.support.running_broker import Client, RunningBroker, note_brokers, properties, running
 from tests.support.short_logs import MIB, SMALL, SMALL_SEGMENT_BYTES, fill, log_bytes, shortened
+from tests.support.waiting import until
 from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
@@ -67,7 +68,7 @@ async def would_go(broker: Broker, client: Client) -> None:
     with trio.fail_after(30):
         while broker._checkpointer.floor_pos < 2 * MIB:  # noqa: ASYNC110 - tasks of the broker
             await trio.sleep(0.02)
-    await trio.sleep(0.2)
+    await trio.sleep(0.2)  # retention's next turn
 
 
 async def base(client: Client) -> int:
@@ -249,7 +250,7 @@ async def test_each_replica_knows_what_waits(tmp_path: Path, clock: WallClock) -
             return len(set(applied)) == 1
 
         await until(all_have_it)
-        await trio.sleep(1)
+        await trio.sleep(1)  # retention has turns, and must delete nothing
         assert [await base(client) for client in clients] == [0, 0, 0]
         assert all(log_bytes(log) > MIB + 3 * SMALL_SEGMENT_BYTES for log in logs)
         await end_waiting()

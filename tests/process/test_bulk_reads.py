@@ -21,6 +21,7 @@ from spark.reader import TaskOptions
 from spark.survey import Survey
 from tests.support.real_groups import connected, transfer, wait_level
 from tests.support.running_broker import SECONDS_MAX
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -144,7 +145,5 @@ async def test_damage_on_a_followers_disk_changes_no_row(tmp_path: Path) -> None
         check(await in_thread(rows_of, again.read()))
         # The scrub begins with the start, and may have been first.
         assert again.statistics.switches >= 1 or path.read_bytes() == whole
-        with trio.fail_after(SECONDS_MAX):
-            while path.read_bytes() != whole:  # noqa: ASYNC110 - the replica repairs itself
-                await trio.sleep(0.1)
+        await until(lambda: path.read_bytes() == whole, seconds=SECONDS_MAX)
         check(await in_thread(rows_of, reader_of(cluster.namesrv, found).read()))

@@ -18,6 +18,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import decode_records
 from tests.support.real_groups import Cluster, delivered
 from tests.support.running_broker import Client, properties
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 
@@ -66,12 +67,10 @@ async def test_each_delayed_message_is_there_once_whoever_leads(cluster: Cluster
             assert all(isinstance(outcome, SendResult) for outcome in outcomes)
             assert not any(outcome.maybe_duplicated for outcome in outcomes if isinstance(outcome, SendResult))
             leader = await cluster.leader()
-            while len(seen) < kill_after:  # noqa: ASYNC110 - other processes have no event to wait for
-                await anyio.sleep(0.001)
+            await until(lambda: len(seen) >= kill_after)
             async with cluster.dead(leader):
-                while len({message.body for message in seen}) < MESSAGES:  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
-            await anyio.sleep(1)
+                await until(lambda: len({message.body for message in seen}) >= MESSAGES)
+            await anyio.sleep(1)  # a message that is delivered twice comes by then
             tasks.cancel_scope.cancel()
     if kill_after == min(KILL_AFTER):
         first_led = cluster.inner.address(leader)

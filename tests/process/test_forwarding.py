@@ -24,6 +24,7 @@ from mq.protocol.headers import Response, decode_header, encode_request
 from mq.protocol.queue_tables import QueueRef
 from tests.support.real_groups import transfer
 from tests.support.running_broker import Client, pull_ext, send_ext
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -170,8 +171,7 @@ class StockClient:
     async def settled(self) -> None:
         """Until everything is answered."""
         with trio.move_on_after(TIMEOUT_SECONDS + 1):
-            while self._waiting and not self.ended:  # noqa: ASYNC110 - the connection has no event for it
-                await trio.sleep(0.01)
+            await until(lambda: self.ended or not self._waiting)
         self.errors += [f"no answer to {opaque}" for opaque in self._waiting]
 
 
@@ -226,7 +226,7 @@ async def check_offsets_and_retries(cluster: DevCluster, stock: StockClient) -> 
             # A second later they are delivered, and none of them twice in the next one.
             while await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) < stock.given_back:  # noqa: ASYNC110
                 await trio.sleep(0.05)
-        await trio.sleep(0.5)
+        await trio.sleep(0.5)  # what is delivered twice comes by then
         assert await client.offset(RequestCode.GET_MAX_OFFSET, "%RETRY%G", 0) == stock.given_back
 
 
@@ -279,7 +279,7 @@ async def test_messages_of_a_stock_client_stay_in_order_over_transfers(tmp_path:
                 for to in (other, leader, other):
                     await trio.sleep(0.3)
                     await transfer(cluster, to)
-                await trio.sleep(0.3)
+                await trio.sleep(0.3)  # some work with the last leader
                 working.cancel_scope.cancel()
             await client.settled()
             assert client.errors == []
@@ -294,11 +294,9 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         leader = await cluster.leader()
         async with stock_client(cluster, leader) as client, trio.open_nursery() as working:
             working.start_soon(client.work, "before")
-            await trio.sleep(0.5)
+            await trio.sleep(0.5)  # some work before the kill
             cluster.kill(leader)
-            with trio.fail_after(TIMEOUT_SECONDS):
-                while not client.ended or cluster.is_running(leader):  # noqa: ASYNC110 - as above
-                    await trio.sleep(0.01)
+            await until(lambda: client.ended and not cluster.is_running(leader), seconds=TIMEOUT_SECONDS)
             working.cancel_scope.cancel()
         with pytest.raises(OSError, match="all attempts to connect"):
             await connect(cluster, leader)
@@ -309,7 +307,7 @@ async def test_a_leader_that_was_killed_serves_its_clients_again_as_a_follower(t
         async with stock_client(cluster, leader) as again:
             async with trio.open_nursery() as working:
                 working.start_soon(again.work, "after")
-                await trio.sleep(1.0)
+                await trio.sleep(1.0)  # some work after the restart
                 working.cancel_scope.cancel()
             await again.settled()
             assert again.errors == []
@@ -336,9 +334,9 @@ async def test_of_a_leader_that_is_killed_clients_of_a_follower_see_doubt_and_no
 
         async with trio.open_nursery() as working:
             working.start_soon(come_again)
-            await trio.sleep(0.5)
+            await trio.sleep(0.5)  # some work before the kill
             cluster.kill(leader)
-            await trio.sleep(5.0)
+            await trio.sleep(5.0)  # long enough for an election, and for work after it
             working.cancel_scope.cancel()
         errors = [error for client in clients for error in client.errors]
         assert set(errors) <= {"the connection was closed"}, errors

@@ -17,6 +17,7 @@ import trio
 
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin, Message, MessageQueue, Producer, SendResult
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -85,9 +86,7 @@ class Group:
     async def grown(self, count: int) -> None:
         """Until so many more messages were stored."""
         goal = len(self.stored) + count
-        with trio.fail_after(60):
-            while len(self.stored) < goal:  # noqa: ASYNC110 - other processes have no event to wait for
-                await trio.sleep(0.01)
+        await until(lambda: len(self.stored) >= goal)
 
 
 @asynccontextmanager

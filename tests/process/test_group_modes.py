@@ -16,6 +16,7 @@ from mq.client.errors import OffsetsFileDamaged
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -56,8 +57,7 @@ async def working(consumer: PushConsumer, seen: list[ReceivedMessage]) -> AsyncG
 
 
 async def seen_all(seen: list[ReceivedMessage], bodies: list[bytes]) -> None:
-    while {message.body for message in seen} < set(bodies):  # noqa: ASYNC110 - of another process
-        await trio.sleep(0.01)
+    await until(lambda: {message.body for message in seen} >= set(bodies))
 
 
 async def test_every_broadcast_consumer_gets_every_message_and_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -100,8 +100,7 @@ async def test_members_share_the_queues_as_they_are_told(tmp_path: Path) -> None
         for member in members:
             member.subscribe("T")
         async with members[0], members[1]:
-            while not all(len(member.assignment) == QUEUES // 2 for member in members):  # noqa: ASYNC110 - as above
-                await trio.sleep(0.01)
+            await until(lambda: all(len(member.assignment) == QUEUES // 2 for member in members))
             first, second = sorted(sorted(queue.queue_id for queue in member.assignment) for member in members)
             assert (first, second) == ([0, 2], [1, 3])
 

@@ -20,6 +20,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import encode_request
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -57,12 +58,6 @@ def peak_bytes(process_id: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no VmHWM")
-
-
-async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    with trio.fail_after(SECONDS_MAX):
-        while not await done():  # noqa: ASYNC110 - another process
-            await trio.sleep(0.02)
 
 
 async def wait_up(port: int, answered: Callable[[Wire], Awaitable[bool]]) -> None:

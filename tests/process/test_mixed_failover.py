@@ -26,6 +26,7 @@ from tests.support.group_clients import TOPICS, Clients, held
 from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Client, properties, send_ext
 from tests.support.stored_bodies import stored_bodies
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -96,8 +97,7 @@ async def torment(cluster: DevCluster, rng: random.Random) -> None:
         if rng.random() < 0.5:
             cluster.kill(node)
             await trio.sleep(rng.uniform(0.1, 2.0))
-            while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
-                await trio.sleep(0.01)
+            await until(lambda: not cluster.is_running(node))
             await cluster.start(node)
         elif cluster.is_running(node):
             os.kill(cluster.pid(node), signal.SIGSTOP)
@@ -153,9 +153,7 @@ async def tormented(
                 await fall_behind(cluster)
             nursery.start_soon(torment, cluster, rng)
             await trio.sleep(SECONDS)
-            with trio.fail_after(120):
-                while len(counted.stored) < ENOUGH:  # noqa: ASYNC110 - a busy machine takes longer
-                    await trio.sleep(0.1)
+            await until(lambda: len(counted.stored) >= ENOUGH)
             nursery.cancel_scope.cancel()
         for node in cluster.node_ids:
             if not cluster.is_running(node):

@@ -16,6 +16,7 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, ClientError, Message, MessageQueue, Producer, PushConsumer, ReceivedMessage
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Client
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -139,7 +140,7 @@ async def test_queues_have_one_owner_at_a_time_while_members_and_leaders_come_an
                     await one.wait_assigned()
                     async with consumer(cluster, watch, "b") as two:
                         await two.wait_assigned()
-                        await trio.sleep(0.5)
+                        await trio.sleep(0.5)  # both work for a while
                         cluster.kill(first)
                         await leader_other_than(cluster, first)
                         came_and_went = False
@@ -152,9 +153,8 @@ async def test_queues_have_one_owner_at_a_time_while_members_and_leaders_come_an
                         # c has come and gone, and given its queues back each time.
                     await cluster.start(first)
                     await cluster.wait_ready()
-                    while len(watch.bodies) < MESSAGES:  # noqa: ASYNC110 - as above
-                        await trio.sleep(0.05)
-                await trio.sleep(0.5)
+                    await until(lambda: len(watch.bodies) >= MESSAGES, seconds=180)
+                await trio.sleep(0.5)  # the others have the queues again for a while
                 watching.cancel()
         watch.check_owners()
         watch.check_offsets()

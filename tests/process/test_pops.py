@@ -16,6 +16,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.popping import Popped, batch_body, now_ms, pop_ext, read_popped
 from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Client, send_ext
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -56,7 +57,7 @@ class Consumers:
         ext = pop_ext("Popped", maxMsgNums=8, invisibleTime=INVISIBLE_MS, pollTime=300, bornTime=now_ms())
         answer = await client.request(RequestCode.POP_MESSAGE, ext)
         if answer.code in NOTHING or answer.code in NOT_NOW:
-            await trio.sleep(0.02)
+            await trio.sleep(0.02)  # nothing came: ask again a little later
             return
         messages = read_popped(answer)
         for message in messages:
@@ -87,8 +88,7 @@ async def kill_leaders(cluster: DevCluster, rng: random.Random, killed: list[str
         cluster.kill(node)
         killed.append(node)
         await trio.sleep(rng.uniform(0.1, 1.0))
-        while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
-            await trio.sleep(0.01)
+        await until(lambda: not cluster.is_running(node))
         await cluster.start(node)
         while await ask_figures(HOST, cluster.port(node)) is None:  # noqa: ASYNC110
             await trio.sleep(0.05)
@@ -125,9 +125,8 @@ async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path:
                     nursery.start_soon(consumers.run, random.Random(number))
                 nursery.start_soon(kill_leaders, cluster, rng, killed)
                 # An acknowledgement whose answer was lost may count; then its message never comes again.
-                while consumers.seen != everything or len(killed) < KILLS_MIN:  # noqa: ASYNC110
-                    await trio.sleep(0.1)
-                await trio.sleep(3 * INVISIBLE_MS / 1000)
+                await until(lambda: consumers.seen == everything and len(killed) >= KILLS_MIN)
+                await trio.sleep(3 * INVISIBLE_MS / 1000)  # whatever is not acknowledged comes again meanwhile
                 nursery.cancel_scope.cancel()
         for node in cluster.node_ids:
             if not cluster.is_running(node):
@@ -138,7 +137,7 @@ async def test_every_message_is_had_and_none_after_it_was_acknowledged(tmp_path:
                     nursery.start_soon(consumers.run, random.Random(100 + number))
                 while await open_checkpoints(cluster):  # noqa: ASYNC110
                     await trio.sleep(0.1)
-                await trio.sleep(1)
+                await trio.sleep(1)  # an open pop would have ended by then
                 assert await open_checkpoints(cluster) == 0
                 nursery.cancel_scope.cancel()
         assert consumers.seen == everything

@@ -27,6 +27,7 @@ from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage, SubscriptionGroupConfig
 from mq.settings import metrics_address_beside
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -178,8 +179,7 @@ async def use_everything(namesrv: str) -> None:
 
         async with consumer, trio.open_nursery() as nursery:
             nursery.start_soon(consumer.run)
-            while sum(consumer.positions.values()) < 20:  # noqa: ASYNC110 - progress tells nobody
-                await trio.sleep(0.05)
+            await until(lambda: sum(consumer.positions.values()) >= 20)
             await consumer.commit()
             nursery.cancel_scope.cancel()
 

@@ -14,6 +14,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.real_groups import LOST, SETTINGS
 from tests.support.running_broker import Answer, Client, properties, send_ext
 from tests.support.stored_bodies import stored_bodies
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -77,8 +78,7 @@ async def kill_leaders(cluster: DevCluster, rng: random.Random) -> None:
         node = await cluster.leader()
         cluster.kill(node)
         await trio.sleep(rng.uniform(0.1, 1.0))
-        while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
-            await trio.sleep(0.01)
+        await until(lambda: not cluster.is_running(node))
         await cluster.start(node)
 
 
@@ -97,9 +97,7 @@ async def test_what_is_sent_twice_to_leaders_that_die_is_there_once(tmp_path: Pa
                 nursery.start_soon(producer.run)
             nursery.start_soon(kill_leaders, cluster, rng)
             await trio.sleep(SECONDS)
-            with trio.fail_after(120):
-                while len(stored_by(producers)) < ENOUGH:  # noqa: ASYNC110 - a busy machine takes longer
-                    await trio.sleep(0.1)
+            await until(lambda: len(stored_by(producers)) >= ENOUGH)
             nursery.cancel_scope.cancel()
         for node in cluster.node_ids:
             if not cluster.is_running(node):

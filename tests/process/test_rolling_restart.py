@@ -10,6 +10,7 @@ import trio
 
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, SendResult
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -41,9 +42,7 @@ def handed_over(last_words: str) -> bool:
 async def beats(pulse: Pulse) -> None:
     """Until ten more messages were stored."""
     count = len(pulse.stored)
-    with trio.fail_after(60):
-        while len(pulse.stored) < count + 10:  # noqa: ASYNC110 - other processes have no event to wait for
-            await trio.sleep(0.01)
+    await until(lambda: len(pulse.stored) >= count + 10)
 
 
 async def test_rolling_restart_under_load_hands_over(tmp_path: Path) -> None:
@@ -106,8 +105,6 @@ async def test_a_rolling_upgrade_loses_nothing(tmp_path: Path) -> None:
                 while await levels(cluster) != [2, 2, 2]:  # noqa: ASYNC110 - as above
                     await trio.sleep(0.05)
             stored = set(pulse.stored)
-            with trio.fail_after(60):
-                while not stored <= set(received):  # noqa: ASYNC110 - as above
-                    await trio.sleep(0.05)
+            await until(lambda: stored <= set(received))
             nursery.cancel_scope.cancel()
     assert len(stored) >= 50

@@ -28,7 +28,8 @@ from mq.client import (
     SendResult,
 )
 from mq.protocol.codes import ResponseCode
-from tests.support.real_groups import Cluster, until
+from tests.support.real_groups import Cluster
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 

@@ -12,6 +12,7 @@ import trio
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from mq.protocol.group_admin import GroupCommand
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -63,8 +64,7 @@ async def test_after_a_transfer_the_next_answer_leads_to_the_new_leader(tmp_path
             before = await forwarded(admin, cluster.address(old))
             results += [await producer.send(Message("T", b"x")) for _ in range(50)]
             assert await forwarded(admin, cluster.address(old)) == before, "the old leader is still asked"
-            while len({message.message_id for message in received}) < len(results):  # noqa: ASYNC110
-                await trio.sleep(0.02)
+            await until(lambda: len({message.message_id for message in received}) >= len(results))
             consumer.stop()
         assert not any(result.maybe_duplicated for result in results)
         assert {message.message_id for message in received} == {result.message_id for result in results}

@@ -19,6 +19,7 @@ from spark.outgoing import sink_columns
 from spark.writer import TaskWriter, WriterOptions, Written
 from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -66,12 +67,10 @@ class Task:
 
 
 async def kill_leader_at(cluster: DevCluster, task: Task, row: int) -> None:
-    while task.done_rows < row:  # noqa: ASYNC110 - a thread has no event for it
-        await trio.sleep(0.005)
+    await until(lambda: task.done_rows >= row)
     node = await cluster.leader()
     cluster.kill(node)
-    while cluster.is_running(node):  # noqa: ASYNC110 - processes have no event for it
-        await trio.sleep(0.01)
+    await until(lambda: not cluster.is_running(node))
     await cluster.start(node)
 
 

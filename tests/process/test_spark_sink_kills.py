@@ -27,6 +27,7 @@ from spark.numbering import Job
 from spark.outgoing import sink_columns
 from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
@@ -62,8 +63,7 @@ def write(namesrv: str, number: int) -> None:
 
 
 async def ended(process: ForkServerProcess) -> None:
-    while process.is_alive():  # noqa: ASYNC110 - processes have no event for it
-        await trio.sleep(0.005)
+    await until(lambda: not process.is_alive())
 
 
 def sent(process: ForkServerProcess, number: signal.Signals) -> bool:

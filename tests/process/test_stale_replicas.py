@@ -16,6 +16,7 @@ from mq.cli.dev_cluster import HOST, DevCluster, Ports
 from mq.client import Admin
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
+from tests.support.waiting import until
 
 OFFSET = {"consumerGroup": "readers", "topic": "Paused", "queueId": 0}
 PULL = {
@@ -81,8 +82,7 @@ async def _run(directory: Path) -> None:
         right = {(int(RequestCode.QUERY_CONSUMER_OFFSET), "20"), (int(RequestCode.GET_MAX_OFFSET), "0")}
         unsure = (int(RequestCode.GET_MAX_OFFSET), None)
         with trio.fail_after(30):
-            while not any(code == RequestCode.GET_MAX_OFFSET for code, _ in told):  # noqa: ASYNC110 - another process
-                await trio.sleep(0.01)
+            await until(lambda: any(code == RequestCode.GET_MAX_OFFSET for code, _ in told))
             assert set(told) <= right | {unsure}, told
             # Every replica can tell as soon as it hears the leader; until then it keeps silent.
             for node, wire in wires.items():

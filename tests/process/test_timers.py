@@ -14,6 +14,7 @@ import pytest
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, BrokerError, Message, Producer, ReceivedMessage, SendResult
 from tests.support.real_groups import Cluster, delivered
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 
@@ -63,13 +64,10 @@ async def test_each_timer_comes_once_and_never_early_whoever_leads(cluster: Clus
             assert recalled
             expected = {b"%d" % number for number in range(MESSAGES)} - recalled
             for kill_after in (300, 1200):
-                while len(seen) < kill_after:  # noqa: ASYNC110 - other processes have no event to wait for
-                    await anyio.sleep(0.001)
+                await until(lambda: len(seen) >= kill_after)
                 async with cluster.dead(await cluster.leader()):
-                    while len(seen) < kill_after + 300:  # noqa: ASYNC110
-                        await anyio.sleep(0.01)
-            while len({message.body for message in seen}) < len(expected):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+                    await until(lambda: len(seen) >= kill_after + 300)
+            await until(lambda: len({message.body for message in seen}) >= len(expected))
             with pytest.raises(BrokerError) as late:
                 await producer.recall(results[-1].recall_handle or "")
             assert late.value.code == 604

@@ -26,6 +26,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.real_groups import Cluster
 from tests.support.running_broker import Client
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.anyio]
 
@@ -112,13 +113,11 @@ async def test_each_transaction_has_one_outcome_whoever_leads(cluster: Cluster) 
                 for _ in range(WORKERS):
                     tasks.start_soon(work, producer)
                 for at in KILLS_AT:
-                    while finished < at:  # noqa: ASYNC110 - what is waited for has no event
-                        await anyio.sleep(0.001)
+                    await until(lambda: finished >= at)
                     async with cluster.dead(await cluster.leader()):
                         await anyio.sleep(0.5)
             found = await visible(cluster, topic, len(wanted))
-            while checked < TRANSACTIONS // 7:  # noqa: ASYNC110 - of those that are rolled back nothing is visible
-                await anyio.sleep(0.01)
+            await until(lambda: checked >= TRANSACTIONS // 7)
     assert finished == TRANSACTIONS
     assert Counter(message.body for message in found.values()) == Counter(wanted)
 

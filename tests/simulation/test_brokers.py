@@ -84,7 +84,7 @@ def test_a_busy_processor_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_host_that_stalls_changes_nothing() -> None:
     """The process stands still for 20 ms of every 50."""
     undisturbed = simulate_seed(1, 4.0, "everyday")
-    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.02))
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.02))  # the stall itself
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
         stalled = simulate_seed(1, 4.0, "everyday")

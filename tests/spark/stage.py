@@ -21,6 +21,7 @@ from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
 from mq.protocol.group_admin import GroupCommand
 from mq.protocol.operator_bodies import GroupProgress
+from tests.support.waiting import until
 
 SECONDS_MAX = 120
 RELAY_HOST = "127.0.0.2"
@@ -168,8 +169,7 @@ class Stage:
 
     async def _start(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
-            while self._cluster.is_running(node_id):  # noqa: ASYNC110
-                await anyio.sleep(0.05)
+            await until(lambda: not self._cluster.is_running(node_id))
             await self._cluster.start(node_id)
         await self._cluster.wait_ready()
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
-from tests.support.running_broker import Client, until
+from tests.support.running_broker import Client
 from tests.support.stored_messages import figure
+from tests.support.waiting import until
 
 FAST: dict[str, Any] = {"transaction_timeout_seconds": 0.1, "transaction_check_seconds": 0.1}
 

@@ -10,7 +10,8 @@ import msgspec
 from mq.protocol.codes import RequestCode
 from mq.protocol.receipts import Receipt, encode_bits, mark_of
 from mq.protocol.records import StoredMessage
-from tests.support.running_broker import Answer, Client, until
+from tests.support.running_broker import Answer, Client
+from tests.support.waiting import until
 
 MINUTE_MS = 60_000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from mq.client import (
 )
 from mq.protocol.group_admin import GroupCommand
 from tests.support.running_broker import SECONDS_MAX, Client
+from tests.support.waiting import until
 
 SETTINGS = {
     "segment_bytes": str(1024 * 1024),
@@ -59,11 +60,6 @@ class Cluster:
         await until(lambda: not self.inner.is_running(node_id))
         await anyio.to_thread.run_sync(self.portal.call, self.inner.start, node_id)
         await anyio.to_thread.run_sync(self.portal.call, self.inner.wait_ready)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - other processes have no event to wait for
-        await anyio.sleep(0.01)
 
 
 async def transfer(cluster: DevCluster, to: str) -> None:

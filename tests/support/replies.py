@@ -21,8 +21,8 @@ from tests.support.running_broker import (
     interpreter_as_before,
     properties,
     send_ext,
-    until,
 )
+from tests.support.waiting import until
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 V2 = RequestCode.SEND_REPLY_MESSAGE_V2

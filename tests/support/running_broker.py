@@ -7,7 +7,7 @@ import gc
 import itertools
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -29,6 +29,7 @@ from mq.protocol.records import StoredMessage, decode_records
 from mq.protocol.signing import signed
 from raftlog import Replica
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 
 ADDED = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 """What brokers add to the properties of each message."""
@@ -303,13 +304,6 @@ class RunningBroker:
     async def close_clients(self) -> None:
         for stream in self.streams:
             await trio.aclose_forcefully(stream)
-
-
-async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again, with a request each time, so that the broker gets its turn in between."""
-    with trio.fail_after(SECONDS_MAX):
-        while not await done():
-            pass
 
 
 def broker_settings(directory: Path, **given: Any) -> BrokerSettings:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mq.protocol.codes import RequestCode
-from tests.support.running_broker import Client, send_ext, until
+from tests.support.running_broker import Client, send_ext
+from tests.support.waiting import until
 
 MIB = 1024 * 1024
 SMALL_SEGMENT_BYTES = 128 * 1024

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.records import StoredMessage
-from tests.support.running_broker import Client, until
+from tests.support.running_broker import Client
+from tests.support.waiting import until
 
 
 async def stored(client: Client, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:

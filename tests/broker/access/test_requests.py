@@ -24,7 +24,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
 from mq.protocol.signing import signed
-from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, pull_ext, running, until
+from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, pull_ext, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -24,6 +24,7 @@ from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import NameRefused
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 from tests.support.running_broker import RunningBroker, running
+from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server
 
 pytestmark = pytest.mark.trio
@@ -120,9 +121,7 @@ async def test_an_operator_has_a_message_handled_now(tmp_path: Path) -> None:
         consumer.subscribe("T")
         async with consumer, trio.open_nursery() as nursery:
             nursery.start_soon(consumer.run, handle)
-            with trio.fail_after(60):
-                while not handled:  # noqa: ASYNC110 - a handler has no event
-                    await trio.sleep(0.005)
+            await until(lambda: handled)
             client = await broker.connect()
             ext = {"consumerGroup": "G", "clientId": consumer.client_id, "msgId": result.offset_message_id}
             answers = [await client.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext) for _ in range(2)]

@@ -18,7 +18,8 @@ from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamage
 from mq.protocol.codes import RequestCode as Code
 from raftlog import Software
 from tests.support.broker_contexts import context_of
-from tests.support.running_broker import RunningBroker, broker_settings, running, until
+from tests.support.running_broker import RunningBroker, broker_settings, running
+from tests.support.waiting import until
 
 levels = st.integers(1, 5)
 

@@ -16,7 +16,8 @@ from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable
 from mq.protocol.codes import RequestCode
 from tests.support.popping import popped
-from tests.support.running_broker import Client, note_brokers, properties, running, until
+from tests.support.running_broker import Client, note_brokers, properties, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -14,7 +14,8 @@ from mq.broker.access.sealing import is_sealed_with
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.support.guarded import ADMIN, FILE, USER, connect, guarded
-from tests.support.running_broker import Answer, Client, note_brokers, pull_ext, running, send_ext, until
+from tests.support.running_broker import Answer, Client, note_brokers, pull_ext, running, send_ext
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -17,6 +17,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import RegisterBroker, decode_header, encode_response
 from tests.support.running_broker import SECONDS_MAX, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -59,9 +60,7 @@ class NameServer:
             received = received[consumed:]
 
     async def wait_for(self, topic: str, *, is_there: bool = True) -> None:
-        with trio.fail_after(SECONDS_MAX):
-            while (topic in self.table.topic_list()) is not is_there:  # noqa: ASYNC110 - the broker decides when
-                await trio.sleep(0.01)
+        await until(lambda: (topic in self.table.topic_list()) is is_there, seconds=SECONDS_MAX)
 
 
 @asynccontextmanager
@@ -130,6 +129,6 @@ async def test_topics_that_change_fast_are_all_told(tmp_path: Path) -> None:
         ]  # fmt: skip
         for opaque in asked:
             await client.answer(opaque)
-        with trio.fail_after(SECONDS_MAX):
-            while not {f"T{number}" for number in range(200)} <= set(server.table.topic_list()):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(
+            lambda: {f"T{number}" for number in range(200)} <= set(server.table.topic_list()), seconds=SECONDS_MAX
+        )

@@ -11,8 +11,9 @@ import pytest
 from mq.broker import server
 from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import Client, running, until
+from tests.support.running_broker import Client, running
 from tests.support.short_logs import COUNT, MIB, SMALL, body, fill, shortened
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

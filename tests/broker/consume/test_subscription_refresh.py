@@ -10,7 +10,8 @@ import pytest
 from mq.broker.consume import subscription_refresh
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import Client, properties, running, until
+from tests.support.running_broker import Client, properties, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -16,7 +16,8 @@ from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.chunks import Incoming
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Reactor
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, pull_ext, running, until
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, pull_ext, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

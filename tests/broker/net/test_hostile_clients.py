@@ -19,6 +19,7 @@ from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.support.running_broker import SUBSCRIPTION, pull_ext, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -143,9 +144,7 @@ async def test_long_answers_are_bounded_and_dropped_with_their_client() -> None:
     clients[0].closed = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gradually.run)
-        with trio.fail_after(60):
-            while len(gradually):  # noqa: ASYNC110 - nobody tells that it is done
-                await trio.sleep(0.001)
+        await until(lambda: not len(gradually))
         nursery.cancel_scope.cancel()
     assert [client.sent for client in clients] == [[], *[[b"0", b"1", b"2", b"3"]] * 3, []]
 
@@ -166,9 +165,7 @@ async def test_an_answer_that_may_not_begin_at_once_is_made_later_however_short(
     assert (len(gradually), begun) == (1, False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gradually.run)
-        with trio.fail_after(60):
-            while not client.sent:  # noqa: ASYNC110 - nobody tells that it is done
-                await trio.sleep(0.001)
+        await until(lambda: client.sent)
         nursery.cancel_scope.cancel()
     assert client.sent == [b"text"]
 

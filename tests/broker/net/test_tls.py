@@ -18,7 +18,8 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.certificates import Authority
-from tests.support.running_broker import Client, RunningBroker, pull_ext, running, send_ext, until
+from tests.support.running_broker import Client, RunningBroker, pull_ext, running, send_ext
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

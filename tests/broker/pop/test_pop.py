@@ -23,7 +23,8 @@ from tests.support.popping import (
     popped,
     read_popped,
 )
-from tests.support.running_broker import Client, properties, running, until
+from tests.support.running_broker import Client, properties, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -97,7 +97,7 @@ async def test_a_message_that_comes_late_to_a_pop_is_hidden_from_then_on(tmp_pat
         Producer(namesrv) as producer,
         PopConsumer(namesrv, "G", "T", invisible=1.5, consume_from="first", hold_seconds=10) as consumer,
     ):
-        await trio.sleep(1.8)
+        await trio.sleep(1.8)  # the pop is held for longer than the invisible time
         await producer.send(Message("T", b"late"))
         with trio.fail_after(60):
             message = await anext(consumer)

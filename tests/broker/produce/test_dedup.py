@@ -14,14 +14,8 @@ from mq.protocol.frames import BINARY, JSON
 from tests.free_ports import free_ports
 from tests.support.half_messages import COMMIT, PREPARED, end, half_text
 from tests.support.numbered_messages import numbered, one, place
-from tests.support.running_broker import (
-    LONG_NAMES,
-    Answer,
-    Client,
-    properties,
-    send_ext,
-    until,
-)
+from tests.support.running_broker import LONG_NAMES, Answer, Client, properties, send_ext
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -14,14 +14,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.support.replica_client import connect_replica
 from tests.support.replies import REPLY_TOPIC, V2, produces, pushed, reply_ext, three_replicas
-from tests.support.running_broker import (
-    LONG_NAMES,
-    Answer,
-    Client,
-    properties,
-    running,
-    until,
-)
+from tests.support.running_broker import LONG_NAMES, Answer, Client, properties, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

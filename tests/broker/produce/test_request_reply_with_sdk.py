@@ -34,7 +34,8 @@ from mq.protocol.group_admin import GroupCommand
 from mq.protocol.reply_requests import PushReplyMessageToClient
 from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.replies import V2, produces, pushed, reply_ext, three_replicas
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, until
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -131,25 +132,20 @@ async def test_a_request_without_a_reply_ends_in_time_and_a_late_reply_is_droppe
     ):
         with pytest.raises(NoReply) as caught:
             await producer.request(Message("T", b"silence"), timeout=1)
-        await until(lambda: _is(len(seen) == 1))
+        await until(lambda: len(seen) == 1)
         assert caught.value.message_id == seen[0].message_id
         late = reply_ext(producer.client_id, seen[0].properties[props.CORRELATION_ID])
         client = await broker.connect()
         assert (await client.request(V2, late, b"too late")).code == 0
         without = late | {"i": props.encode({props.REPLY_TO_CLIENT: producer.client_id})}
         assert (await client.request(V2, without, b"whose?")).code == 1
-        await until(lambda: _is(producer.dropped_replies == 1))
+        await until(lambda: producer.dropped_replies == 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_expect_no_reply, producer)
-            await until(lambda: _is(len(seen) == 2))
+            await until(lambda: len(seen) == 2)
             with pytest.raises(ProducerBusy):
                 await producer.request(Message("T", b"one too many"))
         assert (await producer.request(Message("T", b"again"), timeout=30)).body == b"re: again"
-
-
-async def _is(value: bool) -> bool:
-    await trio.sleep(0.001)
-    return value
 
 
 async def _expect_no_reply(producer: Producer) -> None:

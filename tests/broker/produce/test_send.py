@@ -16,7 +16,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.records import CRC_MASK, FIXED, Host, encode_host, encode_record
-from tests.support.running_broker import ADDED, LONG_NAMES, Client, properties, running, send_ext, until
+from tests.support.running_broker import ADDED, LONG_NAMES, Client, properties, running, send_ext
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

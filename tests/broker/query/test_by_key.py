@@ -15,7 +15,8 @@ from mq.broker.query.by_key import QUERIES_MAX, QUERIES_PER_CONNECTION_MAX
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.store.key_index.search import KeySearch, SearchResult
-from tests.support.running_broker import SECONDS_MAX, Answer, Client, properties, running, until
+from tests.support.running_broker import SECONDS_MAX, Answer, Client, properties, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

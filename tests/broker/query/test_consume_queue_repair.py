@@ -13,7 +13,8 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.queue_blocks import TRAILER
 from mq.store.queue_store import QueueStoreSettings
 from tests.support.popping import popped
-from tests.support.running_broker import Answer, Client, properties, pull_ext, running, until
+from tests.support.running_broker import Answer, Client, properties, pull_ext, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

@@ -16,7 +16,8 @@ from mq.protocol.headers import Response, encode_request
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.support.half_messages import end_ext
 from tests.support.replica_client import add_learner, as_response, authenticate, connect_replica, fields_of
-from tests.support.running_broker import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext, until
+from tests.support.running_broker import Answer, Client, RunningBroker, properties, pull_ext, running, send_ext
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 

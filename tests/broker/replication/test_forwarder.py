@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from raftlog import Reactor
 from tests.support.broker_contexts import context_of
 from tests.support.replica_client import ListenerSide, replica_authentication
 from tests.support.running_broker import broker_settings
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -137,12 +138,6 @@ class FakeLeader:
     async def refuse(self, count: int, code: int = ResponseCode.SERVICE_NOT_AVAILABLE) -> None:
         for request, _, _, stream in await self.take(count):
             await stream.send_all(encode_response(request.opaque, code, remark="not now"))
-
-
-async def until(done: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not done():  # noqa: ASYNC110 - a handful of sockets, no events
-            await trio.sleep(0.001)
 
 
 class World:
@@ -355,7 +350,7 @@ async def test_an_address_where_nobody_listens_is_tried_again(tmp_path: Path) ->
         world.leader_address = "127.0.0.1:1"
         world.forwarder.leader_changed()
         world.ask(client, send(1))
-        await trio.sleep(0.05)
+        await trio.sleep(0.05)  # attempts to connect fail meanwhile
         assert client.answers == []
         leader = await world.leader()
         await leader.serve(1)

@@ -81,7 +81,7 @@ async def test_after_the_last_check_a_message_is_put_aside_once(tmp_path: Path) 
         late = await end(client, half, COMMIT)
         assert (late.code, bool(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
         assert await stored(client) == []
-        await trio.sleep(0.3)
+        await trio.sleep(0.3)  # another check would have been made by then
         assert await figure(client, "transactionChecks") == 3
         assert len(await stored(client, UNENDED_TOPIC)) == 1
 

@@ -15,8 +15,9 @@ from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC
 from mq.protocol.records import Host
 from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, UNKNOWN, end, end_ext, half_text, send_half
-from tests.support.running_broker import ADDED, LONG_NAMES, properties, running, send_ext, until
+from tests.support.running_broker import ADDED, LONG_NAMES, properties, running, send_ext
 from tests.support.stored_messages import figure, stored
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -158,7 +159,7 @@ async def test_a_delay_begins_with_the_commit(tmp_path: Path, wanted: dict[str, 
     async with running(tmp_path) as broker:
         client = await broker.connect()
         half = await send_half(client, **wanted)
-        await trio.sleep(0.3)
+        await trio.sleep(0.3)  # a delay that began with the send would end this much earlier
         assert len(await stored(client, HALF_TOPIC)) == 1
         committed_at = trio.current_time()
         assert (await end(client, half, COMMIT)).code == 0

@@ -26,6 +26,7 @@ from mq.client.sync import SyncTransactionProducer
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from tests.support.running_broker import running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -132,9 +133,7 @@ async def test_a_check_decides_what_was_left_open(tmp_path: Path) -> None:
             assert (transaction.state, transaction.confirmed) == (TransactionState.OPEN, False)
         [message] = await seen(namesrv, 1)
         assert message.body == b"yes" * 2000
-        with trio.fail_after(60):
-            while any(answers.values()):  # noqa: ASYNC110 - a moment later
-                await trio.sleep(0.05)
+        await until(lambda: not any(answers.values()))
         assert len(asked) >= 4
         assert {each.topic for each in asked} == {"T"}
         assert {each.properties["own"] for each in asked} == {"x"}

@@ -143,7 +143,7 @@ def receive(consumer: Any, invisible_seconds: int = INVISIBLE_SECONDS) -> list[A
         return list(consumer.receive(16, invisible_seconds) or [])
     except ClientException as error:
         event("retried", why=str(error)[:200])
-        time.sleep(0.5)
+        time.sleep(0.5)  # its settings come within this time
         return []
 
 
@@ -250,7 +250,7 @@ def fifo(scene: Scene) -> None:
         sent(body, producer.send(scene.message(body, message_group=f"group-{number % 8}")))
     consumer = scene.push(Listener(received, "fifo", fails))
     until("81 deliveries", lambda: len(received.bodies) >= 81)
-    time.sleep(2)
+    time.sleep(2)  # a message that is delivered once too often comes by then
     consumer.shutdown()
     producer.shutdown()
 
@@ -266,7 +266,7 @@ def delay(scene: Scene) -> None:
         due = due // 1000 * 1000
         sent(body, producer.send(scene.message(body, delivery_timestamp=due // 1000)), due=due, latest=due + 1000)
     until("6 deliveries", lambda: len(received.bodies) >= 6)
-    time.sleep(1)
+    time.sleep(1)  # a message that is delivered twice comes by then
     consumer.shutdown()
     producer.shutdown()
 
@@ -285,7 +285,7 @@ def recall(scene: Scene) -> None:
     for body in ("r-0", "r-2", "r-4"):
         event("recalled", body=body, id=producer.recall_message(scene.topic, handles[body]))
     until("3 deliveries", lambda: len(received.bodies) >= 3)
-    time.sleep(5)
+    time.sleep(5)  # a recalled message that is delivered all the same comes by then
     try:
         event("late", value=producer.recall_message(scene.topic, handles["r-1"]))
     except ClientException as error:
@@ -308,7 +308,7 @@ def transactions(scene: Scene) -> None:
         elif verdict == "rollback":
             transaction.rollback()
     until("4 deliveries", lambda: len(received.bodies) >= 4)
-    time.sleep(8)
+    time.sleep(8)  # a message that was rolled back would come by then
     consumer.shutdown()
     producer.shutdown()
 

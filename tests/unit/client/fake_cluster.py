@@ -587,10 +587,3 @@ class FakeCluster:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds. For what the other side does, which has no event for it; a minute at most."""
-    with anyio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 - see above
-            await anyio.sleep(0.002)

@@ -14,7 +14,7 @@ from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, Request
 from mq.client.net.connection import Answer, Connection, open_connection, split_address
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import encode_request, encode_response
-from tests.unit.client.fake_cluster import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

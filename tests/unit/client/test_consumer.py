@@ -18,8 +18,9 @@ from mq.client import (
     PushConsumer,
     ReceivedMessage,
 )
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 
@@ -311,7 +312,7 @@ async def test_concurrency_bounds_the_handlers_at_work() -> None:
             if at_work == 3:
                 three.set()
             await three.wait()
-            await anyio.sleep(0.001)
+            await anyio.sleep(0.001)  # a fourth would begin now
             at_work -= 1
             done += 1
 
@@ -365,7 +366,7 @@ async def test_handlers_that_nobody_runs_are_told_of(monkeypatch: pytest.MonkeyP
 
         if is_run:
             async with running(consumer):
-                await anyio.sleep(0.2)
+                await anyio.sleep(0.2)  # a warning would come by then
         else:
             async with consumer:
                 await until(lambda: bool(warnings))

@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from mq.client import SubscriptionError, sql
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, stored, take
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,9 @@ from mq.client import (
     ReceivedMessage,
     RemotingSettings,
 )
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 

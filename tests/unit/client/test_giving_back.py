@@ -11,8 +11,9 @@ import pytest
 from mq.client import PushConsumer, ReceivedMessage
 from mq.protocol.compression import deflate
 from mq.protocol.properties import decode
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,9 @@ import anyio.lowlevel
 import pytest
 
 from mq.client import Delivery, MessageQueue, PushConsumer, ReceivedMessage
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 
@@ -33,14 +34,14 @@ async def test_a_paused_consumer_finishes_what_it_is_at_and_no_more(ordered: boo
         async with running(consumer):
             await until(lambda: len(handled) == 7)
             fill(cluster, 2, queues=2)  # ends what is held
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.05)  # pulls that were held have come back
             pulls = cluster.leader.count(PULL)
             fill(cluster, 2, queues=2)
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.05)  # another pull would be sent by then
             assert len(handled) == 7
             assert cluster.leader.count(PULL) == pulls
             consumer.resume(Q0)  # not enough after a pause of everything
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.02)  # a handler would be called by then
             assert len(handled) == 7
             consumer.resume()
             await until(lambda: (offset_of(cluster, 0), offset_of(cluster, 1)) == (22, 22))

@@ -19,8 +19,9 @@ from mq.client import (
     sql,
 )
 from tests.support.producing import ROUTE
+from tests.support.waiting import until
 from tests.unit.client.consuming import fill, offset_of, stored
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,8 @@ from mq.client import ClientClosed
 from mq.client.net import client_core as module
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection, open_connection
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.support.waiting import until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 

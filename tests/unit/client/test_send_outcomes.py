@@ -18,7 +18,8 @@ from mq.client import (
     SendResult,
 )
 from tests.support.producing import ROUTE, SEND, producer_of
-from tests.unit.client.fake_cluster import FakeCluster, Misdeed, until
+from tests.support.waiting import until
+from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,9 @@ from mq.client import Message, NameServersUnavailable, Producer, RemotingSetting
 from mq.client.consume.pull_loop import PullSettings
 from mq.client.net.connection import Connection
 from mq.client.net.liveness import SilenceWatch
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, stored, take
-from tests.unit.client.fake_cluster import FakeBroker, FakeCluster, until
+from tests.unit.client.fake_cluster import FakeBroker, FakeCluster
 
 pytestmark = pytest.mark.anyio
 

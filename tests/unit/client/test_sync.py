@@ -26,7 +26,8 @@ from mq.client import (
     SendResult,
 )
 from mq.client.sync import SyncAdmin, SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.support.waiting import until
+from tests.unit.client.fake_cluster import FakeCluster
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from mq.client import ClientClosed, PullConsumer, ReceivedMessage
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill
-from tests.unit.client.fake_cluster import FakeCluster, until
+from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
 

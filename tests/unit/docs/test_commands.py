@@ -35,7 +35,8 @@ from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.secret_file import FILE_NAME
 from raftlog.segment import CONFIG, SegmentLog
 from tests.support.guarded import ADMIN, guarded
-from tests.support.running_broker import SECONDS_MAX, until
+from tests.support.running_broker import SECONDS_MAX
+from tests.support.waiting import until
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "commands.md"
 NO_RESULT: Final = {"namesrv", "broker", "dev", "demo"}

@@ -22,6 +22,7 @@ from jepsen.report import page
 from jepsen.verdict import Verdict
 from jepsen.workloads.outside import be_outside
 from jepsen.workloads.queue import QueueWorkload
+from tests.support.waiting import until
 
 ANSWERS_ONE_AND_DIES = """
 import json, sys
@@ -62,9 +63,7 @@ async def _history_of(directory: Path, lives: int) -> History:
             workload = QueueWorkload(cast("Any", cluster), recorder, random.Random(1))
             command = [sys.executable, "-c", ANSWERS_ONE_AND_DIES]
             nursery.start_soon(be_outside, workload, "client0", command)
-            with trio.fail_after(60):
-                while len(cluster.started) <= lives:  # noqa: ASYNC110 (a fake tells nobody)
-                    await trio.sleep(0.01)
+            await until(lambda: len(cluster.started) > lives)
             nursery.cancel_scope.cancel()
     with path.open("rb") as lines:
         return gather(decode_events(lines))

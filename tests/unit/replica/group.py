@@ -34,6 +34,7 @@ from raftlog.net.transport import Transport
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
 from raftlog.segment.writer import Writer
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 
 CLUSTER = "00112233445566778899aabbccddeeff"
 SEGMENT_BYTES = 64 * 1024
@@ -161,9 +162,7 @@ class Node:
                 self.reactor.close()
 
     async def wait_until(self, what: Condition) -> None:
-        with trio.fail_after(60):
-            while not what(self):  # noqa: ASYNC110 - the condition is about plain state that tells nobody
-                await trio.sleep(0.005)
+        await until(lambda: what(self))
 
 
 Condition = Callable[[Node], bool]

@@ -24,6 +24,7 @@ from raftlog import (
 )
 from raftlog.log_numbers import LogIndex
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 from tests.unit.replica.group import CLUSTER, Recorder
 
 SEGMENT_BYTES = 16 * 1024
@@ -96,8 +97,7 @@ class Member:
     async def drop_files(self, keep: int = 1) -> None:
         """Retention: let the log begin with its last ``keep`` files, as soon as it may."""
         start = self.replica.log.segments()[-keep].start
-        while not self.replica.drop_prefix(start):  # noqa: ASYNC110 - nobody tells us
-            await trio.sleep(0.01)
+        await until(lambda: self.replica.drop_prefix(start))
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self.scope, self.ended = trio.CancelScope(), trio.Event()
@@ -154,9 +154,7 @@ class Member:
         return answers[0]
 
     async def until(self, condition: Callable[[Member], bool], seconds: float = 60) -> None:
-        with trio.fail_after(seconds):
-            while not condition(self):  # noqa: ASYNC110 - the condition is about plain state that tells nobody
-                await trio.sleep(0.005)
+        await until(lambda: condition(self), seconds=seconds)
 
 
 class Group:

@@ -23,6 +23,7 @@ from raftlog.net.secret_file import new_secret, write_secrets
 from tests.free_ports import free_ports
 from tests.support.log_values import log_id
 from tests.support.strange_callers import ADDRESSES, HELLO, check_unharmed, let_in, lonely
+from tests.support.waiting import until
 from tests.unit.replica.caller import Caller, call, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, started
 
@@ -325,9 +326,7 @@ async def test_guests_are_bounded(tmp_path: Path) -> None:
 async def change_secrets(node: Node, *secrets: bytes) -> None:
     """Write the file, and wait until the replica has read it."""
     write_secrets(node.secrets.path, secrets)
-    with trio.fail_after(60):
-        while node.secrets.current != secrets:  # noqa: ASYNC110 - a file that is polled
-            await trio.sleep(0.01)
+    await until(lambda: node.secrets.current == secrets)
 
 
 def has_applied(index: int, node: Node) -> bool:
@@ -371,9 +370,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> Non
     async with lonely(tmp_path) as (node, port):
         with capture_logs() as log:
             await trio.Path(node.secrets.path).write_text("nonsense\n")
-            with trio.fail_after(60):
-                while not any(line["event"] == "group_secret_unusable" for line in log):  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+            await until(lambda: any(line["event"] == "group_secret_unusable" for line in log))
         await check_unharmed(node, port, node.log.last_index)
 
 
@@ -384,17 +381,13 @@ async def test_a_group_goes_on_while_its_secret_is_exchanged(tmp_path: Path) -> 
         for secrets in ((new, old), (new,)):
             write_secrets(leader.secrets.path, secrets)
             for node in (leader, *followers):
-                with trio.fail_after(60):
-                    while node.secrets.current != secrets:  # noqa: ASYNC110 - a file that is polled
-                        await trio.sleep(0.01)
+                await until(lambda: node.secrets.current == secrets)
             index = leader.append(b"while it changes")
             assert isinstance(index, int)
             for node in (leader, *followers):
                 await node.wait_until(partial(has_applied, index))
         valid = authentication.secret_id(new)
-        with trio.fail_after(60):
-            while used(leader, *followers) != {valid}:  # noqa: ASYNC110 - plain state that tells nobody
-                await trio.sleep(0.01)
+        await until(lambda: used(leader, *followers) == {valid})
 
 
 @pytest.mark.trio

@@ -17,6 +17,7 @@ from raftlog.net.transport import Lane
 from raftlog.segment import RealDisk, snapshot_install
 from raftlog.segment.disk import write_fully
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Group, Member, group
 
 pytestmark = pytest.mark.trio
@@ -191,7 +192,7 @@ async def test_files_that_go_while_a_question_about_them_is_on_its_way_out(tmp_p
         await silent.stop()
         await leader.append_all(BODIES)
         await leader.drop_files(keep=3)
-        await trio.sleep(4 * CONFIG.heartbeat_seconds)
+        await trio.sleep(4 * CONFIG.heartbeat_seconds)  # the leader finds that the peer is silent
         # The leader asks again whether the peer has the entry at its base; that has not left yet when the base moves.
         for _ in range(4):
             time.sleep(CONFIG.heartbeat_seconds)  # noqa: ASYNC251 - nothing else is to have a turn
@@ -254,8 +255,6 @@ async def test_the_only_voter_goes_on_when_a_learner_asks_for_what_is_damaged(tm
             file.write(b"!!")
         with capture_logs() as lines:
             await add_learner(nodes, leader)
-            with trio.fail_after(30):
-                while not any(line["event"] == "damage_not_repairable" for line in lines):  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+            await until(lambda: any(line["event"] == "damage_not_repairable" for line in lines), seconds=30)
             await leader.append_all([b"more"])
         assert leader.runs == 2

@@ -24,6 +24,7 @@ from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.meta import MetaFile
 from raftlog.segment.meta_keys import ABSTAINING
 from raftlog.segment.running_log import RunningLog
+from tests.support.waiting import until
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, group
 
 pytestmark = pytest.mark.trio
@@ -250,8 +251,7 @@ async def test_a_lone_node_goes_on_and_refuses_what_it_cannot_read(tmp_path: Pat
             with pytest.raises(StorageCorrupt):
                 log.pread(damaged.pos + 48, 10)
             await leader.append_all([b"more"])
-            while not any(line["event"] == "damage_not_repairable" for line in lines):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            await until(lambda: any(line["event"] == "damage_not_repairable" for line in lines))
         assert intact.pos < SEGMENT_BYTES
         assert log.pread(SEGMENT_BYTES, 10)
         assert leader.runs == 2
@@ -421,9 +421,7 @@ async def test_vote_files_say_what_is_committed_and_who_belongs_to_the_group(tmp
         committed = leader.replica.commit_index
         for member in nodes.members.values():
             source = RunningLog(RealDisk(), str(tmp_path / member.name))
-            with trio.fail_after(60):
-                while source.refresh().commit_hint < committed:  # noqa: ASYNC110 - files have no event to wait for
-                    await trio.sleep(0.02)
+            await until(lambda: source.refresh().commit_hint >= committed)
             noted = members_in(source.state.notes)
             assert noted is not None
             assert noted[0] == 0

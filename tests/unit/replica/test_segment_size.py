@@ -30,6 +30,7 @@ from raftlog.net.secret_file import create_secret, new_secret, read_secrets
 from raftlog.net.transport import NOT_RECORDED
 from raftlog.segment_size import SEGMENT_BYTES_MAX
 from tests.free_ports import free_ports
+from tests.support.waiting import until
 from tests.unit.replica.caller import Caller
 from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import SEGMENT_BYTES, Member, group
@@ -134,9 +135,7 @@ async def test_a_node_that_nobody_calls_says_again_that_it_waits(
     monkeypatch.setattr("raftlog.segment_size.REMIND_SECONDS", 0.01)
     with capture_logs() as log:
         async with waiting(member):
-            with trio.fail_after(60):
-                while len(log) < 3:  # noqa: ASYNC110 - a list tells nobody
-                    await trio.sleep(0.005)
+            await until(lambda: len(log) >= 3)
     assert {(line["event"], line["listen"]) for line in log} == {("group_awaited", member.address)}
 
 

@@ -1,0 +1,22 @@
+"""Waiting for a condition that tells nobody when it becomes true. Tests never wait for a guessed time instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import anyio
+
+PAUSE_SECONDS = 0.005
+
+
+async def until(condition: Callable[[], object], *, seconds: float = 120) -> None:
+    """Wait until ``condition()`` is true, or what it returns after it was awaited. TimeoutError after ``seconds``."""
+    with anyio.fail_after(seconds):
+        while True:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return
+            await anyio.sleep(PAUSE_SECONDS)
