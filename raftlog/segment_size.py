@@ -1,9 +1,8 @@
-"""The length of a log's files (``segment_bytes``) for a node that was not told: from its directory, or from its group.
+"""The length of a log's files (``segment_bytes``) if it is not configured: from the directory, or from the group.
 
-All replicas of a group must have files of the same length, for ever. A directory remembers it. A node that joins and
-has no directory yet listens for the members of the group: every one of them that is called to talk to it, a leader
-first of all, says its own ``segment_bytes`` in its hello. The node answers that it may call again, and opens its
-directory.
+All replicas of a group must have files of the same length, for ever. A directory stores it. A joining node without a
+directory waits for a call from a member of the group, usually a leader, whose hello contains its ``segment_bytes``. The
+node answers that it should call again, and opens its directory.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from raftlog.segment.meta import FILE_NAME, newest_state, read_slots
 Log = structlog.stdlib.BoundLogger
 
 SEGMENT_BYTES_MAX: Final = 2**40
-"""The largest that is taken from a peer; a file of more fits few disks."""
+"""The largest value accepted from a peer; a larger file fits few disks."""
 REMIND_SECONDS: Final = 60.0
-"""How often a node that waits for its group logs that it does."""
+"""How often a node that waits for its group logs that."""
 
 
 def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None:
-    """What the log in ``directory`` was made with, in bytes; None if there is no log. Nothing is written.
+    """The segment size of the log in ``directory``, in bytes; None without a log. Nothing is written.
 
     Raises:
         DirectoryUnusable: it cannot be read.
@@ -60,14 +59,15 @@ def stored_segment_bytes(directory: str, disk: Disk | None = None) -> int | None
 async def group_segment_bytes(
     settings: NodeSettings, *, log: Log, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> int:
-    """Wait until a member of the group connects to this node, which was added to the group, and return what it has.
+    """Wait until a member of the group connects to this node, which was added to the group, and return its segment
+    size.
 
-    ``settings.segment_bytes`` is not used. The directory of the log is not touched. ``task_status`` is told when the
+    ``settings.segment_bytes`` is not used. The directory of the log is not touched. ``task_status`` is started when the
     node listens.
 
     Raises:
-        SecretMissing, SecretUnusable: there is no secret of the group that can be used.
-        ListenRefused: the address cannot be used.
+        SecretMissing, SecretUnusable: there is no usable secret of the group.
+        ListenRefused: the address is not available.
     """
     secrets = open_secret(settings, log)
     found: list[tuple[str, int]] = []
@@ -86,7 +86,7 @@ async def group_segment_bytes(
             secrets=secrets,
             incarnation="",
             listen=settings.listen,
-            on_frame=lambda source, kind, payload: None,  # nobody is let in
+            on_frame=lambda source, kind, payload: None,  # no peer is admitted
             on_peer_gone=lambda peer: None,
             log=log,
             tls=settings.tls,
@@ -112,7 +112,9 @@ async def group_segment_bytes(
 
 
 class _JoiningAdmission(Admission):
-    """Lets nobody in. ``on_called`` gets node id and ``segment_bytes`` of every member that would have been let in."""
+    """Refuses all peers. ``on_called`` gets node id and ``segment_bytes`` of every member that would have been
+    admitted.
+    """
 
     def __init__(self, identity: Identity, on_called: Callable[[str, int], None]) -> None:
         super().__init__(identity, {}, lambda stores: None)

@@ -1,4 +1,4 @@
-"""Reads that wait for the disk, carried out beside the event loop, so that nothing else waits for them."""
+"""Worker threads for reads that wait for the disk, so that the event loop does not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from raftlog.replica import Job
 
 
 class BackgroundJobs:
-    """Carries out jobs in a worker thread, one after the other, and their ends on the event loop.
+    """Runs jobs in a worker thread, one after the other, and their completions on the event loop.
 
     Args:
-        wake: asks for a turn of the event loop, after each end.
+        wake: requests a turn of the event loop, after each completion.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -29,11 +29,11 @@ class BackgroundJobs:
         self._send, self._receive = trio.open_memory_channel[Job](math.inf)
 
     def put(self, job: Job) -> None:
-        """Take a job."""
+        """Queue a job."""
         self._send.send_nowait(job)
 
     async def run(self) -> None:
-        """Work until cancelled. Raises whatever an end raises."""
+        """Work until cancelled. Raises the exceptions of completions."""
         async for job in self._receive:
             end = await trio.to_thread.run_sync(job)
             end()
@@ -41,12 +41,13 @@ class BackgroundJobs:
 
 
 class Workers:
-    """Threads that carry out jobs, many a second; their ends are called in a turn of the event loop.
+    """Threads that run jobs, many a second; completions are called in a turn of the event loop.
 
-    A job reaches its thread, and its end the event loop, in a few microseconds, and without a turn of trio in between.
+    A job reaches its thread, and its completion the event loop, in a few microseconds, without a turn of trio in
+    between.
 
     Args:
-        count: of threads, and so of jobs at a time. Whoever puts jobs limits how many wait.
+        count: of threads, and so of concurrent jobs. The caller limits how many wait.
     """
 
     def __init__(self, reactor: Reactor, count: int) -> None:
@@ -59,11 +60,11 @@ class Workers:
             thread.start()
 
     def put(self, job: Job) -> None:
-        """Take a job."""
+        """Queue a job."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """End the threads after the jobs that they are at; no end is called any more. Waits for the disk."""
+        """End the threads after their current jobs; no completion is called any more. Waits for the disk."""
         with suppress(Empty):
             while True:
                 self._jobs.get_nowait()
@@ -78,7 +79,7 @@ class Workers:
             try:
                 end = job()
             except Exception as error:
-                end = partial(_raise, error)  # a bug: it ends the process as one of the event loop does
+                end = partial(_raise, error)  # a bug: it ends the process like one on the event loop
             self._ends.put(end)
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a log: where its entries lie, and their bytes, in memory or on disk."""
+"""Reads of a log: positions and bytes of its entries, from memory or disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raftlog.segment.verified_reads import OnDamage, VerifiedReads, VerifiedRun
 
 
 class LogReads:
-    """The reading half of `SegmentLog`, which keeps these attributes."""
+    """The reading half of `SegmentLog`, which sets these attributes."""
 
     base: tuple[LogIndex, Term]
     base_pos: int
@@ -36,7 +36,7 @@ class LogReads:
 
     @property
     def memory_pos(self) -> int:
-        """The physical offset from which on entries are read from memory; what lies before it is synced."""
+        """The physical offset from which on entries are read from memory; everything before it is synced."""
         pos = self._tail.pos
         return self.end_pos if pos is None else pos
 
@@ -48,7 +48,7 @@ class LogReads:
         """Where any present entry lies. Reads the disk unless the entry is in memory.
 
         Raises:
-            EntryGone: it lies below the base.
+            EntryGone: it is below the base.
             StorageCorrupt, StorageFailed: its header cannot be read.
         """
         self._check_index(index)
@@ -61,7 +61,7 @@ class LogReads:
             raise
 
     def entry_at(self, pos: int) -> EntryRef | None:
-        """The entry that takes up the byte at the physical offset ``pos``; None when no present one does.
+        """The entry that contains the byte at the physical offset ``pos``; None if there is none.
 
         Raises:
             StorageCorrupt, StorageFailed: a header cannot be read.
@@ -81,14 +81,14 @@ class LogReads:
         return ref if ref.pos <= pos < ref.pos + ref.size else None
 
     def anchors(self, pos: int, end: int) -> list[int]:
-        """Positions of some entries behind ``pos`` and before ``end``, ascending, about 64 KiB apart."""
+        """Positions of some entries after ``pos`` and before ``end``, ascending, about 64 KiB apart."""
         return self._index.anchors_behind(pos, end)
 
     def chain_at(self, index: LogIndex) -> int:
         """The chain after entry ``index``; the base has one, too.
 
         Raises:
-            EntryGone: the entry lies below the base.
+            EntryGone: the entry is below the base.
             StorageCorrupt, StorageFailed: as `locate`.
         """
         if index == self.last_index:
@@ -98,7 +98,7 @@ class LogReads:
         if index >= self.first_index and (entry := self.entry(index)) is not None:
             return entry.chain
         ref = self.locate(index)
-        # A header alone proves nothing; what follows in memory tells damage before a peer has to.
+        # A header alone proves nothing; the next entry in memory reveals damage before a peer does.
         if (entry := self.entry(index + 1)) is not None and chain_after(entry.header, ref.chain) != entry.chain:
             path = self._files.path(self._files.start_of(ref.pos))
             raise StorageCorrupt(path, ref.pos, f"entry {index} does not link to the next")
@@ -107,12 +107,12 @@ class LogReads:
     def read_entries(self, first_index: LogIndex, bytes_max: int) -> tuple[list[EntryRef], bytes]:
         """Entries from ``first_index`` on, back to back as they travel, without blanks.
 
-        As many whole ones as fit into ``bytes_max``, but at least one. Those read from disk are verified.
+        As many complete ones as fit into ``bytes_max``, but at least one. Those read from disk are verified.
 
         Raises:
-            EntryGone: the first one lies below the base.
+            EntryGone: the first one is below the base.
             StorageCorrupt: one of them is damaged.
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         self._check_index(first_index)
         refs: list[EntryRef] = []
@@ -143,10 +143,10 @@ class LogReads:
     def stored(self, first_index: LogIndex, bytes_max: int) -> Callable[[], StoredRun] | None:
         """What reads entries from ``first_index`` on, as `read_entries` does, up to the end of a file; for any thread.
 
-        None when the first one is in memory. What is read counts only if the log was not cut meanwhile.
+        None if the first one is in memory. The result is only valid if the log was not truncated in the meantime.
 
         Raises:
-            EntryGone: the first one lies below the base.
+            EntryGone: the first one is below the base.
         """
         self._check_index(first_index)
         if self.entry(first_index) is not None:
@@ -156,14 +156,14 @@ class LogReads:
         return partial(read_behind, self._files, base, anchor, before, self._tail.first, bytes_max)
 
     def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
-        """Read bytes by physical offset, wherever they are by now: in memory, on disk, or both.
+        """Read bytes by physical offset, from memory, disk, or both.
 
-        What comes from disk is verified, see `verified_reads`. ``trusts_page_cache`` is for what only consumers get.
+        Bytes from disk are verified, see `verified_reads`. ``trusts_page_cache`` is only for data for consumers.
 
         Raises:
-            EntryGone: they lie below the base, or some of them do.
+            EntryGone: some of them are below the base.
             StorageCorrupt: an entry is damaged.
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         if pos < self._base.pos:
             raise EntryGone(self._files.directory, "position", pos, self._base.pos)
@@ -177,37 +177,41 @@ class LogReads:
         return read_across(self._verified.read, self._tail, self._end_before_tail(), pos, end)
 
     def pread_each(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
-        """Read ascending pieces, each (position, length) within one entry, as `pread` that trusts the page cache."""
+        """Read ascending pieces, each (position, length) within one entry, like `pread` with trust in the page
+        cache.
+        """
         if pieces[0][0] < self._base.pos:
             raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)
         return self._pieces.read(pieces)
 
     def read_range(self, pos: int, length: int) -> bytes:
-        """Read bytes below `durable_pos` from the files, blanks included, verified. For any thread, unlike the rest.
+        """Read verified bytes below `durable_pos` from the files, including blanks. For any thread, unlike the rest.
 
         Raises:
-            EntryGone: they lie below the base, or some of them do.
+            EntryGone: some of them are below the base.
             StorageCorrupt: an entry is damaged.
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         return self._verified.read(pos, pos + length, keeps=False)
 
     def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
-        """Bytes below `durable_pos` as runs of whole verified entries, see `VerifiedReads.runs`. For any thread.
+        """Bytes below `durable_pos` as runs of complete verified entries, see `VerifiedReads.runs`. For any thread.
 
-        Raises as `read_range`, also while the runs are gone through.
+        Raises the errors of `read_range`, also during iteration.
         """
         return self._verified.runs(pos, pos + length)
 
     def load(self, pos: int, length: int) -> None:
-        """Have bytes below `durable_pos` verified and in memory, so that `pread` does not wait. For any thread.
+        """Verify bytes below `durable_pos` and load them into memory, so that `pread` does not wait. For any thread.
 
-        Raises as `read_range`.
+        Raises the errors of `read_range`.
         """
         self._verified.load(pos, pos + length)
 
     def has(self, pos: int, length: int) -> bool:
-        """Whether `pread` that trusts the page cache gets these bytes of the files without a wait for the disk."""
+        """Whether `pread` with trust in the page cache returns these bytes of the files without waiting for the
+        disk.
+        """
         return self._verified.has(pos, pos + length)
 
     def has_verified(self, pos: int, length: int) -> bool:
@@ -216,25 +220,25 @@ class LogReads:
 
     @property
     def trusted_pos(self) -> int:
-        """From here on `pread` may trust the page cache; it rises when that has dropped something."""
+        """From here on `pread` may trust the page cache; rises when that has evicted something."""
         return self._verified.trusted_pos
 
     @property
     def kept_bytes(self) -> int:
-        """How many verified bytes of files are in memory, besides the newest entries."""
+        """Verified bytes of files in memory, without the newest entries."""
         return self._verified.kept_bytes
 
     @property
     def loaded_bytes(self) -> int:
-        """How many bytes were read from files and verified since the log was opened."""
+        """Bytes read from files and verified since the log was opened."""
         return self._verified.loaded_bytes
 
     def tell_damage(self, on_damage: OnDamage) -> None:
-        """Have ``on_damage`` called each time a read finds an entry damaged, in the thread of the reader."""
+        """Call ``on_damage`` whenever a read finds a damaged entry, on the reader's thread."""
         self._verified.on_damage = on_damage
 
     def damage_found(self, damage: StorageCorrupt) -> None:
-        """A reader of what `stored` returned found an entry damaged: whoever wants to know is told."""
+        """A reader of `stored` found a damaged entry: call the `tell_damage` callback."""
         self._verified.on_damage(damage)
 
     def _last_before(self, index: LogIndex) -> EntryRef:

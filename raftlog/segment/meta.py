@@ -1,15 +1,14 @@
-"""The vote file: term, vote, and markers of what was durable, in two slots written in turn.
+"""The vote file: term, vote, and markers of what was durable, in two slots written alternately.
 
 A slot is 4 KiB: magic, format version, sequence number, payload length, CRC-32 of all that and the payload, then the
-payload in CBOR. A write goes to the slot that does not hold the newest state, and is synced before the next one
-begins. So a crash damages one slot at most, and the other one holds the state before it: that of the last write
-which was acknowledged to anybody.
+payload in CBOR. A write goes to the slot that does not have the newest state, and is synced before the next one begins.
+So a crash damages at most one slot, and the other one has the previous state: that of the last acknowledged write.
 
-Every later format version keeps the first 28 bytes of a slot and its checksum. A file with an intact slot of a version
-above ours is refused, whatever the other slot says: that is older, and may have forgotten a vote.
+Every later format version keeps the first 28 bytes of a slot and its checksum. A file with an intact slot of a newer
+version is refused, whatever the other slot contains: that is older, and may have forgotten a vote.
 
-A bit that flips later may take the newest slot. The writer therefore follows every change of term or vote with a
-second write within a tenth of a second, after which both slots say the same.
+A later bit flip may damage the newest slot. So the writer follows every change of term or vote with a second write
+within a tenth of a second, after which both slots are equal.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NOTES_BYTES_MAX: Final = 3072
 
 
 class Base(msgspec.Struct, frozen=True):
-    """Where a log begins: ``index`` and ``term`` of the entry before its first one, and the chain after that entry.
+    """The beginning of a log: ``index`` and ``term`` of the entry before its first one, and the chain after that entry.
 
     ``pos`` is the physical offset at which the first file begins.
     """
@@ -51,20 +50,20 @@ class Base(msgspec.Struct, frozen=True):
 
     @property
     def ref(self) -> EntryRef:
-        """A stand-in for the entry before the first one, as if it ended where the first file begins."""
+        """A placeholder for the entry before the first one, as if it ended where the first file begins."""
         return EntryRef(self.index, self.term, 0, self.pos, 0, self.chain)
 
 
 class MetaState(msgspec.Struct, frozen=True):
-    """What a node must remember besides its log.
+    """The state of a node besides its log.
 
-    ``durable_pos`` and ``commit_hint`` lag behind the truth, never ahead of it: what lies below ``durable_pos`` was
-    synced, and the entry ``commit_hint`` was committed and synced here. ``durable_chain`` is the chain after the entry
-    that ends at ``durable_pos``; None if a version wrote this that did not keep it. ``clean`` says that the log was
-    closed in order, ``boot_id`` which start of the machine wrote this. ``cut_end`` is where the zeros end that a cut
-    is writing over the entries it removes; 0 while there is none. ``base`` is None for a log that has its beginning.
-    ``store_id`` was drawn when the directory was made (empty before the directory is opened for the first
-    time since there are such names). ``notes`` are small values of whoever uses the log, which mean nothing here.
+    ``durable_pos`` and ``commit_hint`` may lag, but are never ahead: everything below ``durable_pos`` was synced, and
+    the entry ``commit_hint`` was committed and synced here. ``durable_chain`` is the chain after the entry that ends at
+    ``durable_pos``; None if a version without it wrote this. ``clean`` says that the log was closed, ``boot_id``
+    identifies the boot of the machine. ``cut_end`` is the end of the zeros with which a cut is overwriting removed
+    entries; 0 without one. ``base`` is None for a log that has its beginning. ``store_id`` was drawn when the directory
+    was created (empty in old directories until they are opened). ``notes`` are small values of the log's user, opaque
+    here.
     """
 
     cluster_id: str
@@ -98,7 +97,7 @@ def encode_slot(state: MetaState, seq: int) -> bytes:
 
 
 def decode_slot(data: bytes, path: str = FILE_NAME) -> tuple[int, MetaState] | None:
-    """Sequence number and state, or None when the slot is empty or damaged.
+    """Sequence number and state, or None if the slot is empty or damaged.
 
     Raises FormatTooNew, which names ``path``, for an intact one of a newer version.
     """
@@ -117,7 +116,7 @@ def decode_slot(data: bytes, path: str = FILE_NAME) -> tuple[int, MetaState] | N
 
 
 def read_slots(disk: Disk, fd: int) -> list[bytes]:
-    """Both slots of an open vote file; one that the disk does not give is as damaged as one with other bytes.
+    """Both slots of an open vote file; an unreadable one counts as damaged.
 
     Raises OSError.
     """
@@ -133,18 +132,18 @@ def read_slots(disk: Disk, fd: int) -> list[bytes]:
 
 
 def newest_state(slots: bytes, path: str = FILE_NAME) -> MetaState | None:
-    """What the content of a vote file says; None when no slot is valid. Raises as `decode_slot`."""
+    """The newest state in a vote file; None without a valid slot. Raises the errors of `decode_slot`."""
     decoded = (decode_slot(slots[at : at + SLOT_BYTES], path) for at in (0, SLOT_BYTES))
     newest = max((slot for slot in decoded if slot is not None), key=lambda slot: slot[0], default=None)
     return None if newest is None else newest[1]
 
 
 class MetaFile:
-    """The open vote file of a directory. ``state`` is what it says, or None when no slot is valid.
+    """The open vote file of a directory. ``state`` is its content, or None without a valid slot.
 
     Raises FormatTooNew, and OSError; the file is closed then.
 
-    What was read is durable after the first `write`; before, a power cut may bring back the state before it.
+    The state read is durable only after the first `write`; before, a power cut may restore the previous one.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -152,7 +151,7 @@ class MetaFile:
         self._disk = disk
         self._fd = disk.open(path, create=True)
         if disk.size(self._fd) < 2 * SLOT_BYTES:
-            # A disk that is full later must not keep a node from voting.
+            # A disk that fills up later must not keep a node from voting.
             disk.allocate(self._fd, 2 * SLOT_BYTES)
         try:
             slots = read_slots(disk, self._fd)
@@ -164,10 +163,10 @@ class MetaFile:
         newest = max(valid, key=lambda slot: slot[0], default=None)
         self.state: MetaState | None = None if newest is None else newest[1]
         self._seq = 0 if newest is None else newest[0]
-        # What is read may be in the system's cache only, if the sync of it failed, and the disk may have an older slot
-        # in its place. The other slot is on the disk, and must not be written over before this one is there, too.
+        # The state read may be only in the system's cache, if its sync failed, with an older slot on the disk. The
+        # other slot is on the disk, and must not be overwritten before this one is there, too.
         self._undurable = b"" if newest is None else slots[decoded.index(newest)]
-        # Writing goes on in the other slot, whichever that is: after a fault the sequence need not be even.
+        # Continue with the other slot: after a fault the parity of the sequence is arbitrary.
         self._newest_slot = 1 if newest is None else decoded.index(newest)
         self.damaged_slots = sum(
             slot is None and data.count(0) != len(data) for slot, data in zip(decoded, slots, strict=True)
@@ -184,7 +183,7 @@ class MetaFile:
         self.state = state
 
     def write_again(self) -> None:
-        """Make durable what the file said when it was opened: its sync may have failed. Raises as `write`."""
+        """Make the content at the opening durable: its sync may have failed. Raises the errors of `write`."""
         if self._undurable:
             write_fully(self._disk.write_synced, self._fd, [self._undurable], self._newest_slot * SLOT_BYTES)
             self._undurable = b""

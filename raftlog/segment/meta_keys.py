@@ -1,17 +1,17 @@
-"""Names of the notes by which log and node tell their next start what it must know; see `SegmentLog.notes`."""
+"""Names of the notes that log and node leave for their next start; see `SegmentLog.notes`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 CONF: Final = "conf"
-"""The configuration in force at the base, which the log itself does not say any more."""
+"""The configuration in force at the base, which is no longer in the log itself."""
 
 DAMAGED: Final = "damaged"
-"""Look at every entry: a running node found damage at this position, in decimal, or a repair was not finished."""
+"""Verify every entry: a running node found damage at this position, in decimal, or a repair was not finished."""
 
 REPLACING: Final = "replacing"
-"""First position and end, in decimal, of bytes that a repair is replacing: they may be in the cache only."""
+"""First position and end, in decimal, of bytes that a repair is replacing: they may be only in the cache."""
 
 ABSTAINING: Final = "abstaining"
 """Entries that this replica acknowledged may be missing: it must not vote before it has caught up."""
@@ -20,9 +20,10 @@ UNSYNCED: Final = "unsynced"
 """The process that has the log open acknowledges entries before they are durable."""
 
 STORES: Final = "stores"
-"""Which directory each member has."""
+"""The directory of each member."""
 
 MEMBERS: Final = "members"
 """The newest configuration in force and the entry that set it, for a node whose log cannot be read, and for a backup.
 
-With entry 0 it is the one that the settings gave at the last start; its node goes by its settings all the same."""
+With entry 0 it is the one from the settings at the last start; that node uses its current settings all the same.
+"""

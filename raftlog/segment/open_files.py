@@ -1,4 +1,4 @@
-"""Open segment files: not more than a few dozen of them, and none closed under a reader's hands."""
+"""Open segment files: at most a few dozen, and none closed while in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DESCRIPTORS_MAX: Final = 64
 
 
 class Descriptor:
-    """An open file that its user entered: ``with`` gives the descriptor, and leaving releases it."""
+    """An open file in use: ``with`` gives the descriptor, and leaving releases it."""
 
     __slots__ = ("_lock", "_on_idle", "doomed", "fd", "users")
 
@@ -36,9 +36,9 @@ class Descriptor:
 
 
 class OpenFiles:
-    """Descriptors by where their file begins, for any thread.
+    """Descriptors by the start of their file, for any thread.
 
-    At most `DESCRIPTORS_MAX` are open, those used last, and besides them what is in use at this moment.
+    At most `DESCRIPTORS_MAX` recently used ones are open, plus those in use.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -50,7 +50,7 @@ class OpenFiles:
         return len(self._open)
 
     def use(self, start: int, path: Callable[[int], str]) -> Descriptor:
-        """The file at ``start``, opened if it is not, for one ``with``. Raises `OSError`."""
+        """The file at ``start``, opened if necessary, for one ``with``. Raises `OSError`."""
         with self._lock:
             found = self._open.get(start)
             if found is None:
@@ -66,13 +66,13 @@ class OpenFiles:
             self._add(start, fd)
 
     def forget(self, start: int) -> None:
-        """Close a file as soon as nobody uses it."""
+        """Close a file as soon as it is not in use."""
         with self._lock:
             if (found := self._open.pop(start, None)) is not None:
                 self._doom(found)
 
     def close(self) -> None:
-        """Close all files, those in use as soon as their users are done."""
+        """Close all files, those in use afterwards."""
         with self._lock:
             while self._open:
                 self._doom(self._open.popitem()[1])

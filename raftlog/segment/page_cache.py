@@ -1,4 +1,4 @@
-"""Asks the system what of a file is in memory."""
+"""Queries which parts of a file are in the page cache."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import ctypes
 import os
 
 _CACHESTAT = 451
-"""The number of this system call, the same on all processors; Linux has it since 6.5."""
+"""The number of this system call, the same on all architectures; in Linux since 6.5."""
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 FOLIO_BYTES_MAX = 2 * 1024 * 1024
-"""The largest unit that the page cache is made of."""
+"""The largest unit of the page cache."""
 _SCRATCH = memoryview(bytearray(64 * 1024))
-"""For bytes that nobody looks at."""
+"""For bytes that are discarded."""
 
 _Range = ctypes.c_uint64 * 2
-"""Where it begins, and how long it is."""
+"""Offset and length."""
 _Counts = ctypes.c_uint64 * 5
-"""Pages that are in memory, and four figures that are of no use here."""
+"""Cached pages, and four figures that are not used here."""
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
 _syscall.restype = ctypes.c_long
 
 
 def is_cached(fd: int, length: int, offset: int) -> bool:
-    """Whether ``length`` >= 1 bytes of a file are there to be read without a wait for the disk.
+    """Whether ``length`` >= 1 bytes of a file can be read without waiting for the disk.
 
-    May be False although they are, where the system does not tell. Through this descriptor nothing is read ahead any
-    more: whoever asks reads elsewhere what is not there, and a read of what is there would otherwise begin to read
-    megabytes behind it, which a fast processor then waits for after all.
+    May be False although they can, if the system does not tell. Disables read-ahead for this descriptor: missing data
+    is read elsewhere, and a read of cached data would otherwise start reading megabytes ahead, which a fast processor
+    would then wait for after all.
     """
     found = _cached_by_count(fd, length, offset)
     return _is_read_at_once(fd, length, offset) if found is None else found
 
 
 def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
-    """``length`` >= 1 bytes from ``offset`` of a file if the page cache has all of them; None if it lacks some, or the
+    """``length`` >= 1 bytes from ``offset`` of a file if the page cache has all of them; None otherwise, or if the
     system does not tell. A read that does not wait (RWF_NOWAIT) tells nothing: a fast disk has answered it by then.
 
-    A page that is dropped between the look and the read, a microsecond later, comes from the disk.
+    A page that is evicted between check and read, a microsecond later, comes from the disk.
     """
     return os.pread(fd, length, offset) if _cached_by_count(fd, length, offset) else None
 
@@ -45,10 +45,10 @@ def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
 def pread_disk(fd: int, length: int, offset: int) -> tuple[bytes, bool]:
     """``length`` >= 1 bytes from ``offset`` of a file, after the page cache was told to drop them; and whether it had
     dropped all of them. It keeps what is not written back yet, and some file systems keep everything. It drops folios
-    (pages that belong together) only whole: a range that is to be dropped begins and ends at multiples of
-    `FOLIO_BYTES_MAX`, or at the end of the file.
+    (groups of pages) only as a whole: a range to drop begins and ends at multiples of `FOLIO_BYTES_MAX`, or at the end
+    of the file.
 
-    What the page cache had completely before is left in it, anything else is dropped again.
+    Ranges that were completely cached before are cached again, all others are dropped again.
     """
     was_cached = _cached_by_count(fd, length, offset)
     begin = offset - offset % _PAGE_BYTES
@@ -68,15 +68,15 @@ def _cached_by_count(fd: int, length: int, offset: int) -> bool | None:
 
 
 def _count_cached(fd: int, length: int, offset: int) -> int | None:
-    """How many pages of a range are in memory; None if the system does not tell, or not for this file."""
+    """The number of cached pages in a range; None if the system does not tell, or not for this file."""
     counts = _Counts()
     return int(counts[0]) if _syscall(_CACHESTAT, fd, _Range(offset, length), counts, 0) == 0 else None
 
 
 def _is_read_at_once(fd: int, length: int, offset: int) -> bool:
-    """As `is_cached`, by reading; what is not in memory the system may begin to read ahead."""
+    """As `is_cached`, by reading; the system may start reading ahead what is not cached."""
     whole, rest = divmod(length, len(_SCRATCH))
     try:
         return os.preadv(fd, [_SCRATCH] * whole + [_SCRATCH[:rest]], offset, os.RWF_NOWAIT) == length
-    except OSError:  # it is not, or this file system cannot tell
+    except OSError:  # not cached, or this file system cannot tell
         return False

@@ -1,4 +1,4 @@
-"""The newest entries of a log, in memory: those not synced yet, and as many older ones as there is room for."""
+"""The newest entries of a log, in memory: unsynced ones, and as many older ones as there is room for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tail:
 
     Attributes:
         entries: ascending, without a gap.
-        first: index of the first of them; if there are none, of the next one to come.
+        first: index of the first of them; without any, of the next one.
         nbytes: sum of their sizes.
     """
 
@@ -29,16 +29,16 @@ class Tail:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to `evict`."""
+        """Whether to call `evict`."""
         return self.nbytes > self._nbytes_max
 
     @property
     def pos(self) -> int | None:
-        """Where the first of them lies in the log."""
+        """Position of the first of them in the log."""
         return self._positions[0] if self._positions else None
 
     def push(self, entry: TailEntry) -> None:
-        """Take the entry that follows."""
+        """Add the next entry."""
         self.entries.append(entry)
         self._positions.append(entry.pos)
         self.nbytes += entry.size
@@ -49,7 +49,7 @@ class Tail:
         return self.entries[at] if 0 <= at < len(self.entries) else None
 
     def entry_at(self, pos: int) -> TailEntry | None:
-        """The entry in memory that begins at or before ``pos``, if there is one: ``pos`` may lie behind it."""
+        """The entry in memory that begins at or before ``pos``, if there is one: ``pos`` may be after its end."""
         at = bisect_right(self._positions, pos) - 1
         return self.entries[at] if at >= 0 else None
 
@@ -75,7 +75,7 @@ class Tail:
         self.first += count
 
     def read(self, pos: int, end: int) -> bytes:
-        """The bytes ``pos..end`` of the log, which lie within these entries, blanks between them included."""
+        """The bytes ``pos..end`` of the log, which are within these entries, including blanks between them."""
         entries = self.entries
         at = bisect_right(self._positions, pos) - 1
         entry = entries[at]
@@ -92,7 +92,7 @@ class Tail:
         return b"".join(parts)[pos - first_pos : end - first_pos]
 
     def read_pieces(self, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes at these offsets, so many of each, which lie within the bodies of these entries and ascend."""
+        """The bytes of these ascending pieces (offset, length), each within the body of one of these entries."""
         read: list[bytes] = []
         low = high = 0
         body = b""
@@ -105,12 +105,12 @@ class Tail:
         return read
 
     def check(self) -> None:
-        """Assert that the sum is one; slow, for tests."""
+        """Assert that the sum is right; slow, for tests."""
         nbytes = sum(entry.size for entry in self.entries)
         assert self.nbytes == nbytes, f"{nbytes} bytes of entries in memory count as {self.nbytes}"
         assert self._positions == [entry.pos for entry in self.entries], f"{len(self._positions)} positions are wrong"
 
 
 def blank_bytes(pos: int, end: int) -> bytes:
-    """The blank from ``pos`` to the end of the file at ``end``, as it lies there; nothing if there is no room."""
+    """The blank from ``pos`` to the end of the file at ``end``, as on disk; empty if there is no room."""
     return blank(end - pos).ljust(end - pos, b"\0") if pos < end else b""

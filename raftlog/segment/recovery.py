@@ -1,16 +1,16 @@
-"""What a log's files say after a restart, and what to do about it. Pure: bytes come from a function passed in.
+"""Classifies the state of a log's files after a restart, and decides what to do. Pure: a function returns the bytes.
 
-Theory of operation. Entries are verified from the first on, one behind the other, until a place is no entry. There,
-four questions decide between an end that a crash left and damage to what was acknowledged:
+Theory of operation. Entries are verified from the first on, one after the other, until a place is not an entry. Then
+four questions distinguish a torn end after a crash from damage to acknowledged data:
 
-- does it lie below what is known to have been durable or committed (`meta`)?
-- are there only zeros behind it?
-- is there an intact entry behind it, further away than one unsynced write reaches?
-- has a later file an intact entry? A file is not touched before the one before it is synced to its end.
+- is it below what is known to have been durable or committed (`meta`)?
+- are there only zeros after it?
+- is there an intact entry after it, further away than one unsynced write reaches?
+- does a later file contain an intact entry? A file is not written before the previous one is synced to its end.
 
-A torn end may be cut, because nobody was told of it. Damage must not: the entry may exist nowhere else, and its
-absence must not count in a vote. It is told as ranges of bytes, so that other replicas, whose files are equal byte by
-byte, can give back what is missing; an intact entry behind a range then proves by its chain that the right bytes came.
+A torn end may be cut, because it was never acknowledged. Damage must not: the entry may exist nowhere else, and its
+absence must not count in a vote. It is reported as byte ranges, so that other replicas, whose files are equal byte by
+byte, can supply what is missing; an intact entry after a range then proves by its chain that the right bytes came.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import MetaState
 
 STALE_BYTES_MAX: Final = 64 * 1024
-"""How much a disk may give back as it was before, so that it continues what lies before it, and nothing follows."""
+"""How much old content a disk may return at the end, so that it continues what is before it, with nothing after it."""
 
 Read = Callable[[int, int], bytes]
 """``read(pos, length)``: that many bytes of one file."""
@@ -54,7 +54,7 @@ _TYPE = re.compile(rb"\x00\x00\x00[\x01-\x03]")
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The first place that is no entry, and why not."""
+    """The first place that is not an entry, and the reason."""
 
     pos: int
     reason: str
@@ -62,11 +62,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that the decision rests on.
+    """Everything that the decision depends on.
 
     ``end_pos`` is the end of the last good entry, ``last_index`` its index. ``intact_behind`` is the position of an
-    intact entry that no torn write explains, if there is one. ``only_zeros`` says that nothing lies behind ``end_pos``,
-    or behind the blank which begins there if ``has_blank``.
+    intact entry that no torn write explains, if there is one. ``only_zeros`` says that nothing follows ``end_pos``, or
+    the blank that begins there if ``has_blank``.
     """
 
     stop: Stop
@@ -81,14 +81,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The log ends in order."""
+    """The end of the log is consistent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateAt:
-    """Everything from ``pos`` on is a torn write: zero it and go on.
+    """Everything from ``pos`` on is a torn write: zero it and continue.
 
-    If ``is_blank``, nothing is torn: the file was closed by a blank, and the next one has no entry yet. The blank goes,
+    If ``is_blank``, nothing is torn: a blank closed the file, and the next one has no entry yet. The blank is removed,
     since another entry than the one it was made for may come next, and fit.
     """
 
@@ -98,7 +98,7 @@ class TruncateAt:
 
 @dataclass(frozen=True, slots=True)
 class Corrupt:
-    """Something acknowledged is damaged at ``pos``; leave everything as it is."""
+    """Acknowledged data is damaged at ``pos``; leave everything unchanged."""
 
     pos: int
     reason: str
@@ -109,10 +109,10 @@ Decision = Keep | TruncateAt | Corrupt
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Bytes that are no entries, though they once were: from ``pos`` to ``end``.
+    """Bytes that are no longer entries: from ``pos`` to ``end``.
 
     ``before`` is the last good entry. ``behind`` is the next intact one, which begins at ``end``; its header says which
-    chain leads to it. It is None when the damage reaches to the end of the log, and nothing vouches for what was there.
+    chain leads to it. It is None if the damage reaches to the end of the log, and nothing verifies what was there.
     """
 
     before: EntryRef
@@ -126,10 +126,10 @@ class DamagedRange:
 
 
 class LogDamaged(SegmentError):
-    """Opening found damage to what was once durable. Nothing was changed; see `repair.Repair` for the remedy.
+    """Opening found damage to durable data. Nothing was changed; see `repair.Repair` for the remedy.
 
-    ``ranges`` is where, ascending; ``end_pos`` is the end of the last good entry, before or behind them; ``reason`` is
-    what the first range was found by.
+    ``ranges`` are the damaged ranges, ascending; ``end_pos`` is the end of the last good entry, before or after them;
+    ``reason`` is how the first range was detected.
     """
 
     def __init__(self, directory: str, ranges: Sequence[DamagedRange], end_pos: int, reason: str) -> None:
@@ -142,14 +142,14 @@ class LogDamaged(SegmentError):
 
 
 def decide(evidence: Evidence) -> Decision:
-    """What to do about the end of a log; the first row that fits holds.
+    """What to do about the end of a log; the first matching row applies.
 
-    A. Good entries end below the durable position: a sync had covered what is bad now.
+    A. Good entries end below the durable position: the bad part had been synced.
     B. Good entries end at or before an index known to be committed and synced here.
-    C. An intact entry lies behind, beyond the reach of one unsynced write: the bad place had been synced before that
+    C. An intact entry follows beyond the reach of one unsynced write: the bad place had been synced before that
        entry was written.
-    D. Only zeros lie behind, maybe with a blank before them: the last write was complete.
-    E. Otherwise the last write before the crash was torn, and nobody was told that it happened.
+    D. Only zeros follow, maybe after a blank: the last write was complete.
+    E. Otherwise the last write before the crash was torn, and was never acknowledged.
     """
     stop = evidence.stop
     if evidence.end_pos < evidence.durable_pos:
@@ -164,7 +164,7 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def in_words(decision: Decision, evidence: Evidence) -> str:
-    """What `decide` found, for people."""
+    """The result of `decide` as text."""
     good = f"entries are good up to index {evidence.last_index}, which ends at {evidence.end_pos}"
     match decision:
         case Keep():
@@ -185,14 +185,14 @@ def scan_file(
     Args:
         start: where the file begins.
         last: the entry before the first one.
-        index: takes each good entry.
+        index: receives each good entry.
         pos: where the first entry begins; None for the file's beginning.
 
     Returns:
-        The last good entry, and where the scan stopped, or None when the file ends in a blank and the next one follows.
+        The last good entry, and where the scan stopped, or None if the file ends in a blank and the next one follows.
 
     Raises:
-        EntryTooNew: an entry is intact, and of a format version that is not known here.
+        EntryTooNew: an intact entry of an unsupported, newer format version.
     """
     end = start + segment_bytes
     pos = start if pos is None else pos
@@ -227,7 +227,7 @@ def scan_file(
 
 
 def end_of_data(read: Read, pos: int, end: int) -> int:
-    """Where the last byte that is not zero ends in ``pos..end``; ``pos`` when there is none."""
+    """The end of the last nonzero byte in ``pos..end``; ``pos`` if there is none."""
     found = pos
     for block_pos, block in _blocks(read, pos, end):
         found = block_pos + len(block.rstrip(b"\0"))
@@ -235,7 +235,7 @@ def end_of_data(read: Read, pos: int, end: int) -> int:
 
 
 def end_of_all(read: Read, pos: int, starts: Sequence[int], segment_bytes: int) -> int:
-    """Like `end_of_data`, over all files behind ``pos``, of which the last ones may have no data yet."""
+    """Like `end_of_data`, over all files after ``pos``, of which the last ones may have no data yet."""
     end = pos
     for start in starts:
         begin, file_end = max(start, pos), start + segment_bytes
@@ -245,12 +245,12 @@ def end_of_all(read: Read, pos: int, starts: Sequence[int], segment_bytes: int) 
 
 
 def find_intact(read: Read, pos: int, end: int) -> int | None:
-    """Position of the first intact entry that begins in ``pos..end``, wherever it may begin.
+    """Position of the first intact entry that begins anywhere in ``pos..end``.
 
-    An entry names its own position, and its body has a checksum, so hardly anything else passes for one. The chain
-    cannot be checked, since what comes before is not readable.
+    An entry contains its own position, and its body has a checksum, so hardly anything else passes for one. The chain
+    cannot be verified, since what precedes it is unreadable.
     """
-    # Blocks that are zero throughout are skipped; a header may begin in the last bytes of the block before.
+    # Blocks of zeros are skipped; a header may begin in the last bytes of the previous block.
     for block_pos, block in _blocks(read, pos, end):
         begin = max(pos, block_pos - HEADER_BYTES)
         window = read(begin, min(block_pos + len(block) + HEADER_BYTES, end) - begin)
@@ -261,7 +261,7 @@ def find_intact(read: Read, pos: int, end: int) -> int | None:
 
 
 def is_intact(read: Read, pos: int, end: int) -> bool:
-    """Whether an entry begins at ``pos`` that agrees with itself, its chain aside."""
+    """Whether a consistent entry begins at ``pos``, ignoring its chain."""
     if end - pos < HEADER_BYTES:
         return False
     kind, size, _, _, its_pos, flags, _, body_crc, body_len = HEADER.unpack(read(pos, HEADER_BYTES))
@@ -276,7 +276,7 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
 
 
 def gather(read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_bytes: int) -> tuple[bool, int | None]:
-    """Look at everything from ``end_pos`` on: whether it is all zero, and `Evidence.intact_behind`."""
+    """Examine everything from ``end_pos`` on: whether it is all zero, and `Evidence.intact_behind`."""
     stop_start = stop.pos - stop.pos % segment_bytes
     only_zeros = True
     for start in starts:
@@ -287,7 +287,7 @@ def gather(read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_
         only_zeros = only_zeros and end_of_data(read, behind, file_end) == behind
         intact: int | None = None
         if start == stop_start:
-            # Within the reach of one write, an intact entry behind a torn one is no surprise.
+            # Within the reach of one write, an intact entry after a torn one is normal.
             intact = find_intact(read, min(stop.pos + SYNC_BYTES_MAX, file_end), file_end)
         elif start > stop_start and is_intact(read, start, file_end):
             intact = start
@@ -318,9 +318,9 @@ def examine(
     durable_pos: int,
     commit_hint: LogIndex,
 ) -> Evidence:
-    """Everything that `decide` asks for; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
+    """Everything that `decide` needs; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
     end_pos = last.pos + last.size
-    # The scan goes on in the next file only if a blank led it there.
+    # The scan continues in the next file only after a blank.
     has_blank = stop.pos - stop.pos % segment_bytes > end_pos
     behind = end_pos + BLANK_BYTES_MIN if has_blank else end_pos
     only_zeros, intact_behind = gather(read, stop, behind, starts, segment_bytes)
@@ -330,8 +330,8 @@ def examine(
 def stale_end(read: Read, index: SparseIndex, last: EntryRef, state: MetaState) -> DamagedRange | None:
     """What is in doubt, if no entry ends where the vote file says that a durable one does, with the chain it had.
 
-    A sector at the very end of the log as it was before continues what lies before it; only the vote file knows better.
-    Which of the last entries are old cannot be told, so all of them are in doubt that may be.
+    An old sector at the very end of the log continues what is before it; only the vote file can tell. Which of the last
+    entries are old is unknown, so all candidates are uncertain.
 
     Args:
         index: of all entries, ``last`` the last good one.
@@ -348,14 +348,14 @@ def stale_end(read: Read, index: SparseIndex, last: EntryRef, state: MetaState) 
 
 
 def _chain_at(read: Read, entry: EntryRef, end: int, segment_bytes: int) -> int | None:
-    """The chain after the entry that ends at ``end``, ``entry`` or one behind it in the same file, if there is one."""
+    """The chain after the entry that ends at ``end``, if that is ``entry`` or a later one in the same file."""
     while (pos := entry.pos + max(entry.size, BLANK_BYTES_MIN)) < end:
         entry = _entry_at(read, pos, segment_bytes)
     return entry.chain if pos == end else None
 
 
 def _entry_at(read: Read, pos: int, segment_bytes: int) -> EntryRef:
-    """What the header at ``pos`` says, which may also be a blank's."""
+    """The header at ``pos``, which may also be a blank's."""
     header = read(pos, min(HEADER_BYTES, segment_bytes - pos % segment_bytes)).ljust(HEADER_BYTES, b"\0")
     kind, size, index, term, _, _, chain, _, _ = HEADER.unpack(header)
     return EntryRef(index, term, kind, pos, size, chain)
@@ -364,10 +364,10 @@ def _entry_at(read: Read, pos: int, segment_bytes: int) -> EntryRef:
 def damaged_ranges(
     read: Read, evidence: Evidence, last: EntryRef, starts: Sequence[int], segment_bytes: int
 ) -> tuple[list[DamagedRange], int]:
-    """Where a damaged log is damaged, ascending, and where its last good entry ends, which may be behind all of them.
+    """The damaged ranges of a log, ascending, and the end of its last good entry, which may be after all of them.
 
-    The scan goes on behind each range with the chain that the next intact entry claims. A torn end behind the last
-    range is not one of them.
+    After each range the scan continues with the chain in the header of the next intact entry. A torn end after the last
+    range is not included.
 
     Args:
         evidence: of a `Corrupt` decision.
@@ -388,10 +388,10 @@ def damaged_ranges(
 
 
 def next_entry(read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef) -> EntryRef | None:
-    """The first intact entry from ``pos`` on that can come after ``last``, with the chain that its header claims.
+    """The first intact entry from ``pos`` on that can follow ``last``, with the chain in its header.
 
-    One that the next entry confirms is preferred to one that damage follows: index, term and chain of a header are
-    proven by its neighbours only.
+    One that the next entry confirms is preferred to one that damage follows: index, term and chain in a header are only
+    proven by its neighbours.
     """
     doubtful: EntryRef | None = None
     for start in starts:
@@ -409,7 +409,7 @@ def next_entry(read: Read, pos: int, starts: Sequence[int], segment_bytes: int, 
 
 
 def _is_confirmed(read: Read, entry: EntryRef, starts: Sequence[int], segment_bytes: int) -> bool:
-    """Whether the bytes behind an entry continue it, or there are none."""
+    """Whether the bytes after an entry continue it, or there are none."""
     pos = entry.pos + entry.size
     end = entry.pos - entry.pos % segment_bytes + segment_bytes
     if is_blank(read(pos, min(BLANK_BYTES_MIN, end - pos)), end - pos):

@@ -1,18 +1,17 @@
-"""Putting a damaged log in order again with bytes from other replicas, whose files are equal byte by byte.
+"""Repairs a damaged log with bytes from other replicas, whose files are equal byte by byte.
 
-Theory of operation. A `Repair` works on the directory alone, while no log is open on it. It says which bytes it wants,
-one piece after the other, and takes what anybody offers: each entry must continue the chain of the one before it, and
-when there is an intact entry behind the damage, the chain must lead to that one. Only then are the bytes written to
-where they belong; until then they lie in a side file, which the next opening removes. A crash at any time leaves
-either the damage as it was, or less of it.
+Theory of operation. A `Repair` works on the directory while no log is open on it. It says which bytes it needs, one
+piece after the other, and accepts them from any peer: each entry must continue the chain, and if there is an intact
+entry after the damage, the chain must lead to that one. Only then are the bytes written to their place; until then they
+are in a side file, which the next opening removes. A crash at any time leaves the damage as it was, or less of it.
 
-If nothing vouches for the far end of the damage, or no peer ever had what belongs there, then the log is cut behind the
-last entry that came, as soon as every peer has said that it has no more. What is cut may have been acknowledged. So the
-note ``abstaining`` is made durable before, and a replica with this note does not vote until it has caught up.
+If nothing verifies the end of the damage, or no peer has the missing data, the log is cut after the last received
+entry, as soon as every peer has said that it has no more. The removed part may have been acknowledged. So the note
+``abstaining`` is made durable before, and a replica with this note does not vote until it has caught up.
 
-A log is never cut in front of intact entries while a peer is damaged at the same place: that one had them, too, so they
-may all be committed, and what is lost is one entry and not all behind it. The repair waits then for a replica that has
-the entry, or for a person, who may `cut`.
+A log is never cut before intact entries while a peer is damaged at the same place: that peer had them, too, so they may
+all be committed, and only one entry is lost rather than all after it. The repair then waits for a replica that has the
+entry, or for an operator, who may `cut`.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WANTED_BYTES_MAX: Final = 256 * 1024
-"""Most bytes that are asked for at once."""
+"""Maximum bytes requested at once."""
 
 SIDE_FILE_NAME: Final = "repair.tmp"
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What was written over: ``crc`` is the CRC-32 of the ``nbytes`` bytes that lay at ``pos`` before."""
+    """An overwritten range: ``crc`` is the CRC-32 of the ``nbytes`` bytes that were at ``pos`` before."""
 
     pos: int
     nbytes: int
@@ -65,21 +64,21 @@ class Replaced:
 
 
 class Repair:
-    """See the module's theory of operation. Use it until `done`, then call `finish`, and open the log again.
+    """See the module. Use it until `done`, then call `finish`, and open the log again.
 
     Attributes:
-        peers: who will be asked. The log is cut when all of them have refused, so name every other member; with nobody
-            here it is never cut.
-        replaced: the ranges that were written to, so far.
-        cut_at: where the log was cut, since nobody had more of it; None while it was not.
+        peers: will be asked. The log is cut when all of them have refused, so name every other member; without any
+            it is never cut.
+        replaced: the overwritten ranges so far.
+        cut_at: where the log was cut, since no peer had more of it; None while it was not.
     """
 
     def __init__(self, disk: Disk, damaged: LogDamaged, *, peers: Iterable[str]) -> None:
         """Lock the directory.
 
         Raises:
-            DirectoryLocked: somebody has the directory.
-            MetaCorrupt, StorageFailed: it changed since ``damaged`` was raised, or the disk refused.
+            DirectoryLocked: another process has the directory.
+            MetaCorrupt, StorageFailed: it changed since ``damaged`` was raised, or a disk error.
         """
         self.directory = damaged.directory
         self.replaced: list[Replaced] = []
@@ -89,7 +88,7 @@ class Repair:
         self._ranges = list(damaged.ranges)
         self._good_end = damaged.end_pos
         self._unreadable: set[int] = set()
-        """Blocks that were intact when the log was opened, and that the disk does not give any more."""
+        """Blocks that were intact when the log was opened, and became unreadable."""
         self._held, self._holder = b"", ""
         self._side_path = os.path.join(damaged.directory, SIDE_FILE_NAME)
         with contextlib.ExitStack() as undo:
@@ -110,29 +109,29 @@ class Repair:
                 raise StorageFailed(error.filename or damaged.directory, error.errno or 0, "repair") from error
             self._begin_range()
             if DAMAGED not in self._state.notes:
-                # Until this is finished, every opening looks at all entries, whatever their sidecars say.
+                # Until this is finished, every opening verifies all entries, whatever their sidecars contain.
                 self._write_meta(notes={**self._state.notes, DAMAGED: b""})
             self._undo = undo.pop_all()
 
     @property
     def meta(self) -> MetaState:
-        """What the vote file says."""
+        """The content of the vote file."""
         return self._state
 
     @property
     def done(self) -> bool:
-        """Whether nothing is wanted any more."""
+        """Whether nothing is missing any more."""
         return not self._ranges
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The ranges that are not whole yet, as first position and end."""
+        """The incomplete ranges, as first position and end."""
         return [(damage.pos, damage.end) for damage in self._ranges]
 
     def wanted(self) -> tuple[int, int] | None:
-        """Position and number of the bytes to ask for next, at most `WANTED_BYTES_MAX`; None when `done`.
+        """Position and number of the bytes to request next, at most `WANTED_BYTES_MAX`; None when `done`.
 
-        The same until somebody offers or refuses them.
+        Unchanged until they are offered or refused.
         """
         if self.done:
             return None
@@ -140,21 +139,20 @@ class Repair:
         return pos, min(WANTED_BYTES_MAX, self._limit() - pos)
 
     def offer(self, pos: int, data: bytes, source: str) -> bool:
-        """Take bytes that lie at ``pos`` in the log of ``source``; fewer than wanted are fine.
+        """Accept bytes at ``pos`` in the log of ``source``; fewer than requested are fine.
 
         Returns:
-            Whether to go on with this source. If not, another one should be asked, since these bytes do not belong
-            into this log.
+            Whether to continue with this source. If not, ask another one, since these bytes do not belong to this log.
 
         Raises:
-            StorageFailed: the disk refused; give up.
+            StorageFailed: a disk error; give up.
         """
         if self.done:
             return True
         if source in self._conflicting:
             return False
         if self._held and source != self._holder:
-            # An entry is taken from one source, so that it is clear whose fault a bad one is.
+            # An entry comes from one source, so that a bad one can be attributed.
             self._held = b""
         if pos != self._at + len(self._held):
             return True
@@ -172,7 +170,7 @@ class Repair:
         return True
 
     def refused(self, pos: int, source: str, *, damaged: bool = False) -> None:
-        """Take note that ``source`` has nothing at ``pos``, or only something damaged. Raises `StorageFailed`."""
+        """``source`` has nothing at ``pos``, or only damaged data. Raises `StorageFailed`."""
         if not self.done and pos == self._at + len(self._held):
             self._held = b""
             self._damaged_too.discard(source)
@@ -181,20 +179,20 @@ class Repair:
             self._refuse(source)
 
     def cut(self) -> None:
-        """Give up everything behind what came so far, whatever is intact there: for a person to decide.
+        """Discard everything after what was received so far, intact or not: an operator's decision.
 
-        `finish` has to follow. Raises `StorageFailed`.
+        Call `finish` afterwards. Raises `StorageFailed`.
         """
         if not self.done:
             self._cut()
 
     def serve(self, pos: int, nbytes: int) -> bytes | None:
-        """Up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log, too; None without any.
+        """Up to ``nbytes`` verified bytes at ``pos``, for a peer that repairs its log; None without any.
 
-        What the disk does not give any more is damaged as well, see `lacks`: the opening after `finish` finds it.
+        Newly unreadable data counts as damaged, see `lacks`: the opening after `finish` detects it.
 
         Raises:
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         begin = self._state.starts_at.pos
         for damage in self._ranges:
@@ -217,12 +215,12 @@ class Repair:
             nbytes = shorter
 
     def lacks(self, pos: int) -> bool:
-        """Whether ``pos`` is damaged here, so that `serve` would have something if it were not."""
+        """Whether ``pos`` is damaged here, so that `serve` would have something otherwise."""
         is_damaged = any(damage.pos <= pos < damage.end for damage in self._ranges)
         return is_damaged or self._block(pos) in self._unreadable
 
     def _block(self, pos: int) -> int:
-        """Where the block of the disk begins that has ``pos``."""
+        """The beginning of the disk block that contains ``pos``."""
         return pos - (pos - self._files.start_of(pos)) % DISK_BLOCK_BYTES
 
     def finish(self) -> None:
@@ -236,7 +234,7 @@ class Repair:
         self.close()
 
     def close(self) -> None:
-        """Release the directory; what is not whole stays damaged. Closing again does nothing."""
+        """Release the directory; incomplete ranges stay damaged. Idempotent."""
         self._undo.close()
 
     def _begin_range(self) -> None:
@@ -246,7 +244,7 @@ class Repair:
             self._behind = damage.behind
             self._behind_header = b"" if self._behind is None else self._files.pread(self._behind.pos, HEADER_BYTES)
             self._rewind()
-            # If only a blank is damaged, nobody has to be asked.
+            # If only a blank is damaged, no peer is needed.
             if not self._links():
                 return
             self._complete(damage.end)
@@ -266,12 +264,12 @@ class Repair:
         return self._files.start_of(pos) + self._segment_bytes
 
     def _limit(self) -> int:
-        """Where the present file ends, or the intact entry begins if it lies in this file."""
+        """The end of the current file, or the beginning of the intact entry if it is in this file."""
         file_end = self._file_end(self._at)
         return file_end if self._behind is None else min(file_end, self._behind.pos)
 
     def _links(self) -> bool:
-        """Whether the intact entry is the one that follows now."""
+        """Whether the intact entry is the next one."""
         behind, last = self._behind, self._last
         return (
             behind is not None
@@ -282,7 +280,9 @@ class Repair:
         )
 
     def _take(self) -> None:
-        """Accept what is whole of the bytes held. Raises `FrameCorrupt` for the first that does not belong here."""
+        """Accept the complete part of the received bytes. Raises `FrameCorrupt` for the first entry that does
+        not fit.
+        """
         while self._held and not self.done:
             file_end = self._file_end(self._at)
             if is_blank(self._held, file_end - self._at):
@@ -295,7 +295,7 @@ class Repair:
             self._look_ahead()
 
     def _take_entry(self, file_end: int) -> bool:
-        """Accept the first entry held; False when there is not all of it yet."""
+        """Accept the first received entry; False if it is incomplete."""
         last, room = self._last, file_end - BLANK_BYTES_MIN - self._at
         if room < HEADER_BYTES:
             if len(self._held) < BLANK_BYTES_MIN:
@@ -324,7 +324,7 @@ class Repair:
         return True
 
     def _look_ahead(self) -> None:
-        """End the range if it is whole, or begin it anew if what came leads to somewhere else."""
+        """End the range if it is complete, or start it again if the received entries lead elsewhere."""
         damage = self._ranges[0]
         if self._links() or (self._behind is None and self._is_all(damage.end)):
             self._complete(damage.end)
@@ -333,12 +333,12 @@ class Repair:
             raise self._conflict()
 
     def _is_all(self, end: int) -> bool:
-        """Whether what came is as much as is known to have been durable, and the very same, if nothing lay behind."""
+        """Whether the received part reaches as far as was durable, with the same chain, if nothing followed."""
         state = self._state
         return self._end() == end == state.durable_pos and self._last.chain == state.durable_chain
 
     def _conflict(self) -> FrameCorrupt:
-        """Begin the range anew: what the present source gives does not lead to the intact entry behind."""
+        """Start the range again: the current source's data does not lead to the intact entry after it."""
         assert self._behind is not None, f"a conflict at {self._at} with nothing behind"
         error = FrameCorrupt(self._at, "does not lead to the next intact entry", self._behind.chain, self._last.chain)
         self._conflicting.add(self._holder)
@@ -358,7 +358,8 @@ class Repair:
         if self._behind is None or not self._conflicting:
             self._cut()
             return
-        # Somebody has entries that continue ours, but do not lead to the one behind: that one is not to be trusted.
+        # Peers have entries that continue ours, but do not lead to the one after the damage: that one cannot be
+        # trusted.
         self._behind = None
         self._ranges = [DamagedRange(self._ranges[0].before, None, max(self._ranges[-1].end, self._data_end()))]
         self._conflicting.clear()
@@ -372,7 +373,7 @@ class Repair:
         start = self._files.start_of(end)
         data_end = max(end, self._data_end())
         zeroed_end = min(data_end, self._file_end(end))
-        # What is left may end with entries of a stale block, which were not the committed ones.
+        # The rest may end with entries of a stale block, which were not the committed ones.
         self._write_meta(
             notes=notes,
             durable_pos=end,
@@ -390,7 +391,7 @@ class Repair:
         self.cut_at = self._good_end = end
 
     def _complete(self, end: int) -> None:
-        """Write what came to where it belongs: everything up to ``end``, with a blank at the end of each file."""
+        """Write the received part to its place: everything up to ``end``, with a blank at the end of each file."""
         last_end = self._end()
         if last_end < end == self._file_end(last_end):
             self._write_side(last_end, blank(end - last_end))

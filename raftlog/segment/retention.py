@@ -1,4 +1,4 @@
-"""Which files of a log may be deleted: a pure decision, about whole closed files and always the oldest first."""
+"""Decides which files of a log may be deleted: only complete closed files, oldest first. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from raftlog.segment.index import SegmentInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """How long files are kept. Ratios are parts of the disk in use, 0 to 1.
+    """How long files are kept. Ratios are used fractions of the disk, 0 to 1.
 
     Attributes:
-        age_ms_max: a file goes when its newest message is older, but only during the hour of the day ``hour``.
+        age_ms_max: a file is deleted when its newest message is older, but only during the hour of the day ``hour``.
         hour: 0 to 23, or None for any time.
-        bytes_max: the oldest files go until the closed ones take no more than this; None: no limit.
-        expire_ratio: from here on the oldest files go, however new they are, until less of the disk is in use.
-        force_ratio: from here on even those go that somebody else still needs.
+        bytes_max: the oldest files are deleted until the closed ones take no more than this; None: no limit.
+        expire_ratio: from here on the oldest files are deleted, however new, until less of the disk is in use.
+        force_ratio: from here on even files are deleted that others still need.
     """
 
     age_ms_max: int
@@ -29,13 +29,13 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What the decision depends on.
+    """The inputs of the decision.
 
     Attributes:
         now_ms, hour: the time, since the epoch and of the local day.
         floor_pos: physical offset below which this node itself needs nothing any more.
-        wanted_pos: below which nobody else does; may be above ``floor_pos``.
-        disk_used_bytes, disk_total_bytes: of the file system that the log is on.
+        wanted_pos: below which no other node needs anything; may be above ``floor_pos``.
+        disk_used_bytes, disk_total_bytes: of the log's file system.
     """
 
     now_ms: int
@@ -52,12 +52,12 @@ def droppable(
     policy: RetentionPolicy,
     now: Situation,
 ) -> int | None:
-    """Where the log may begin from now on, for `SegmentLog.drop_prefix`; None when nothing is to go.
+    """The new beginning of the log, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
 
     Args:
-        segments: as `SegmentLog.segments` lists them.
-        newest_ms: when the newest message of a file was stored, None for a file without messages. Asked for the files
-            that would go and one more, in this order.
+        segments: from `SegmentLog.segments`.
+        newest_ms: store time of the newest message of a file, None for a file without messages. Called for the files
+            to delete and one more, in this order.
     """
     used = now.disk_used_bytes
     kept_bytes = sum(segment.end - segment.start for segment in segments if segment.closed)

@@ -1,8 +1,8 @@
-"""The log of a replica as another process reads it while the replica runs, without a lock and without writing.
+"""Reads the log of a running replica from another process, without a lock and without writing.
 
-What the vote file says is committed never changes: its entries lie in the files as they will for ever, and only
-retention takes whole files away from the front. So everything up to there can be read at any time. Behind it entries
-may be cut off and replaced at any moment, and are of no use here.
+What the vote file says is committed never changes: its entries stay in the files, and only retention deletes whole
+files from the front. So everything up to there can be read at any time. Later entries may be truncated and replaced at
+any moment, and are not used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from raftlog.segment.meta import FILE_NAME, MetaState, newest_state, read_slots
 
 
 class RunningLog:
-    """The directory of a log that may be in use. `close` it at the end.
+    """The directory of a log that may be in use. Call `close` at the end.
 
     Attributes:
-        state: what the vote file said last; see `refresh`.
+        state: the content of the vote file; see `refresh`.
 
     Raises:
-        DirectoryUnusable: there is no log in it, or it may not be read.
+        DirectoryUnusable: it contains no log, or is not readable.
         FormatTooNew, MetaCorrupt, StorageFailed: the vote file cannot be read.
     """
 
@@ -33,7 +33,7 @@ class RunningLog:
         self.state: MetaState = self.refresh()
 
     def refresh(self) -> MetaState:
-        """Read the vote file again. A slot that is being written just now does not count, the other one does."""
+        """Read the vote file again. A slot that is being written is ignored, the other one is used."""
         path = os.path.join(self.directory, FILE_NAME)
         try:
             fd = self._disk.open(path)
@@ -53,11 +53,11 @@ class RunningLog:
         return state
 
     def read(self, pos: int, length: int) -> bytes:
-        """Bytes of one file; behind its end they are zero.
+        """Bytes of one file; zeros after its end.
 
         Raises:
-            EntryGone: the file is not there, because retention took it.
-            StorageFailed: it is missing all the same, or the disk cannot read it.
+            EntryGone: retention has deleted the file.
+            StorageFailed: it is missing for another reason, or a disk error.
         """
         start = pos - pos % self.state.segment_bytes
         path = os.path.join(self.directory, f"{start:020d}")

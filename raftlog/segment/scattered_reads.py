@@ -1,8 +1,8 @@
-"""Many short pieces of a log, in as few reads as they lie in.
+"""Reads many short pieces of a log with as few disk reads as possible.
 
-Each piece lies within one entry. A read of the disk costs about as much as copying `GAP_BYTES_MAX` from the page cache,
-so what lies between two pieces is read along if it is less. Whoever reads one of several things that lie in turns (a
-queue of a topic, say) often reads the next one soon after, whose pieces were all read along: such runs are kept.
+Each piece is within one entry. A disk read costs about as much as copying `GAP_BYTES_MAX` from the page cache, so
+smaller gaps between two pieces are read as well. A reader of one of several interleaved sequences (a queue of a topic,
+for example) often reads the next one soon after, whose pieces were all read already: such runs are cached.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Piece = tuple[int, int]
 """Physical offset and length."""
 
 Buffer = bytes | memoryview
-"""A view keeps all that was read with it in memory: whoever waits with it, copies it."""
+"""A view keeps everything that was read with it in memory: copy it before waiting."""
 
 GAP_BYTES_MAX = 32 * 1024
 RUN_BYTES_MAX = 1024 * 1024
 
 KEPT_MAX = 4
-"""So many runs are kept, 4 MiB at most."""
+"""Number of cached runs, at most 4 MiB."""
 
 KEPT_BYTES_MIN = 32 * 1024
-"""A shorter run is read again for about what it costs to find it."""
+"""Reading a shorter run again costs about as much as finding it."""
 
 
 class _Run(NamedTuple):
@@ -38,10 +38,10 @@ class _Run(NamedTuple):
 
 
 class PieceReader:
-    """Reads pieces of one log; belongs to the thread of its owner.
+    """Reads pieces of one log; for its owner's thread.
 
-    What it keeps may be read again and again without a look at the files: bytes of entries that the log has, and its
-    owner says when some of them are no longer part of it.
+    Cached runs may be read without access to the files: they are bytes of existing entries, and the owner calls
+    `forget` when some are removed.
     """
 
     __slots__ = ("_kept", "_segment_bytes", "_tail", "_verified")
@@ -53,14 +53,14 @@ class PieceReader:
         self._kept: list[_Run] = []
 
     def forget(self) -> None:
-        """Keep nothing: the log was cut."""
+        """Drop the cache: the log was truncated."""
         self._kept.clear()
 
     def read(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
         """The bytes of ascending pieces, each from memory if its entry is there.
 
         Raises:
-            EntryGone, StorageCorrupt, StorageFailed: the disk does not give them.
+            EntryGone, StorageCorrupt, StorageFailed: the disk cannot read them.
         """
         tail_pos = self._tail.pos
         if tail_pos is None or pieces[-1][0] < tail_pos:
@@ -81,7 +81,7 @@ class PieceReader:
         return read
 
     def _find(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int] | None:
-        """A run that was kept, where it begins, and which of the pieces is the next that it does not have."""
+        """A cached run, where it begins, and the number of the first piece that it does not contain."""
         start, length = pieces[first]
         for begin, end, data in self._kept:
             if begin <= start and start + length <= end:
@@ -108,7 +108,7 @@ class PieceReader:
         except StorageCorrupt:
             if end == first_end:
                 raise
-            # What is damaged may lie between two pieces.
+            # A damaged entry may be between two pieces.
             return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
         if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
             self._kept.append(_Run(start, end, data))
@@ -117,10 +117,10 @@ class PieceReader:
 
 
 def read_across(read: Callable[[int, int], bytes], tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
-    """The bytes ``pos..end``, the first of which lie before the tail's entries and the last within.
+    """The bytes ``pos..end``, the first of which are before the tail's entries and the last within.
 
-    What lies between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe one that
-    is not written yet. ``read(pos, end)`` reads what is on disk. Raises as that does.
+    Between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe not written yet.
+    ``read(pos, end)`` reads from disk. Raises its errors.
     """
     tail_pos = tail.pos
     assert tail_pos is not None, f"no entry is in memory, {pos}..{end} is read"

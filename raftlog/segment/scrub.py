@@ -1,12 +1,12 @@
-"""Reading a running log through, slowly, to find damage while other replicas still have what it hit.
+"""Slowly verifies a running log, to find damage while other replicas still have the data.
 
-Disks lose bits in files that nobody reads for months. A round verifies everything from the base up to an entry that
-is committed and synced, which never changes any more, in slices short enough for a thread next to the event loop.
+Disks lose bits in files that nobody reads for months. A pass verifies everything from the base up to a committed and
+synced entry, which never changes any more, in slices short enough for a thread next to the event loop.
 
-Files are read from the disk, 2 MiB at a time: each piece is dropped from the page cache before, since what lies there
-says nothing about the disk. A piece that was cached is cached again afterwards, so that readers hardly notice; any
-other is dropped again, so that the scrub takes no memory from others. The newest entries are in memory of the process
-anyway, so that consumers at the end of the log are not concerned.
+Files are read from the disk, 2 MiB at a time: each piece is first dropped from the page cache, whose content proves
+nothing about the disk. A piece that was cached is cached again afterwards, so that readers hardly notice; any other is
+dropped again, so that the scrub takes no memory from others. The newest entries are in the process's memory anyway, so
+consumers at the end of the log are not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ BYTES_PER_SECOND: Final = 4 * 1024 * 1024
 
 
 class Verified(NamedTuple):
-    """What one step did: ``nbytes`` were verified, everything below ``pos`` is good, the round goes up to ``end``."""
+    """The result of one step: ``nbytes`` were verified, everything below ``pos`` is good, the pass goes up to
+    ``end``.
+    """
 
     nbytes: int
     pos: int
@@ -32,19 +34,19 @@ class Verified(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether the round is over."""
+        """Whether the pass is complete."""
         return self.pos >= self.end
 
 
 class Scrub:
-    """Verifies a log round after round: `begin`, then `step` until it is finished.
+    """Verifies a log repeatedly: `begin`, then `step` until it is finished.
 
-    `begin` and `is_current` belong to the log's thread; `step` may run in another one, as the only one.
+    `begin` and `is_current` belong to the log's thread; `step` may run on another one, but only one.
 
     Attributes:
-        verified_bytes: in all rounds together.
-        disk_bytes: those of them that certainly came from the disk; none where the system does not tell.
-        rounds: how many began.
+        verified_bytes: total over all passes.
+        disk_bytes: the part that certainly came from the disk; 0 if the system does not tell.
+        rounds: number of passes begun.
     """
 
     def __init__(self, log: SegmentLog) -> None:
@@ -55,7 +57,7 @@ class Scrub:
         self._files = log.files
         self._last = _base(log)
         self._pos = self._end = self._last.pos
-        # What was read and not verified yet, where that begins, and whether all of it came from the disk.
+        # Data read and not verified yet, its position, and whether all of it came from the disk.
         self._data, self._data_pos, self._came_from_disk = b"", 0, False
 
     def begin(self, committed_index: LogIndex) -> None:
@@ -74,7 +76,7 @@ class Scrub:
             self._end = last.pos + last.size
 
     def is_current(self) -> bool:
-        """Whether the log still has what the next step reads; if not, its beginning was dropped: begin again."""
+        """Whether the log still has what the next step reads; if not, its beginning was deleted: begin again."""
         return self._pos >= self._log.base_pos
 
     def step(self) -> Verified:
@@ -82,8 +84,8 @@ class Scrub:
 
         Raises:
             StorageCorrupt: an entry is damaged.
-            EntryGone: the log was shortened, see `is_current`.
-            StorageFailed: the disk refused.
+            EntryGone: retention deleted it, see `is_current`.
+            StorageFailed: a disk error.
         """
         begin = self._pos
         if begin < self._end:
@@ -116,7 +118,7 @@ class Scrub:
             self._last, self._pos = last, pos + size
 
     def _read(self, pos: int, end: int, file_end: int) -> memoryview:
-        """Bytes of one file from ``pos`` to ``end`` at least, read in pieces that the page cache can drop."""
+        """Bytes of one file from ``pos`` to at least ``end``, read in pieces that the page cache can drop."""
         start, data_end = self._files.start_of(pos), self._data_pos + len(self._data)
         if not max(self._data_pos, start) <= pos < data_end:
             self._data, self._data_pos, data_end = b"", pos, pos

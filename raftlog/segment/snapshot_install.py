@@ -1,13 +1,13 @@
-"""A replacement for a whole log, gathered piece by piece beside the log in use, and put in its place at an opening.
+"""A replacement for a whole log, collected piece by piece next to the log in use, and installed at an opening.
 
-Theory of operation. A replica whose log ends before another one's begins needs that log: its base, the closed files
-behind it, and a snapshot of the application. A `Manifest` says what that is. `SnapshotInstall` gathers it in the
-directory ``reset``: it says which bytes are wanted, verifies each entry as soon as it is whole, and keeps everything
-over interruptions, also when the next manifest comes from another leader, since files are equal on all replicas.
-`finish` marks the whole as ready, and the next opening calls `install`.
+Theory of operation. A replica whose log ends before another one's begins needs that log: its base, the following closed
+files, and a snapshot of the application. A `Manifest` describes them. `SnapshotInstall` collects them in the directory
+``reset``: it says which bytes are needed, verifies each entry as soon as it is complete, and keeps everything across
+interruptions, even if the next manifest comes from another leader, since files are equal on all replicas. `finish`
+marks it as ready, and the next opening calls `install`.
 
 Installing has one point of no return, the renaming of ``READY`` to ``INSTALL``. Before it, the old log is untouched and
-may turn out to be the better one after all; behind it, every step can be repeated.
+may still turn out to be the better one; after it, every step can be repeated.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from raftlog.segment.meta_keys import ABSTAINING, CONF, DAMAGED
 
 DIRECTORY_NAME: Final = "reset"
 SNAPSHOT_NAME: Final = "snapshot"
-"""The application's file: in the log's directory after an installation, and whatever it makes of it then."""
+"""The application's file: in the log's directory after an installation."""
 
 PIECE_BYTES: Final = 1024 * 1024
-"""Most bytes that are asked for at once."""
+"""Maximum bytes requested at once."""
 
 _FORMAT: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
@@ -59,7 +59,7 @@ _OLD_NAME = re.compile(r"(\d{20})(\.index)?")
 What = Literal["log", "snapshot"]
 
 CheckEntry = Callable[[EntryRef, memoryview], None]
-"""Raises ValueError for an entry, given with its body, that must not get into the log."""
+"""Raises ValueError for an entry, passed with its body, that must not get into the log."""
 
 
 class ManifestTooNew(ValueError):
@@ -71,10 +71,10 @@ class ManifestTooNew(ValueError):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a replacement consists of.
+    """The content of a replacement.
 
-    ``last`` is the last entry of the last closed file that belongs to it, or the stand-in for ``base`` when there is
-    none; it must be committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot.
+    ``last`` is the last entry of its last closed file, or the placeholder for ``base`` if there is none; it must be
+    committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot.
     """
 
     base: Base
@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def end_pos(self) -> int:
-        """End of the last entry; the base's position when there is none."""
+        """End of the last entry; the base's position without entries."""
         return self.last.pos + self.last.size
 
     @property
@@ -97,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def starts(self) -> range:
-        """Where the files begin."""
+        """Starts of the files."""
         size = self.segment_bytes
         return range(self.base.pos, -(-self.end_pos // size) * size, size)
 
@@ -108,7 +108,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError for what is none, or contradicts itself; `ManifestTooNew` for one of a newer format."""
+    """Raises ValueError for an invalid one; `ManifestTooNew` for one of a newer format."""
     try:
         value = decode_plain(data)
         if isinstance(value, dict) and isinstance(found := value.get("format"), int) and found > _FORMAT:
@@ -124,7 +124,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def why_impossible(manifest: Manifest) -> str | None:
-    """Why no log has such a manifest, in words; None for one that makes sense."""
+    """Why no log can have this manifest, as text; None if it is consistent."""
     base, last, segment_bytes = manifest.base, manifest.last, manifest.segment_bytes
     numbers = (base.index, base.term, base.pos, last.index, last.term, last.pos, last.size, manifest.snapshot_bytes)
     if min(numbers) < 0 or max(*numbers, segment_bytes) > _NUMBER_MAX or segment_bytes <= HEADER_BYTES:
@@ -145,21 +145,21 @@ def why_impossible(manifest: Manifest) -> str | None:
 
 
 class SnapshotInstall:
-    """See the module's theory of operation. For one thread at a time, which waits for the disk.
+    """See the module. For one thread at a time, which waits for the disk.
 
     Attributes:
-        manifest: what is gathered.
+        manifest: of the replacement.
     """
 
     def __init__(
         self, disk: Disk, directory: str, manifest: Manifest, check_entry: CheckEntry = lambda ref, body: None
     ) -> None:
-        """Begin, or go on with whatever an earlier attempt left that fits: that is read, and not asked for again.
+        """Begin, or continue with matching data of an earlier attempt, which is not requested again.
 
-        ``check_entry`` is called for each entry that comes.
+        ``check_entry`` is called for each received entry.
 
         Raises:
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         self.manifest = manifest
         self._check_entry = check_entry
@@ -168,7 +168,7 @@ class SnapshotInstall:
         self._snapshot_path = os.path.join(self._root, SNAPSHOT_NAME)
         try:
             disk.mkdir(self._root)
-            # What was ready is not, once any of it may be replaced.
+            # No longer ready, since parts may be replaced.
             _remove(disk, self._root, [_READY, _INSTALL])
             self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE)
             self._last = manifest.base.ref
@@ -190,16 +190,16 @@ class SnapshotInstall:
 
     @property
     def missing_bytes(self) -> int:
-        """How much is still to come."""
+        """Bytes still missing."""
         log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._got) * PIECE_BYTES
         snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * PIECE_BYTES
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
 
     def wanted(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
-        """What to ask for next: of what, from which position, how many bytes; None when all is here or asked for.
+        """What to request next: of what, from which position, how many bytes; None if everything is here or requested.
 
         Args:
-            in_flight: what has been asked for already, as the first two of these.
+            in_flight: earlier requests, as the first two of these.
         """
         if not self._log_done:
             file_end = self._start + self.manifest.segment_bytes
@@ -213,13 +213,14 @@ class SnapshotInstall:
         return None
 
     def take(self, what: What, pos: int, data: bytes) -> bool:
-        """Take bytes that `wanted` named.
+        """Accept bytes named by `wanted`.
 
         Returns:
-            Whether they fit so far. If not, they and maybe some before them are wanted again, better from another peer.
+            Whether they fit so far. If not, they and maybe some before them are needed again, preferably from another
+            peer.
 
         Raises:
-            StorageFailed: the disk refused.
+            StorageFailed: a disk error.
         """
         try:
             return self._take_log(pos, data) if what == "log" else self._take_snapshot(pos, data)
@@ -227,7 +228,7 @@ class SnapshotInstall:
             raise StorageFailed(self._root, error.errno or 0, "staging") from error
 
     def finish(self) -> None:
-        """Mark what is complete as ready, durably: the next opening of the log replaces it. Raises `StorageFailed`."""
+        """Mark the complete replacement as ready, durably: the next opening installs it. Raises `StorageFailed`."""
         assert self.complete, f"{self._root}: {self.missing_bytes} bytes are missing"
         try:
             _write_file(self._disk, self._root, _READY, b"")
@@ -236,7 +237,7 @@ class SnapshotInstall:
         self.close()
 
     def close(self) -> None:
-        """Close all files; what is there stays for another attempt."""
+        """Close all files; the data stays for another attempt."""
         self._files.close()
 
     @property
@@ -261,7 +262,7 @@ class SnapshotInstall:
         files.close()
         self._files = SegmentFiles(self._disk, self._root, segment_bytes, Preallocation.NONE)
         if not self._log_done and self._start in present:
-            # Nobody finished this file. What it has in its beginning need not come again, but its sync may have failed.
+            # An unfinished file. Its valid beginning need not be fetched again, but its sync may have failed.
             self._files.write_again(self._start, self._start + segment_bytes)
             self._got = set(range(self._start, self._start + segment_bytes, PIECE_BYTES))
             self._verify()
@@ -269,10 +270,10 @@ class SnapshotInstall:
     def _take_log(self, pos: int, data: bytes) -> bool:
         file_end = self._start + self.manifest.segment_bytes
         if not self._start <= pos < file_end or pos in self._got:
-            return True  # of an earlier request, and not needed any more
+            return True  # of an earlier request, and no longer needed
         if (pos - self._start) % PIECE_BYTES or len(data) != min(PIECE_BYTES, file_end - pos):
             return False
-        # What was verified is never written over.
+        # Verified data is never overwritten.
         begin = max(pos, self._last.pos + self._last.size)
         if begin < pos + len(data):
             self._files.write(begin, [memoryview(data)[begin - pos :]])
@@ -280,7 +281,7 @@ class SnapshotInstall:
         return self._verify()
 
     def _verify(self) -> bool:
-        """Go on verifying as far as the bytes are here without a gap; False when some were bad and are forgotten."""
+        """Continue verifying the contiguous part; False if some was bad and is dropped."""
         start, file_end = self._start, self._start + self.manifest.segment_bytes
         end = next((pos for pos in range(start, file_end, PIECE_BYTES) if pos not in self._got), file_end)
         pos = max(start, self._last.pos + self._last.size)
@@ -322,13 +323,13 @@ class SnapshotInstall:
     def _forget(self, pos: int) -> bool:
         self._got = {piece for piece in self._got if piece + PIECE_BYTES <= pos}
         if not self._got:
-            # What was verified comes anew, too: it may be a good file, but not the one that is wanted.
+            # The verified part is fetched again, too: it may be a good file, but not the wanted one.
             self._index.truncate(self._before.index + 1)
             self._last = self._before
         return False
 
     def _close_file(self) -> None:
-        # The sidecar says that the file is whole, so it comes after the sync.
+        # The sidecar says that the file is complete, so it comes after the sync.
         self._files.sync(self._start)
         part = self._index.part(self._before.index + 1, self._last.index + 1)
         self._files.write_sidecar(self._start, encode_sidecar(ClosedFileIndex(self._before.chain, self._last, part)))
@@ -344,9 +345,9 @@ class SnapshotInstall:
         return self.manifest.snapshot_bytes == 0
 
     def _snapshot_is_right(self, *, write_again: bool = False) -> bool:
-        """Whether the snapshot is whole, and then durable.
+        """Whether the snapshot is complete, and then durable.
 
-        What an earlier attempt left may be in the cache only, if its sync failed: it is to be written again.
+        Data of an earlier attempt may be only in the cache, if its sync failed: it is written again.
         """
         fd = self._disk.open(self._snapshot_path)
         try:
@@ -386,20 +387,20 @@ class SnapshotInstall:
 
 
 def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, stored: MetaState) -> bool:
-    """Put a replacement that is ready in the place of the log, if there is one. The directory is locked, no log open.
+    """Install a ready replacement for the log, if there is one. The directory is locked, with no log open.
 
     A log that has the replacement's last entry, or is known to have been committed beyond it, is kept, and the
-    replacement is removed. Whoever installs keeps term, vote and notes; only the note `CONF` becomes the replacement's.
-    A log known to be damaged that goes, and held more than the replacement, leaves the note `ABSTAINING`.
+    replacement is removed. Term, vote and notes are kept; only the note `CONF` becomes the replacement's. If the
+    replaced log is known to be damaged and had more entries than the replacement, the note `ABSTAINING` is set.
 
-    It also keeps whether the last process ended in order: the replacement is whole and synced in any case, but one that
-    did not may have acknowledged entries which neither log has.
+    Whether the last process closed the log is kept, too: the replacement is complete and synced in any case, but a
+    process that did not may have acknowledged entries which neither log has.
 
     Returns:
-        Whether the files have changed, so that they must be listed anew.
+        Whether the files have changed, so that they must be listed again.
 
     Raises:
-        OSError: the disk refused; the next opening goes on.
+        OSError: a disk error; the next opening continues.
     """
     root = os.path.join(directory, DIRECTORY_NAME)
     try:
@@ -446,7 +447,7 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
         cut_end=0,
         notes=notes,
     )
-    # Both slots, so that no damage to one of them brings back the base of a log that is gone.
+    # Both slots, so that damage to one of them cannot restore the base of the replaced log.
     meta.write(state)
     meta.write(state)
     discard(disk, directory)
@@ -454,9 +455,9 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
 
 
 def discard(disk: Disk, directory: str) -> None:
-    """Remove everything that was staged, ready or not. Raises `OSError`."""
+    """Remove all staged data, ready or not. Raises `OSError`."""
     root = os.path.join(directory, DIRECTORY_NAME)
-    # The marks go first and durably: half of a replacement must not count.
+    # The marks are removed first and durably: half of a replacement must not count.
     _remove(disk, root, [_READY, _INSTALL])
     _remove(disk, root, disk.listdir(root))
 

@@ -1,18 +1,18 @@
-"""Reads of entries that are on disk: nothing is handed out whose entry was not verified.
+"""Reads of entries on disk: nothing is returned without verifying its entry.
 
-The guarantee. Bytes that `VerifiedReads.read` returns come from a buffer of this process in which the checksum of every
-entry was verified after the buffer was read from its file. The page cache proves nothing: the kernel may have dropped a
-page and read it again from a disk that has damaged it meanwhile. So verified bytes are kept in memory of our own, at
-most `KEPT_BYTES_MAX`, and what is not kept is read and verified anew.
+The guarantee. Bytes returned by `VerifiedReads.read` come from a buffer of this process in which the checksum of every
+entry was verified after the buffer was read from its file. The page cache proves nothing: the kernel may have evicted a
+page and read it again from a disk that has damaged it in the meantime. So verified bytes are cached in our own memory,
+at most `KEPT_BYTES_MAX`, and everything else is read and verified again.
 
 A reader may ask for less, by ``trusts_page_cache``: bytes that this process has written itself since it opened the log,
-and that the page cache still has, are returned as they are. Their checksums were computed or verified when they were
-appended. The kernel is asked before each such read; the first time it has dropped a page, everything up to there has
-to be verified from then on. What this misses: another program reads a page of ours from a bad disk after the kernel
-has dropped it, or somebody changes a file of ours. The scrub finds that. What is appended to the log again must never
-be read this way.
+and that are still in the page cache, are returned as they are. Their checksums were computed or verified when they were
+appended. The kernel is asked before each such read; once it has evicted a page, everything up to there has to be
+verified from then on. This misses two cases: another program reads a page of ours from a bad disk after the kernel has
+evicted it, or a file of ours is changed. The scrub detects those. Data to be appended to the log again must never be
+read this way.
 
-How an entry is found. The index knows where entries begin, about 64 KiB apart (anchors). Entries are verified from one
+How an entry is found. The index knows beginnings of entries about 64 KiB apart (anchors). Entries are verified from one
 anchor to the next, at least: header fields against the index, the body against its checksum, and the chain from the
 second entry on. The chain of the first entry is verified by the scrub and at the opening of a log that may be damaged;
 no body depends on it.
@@ -33,18 +33,18 @@ from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, SparseIndex
 from raftlog.segment.recent_entries import Tail, blank_bytes
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Verified bytes of one log that are kept in memory; a single read may exceed it while it is under way."""
+"""Verified bytes of one log cached in memory; a single read may temporarily exceed it."""
 
 RUN_BYTES: Final = 512 * 1024
-"""Of a run for who goes through all of them. It ends where an entry does, so none is read twice."""
+"""Size of a run for sequential readers. It ends with an entry, so none is read twice."""
 
 OnDamage = Callable[[StorageCorrupt], None]
 
 
 class VerifiedRun(NamedTuple):
-    """Whole entries of one file, verified, from the physical offset ``begin`` up to ``end``.
+    """Complete verified entries of one file, from the physical offset ``begin`` up to ``end``.
 
-    ``next`` is where the next entry begins: it is ``end``, or the end of the file if a blank lies there.
+    ``next`` is where the next entry begins: ``end``, or the end of the file if a blank follows.
     """
 
     begin: int
@@ -54,16 +54,16 @@ class VerifiedRun(NamedTuple):
 
 
 class VerifiedReads:
-    """Reads and verifies entries of one log, for any thread, as long as they are on disk.
+    """Reads and verifies entries of one log on disk, for any thread.
 
     Args:
-        end_pos: where the log ended when it was opened.
-        durable_pos: called in any thread for a position up to which the present entries are on disk. After a cut it
-            lies at or before that, from before `cut` is called.
+        end_pos: the end of the log when it was opened.
+        durable_pos: called on any thread for a position up to which the existing entries are on disk. After a cut it
+            is at or before that, from before `cut` is called.
 
     Attributes:
-        on_damage: told of damage in the thread that finds it, before the reader is.
-        loaded_bytes: how many bytes were read from files and verified so far.
+        on_damage: called on the thread that finds damage, before the read fails.
+        loaded_bytes: bytes read from files and verified so far.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class VerifiedReads:
         self._index = index
         self._tail = tail
         self._lock = threading.Lock()
-        # Runs do not overlap. `_begins` has where they begin, ascending; `_runs` is in the order of their last use.
+        # Runs do not overlap. `_begins` has their beginnings, ascending; `_runs` is in the order of their last use.
         self._begins: list[int] = []
         self._runs: OrderedDict[int, VerifiedRun] = OrderedDict()
         self._kept_bytes = 0
         self._cuts = 0
         self._written_from = end_pos
-        """Bytes from here on were written by this process, and no read has found them missing in the page cache."""
+        """This process wrote the bytes from here on, and no read has found them missing in the page cache."""
 
     @property
     def kept_bytes(self) -> int:
-        """How many verified bytes are in memory."""
+        """Verified bytes in memory."""
         return self._kept_bytes
 
     @property
@@ -95,16 +95,16 @@ class VerifiedReads:
         return self._written_from
 
     def read(self, pos: int, end: int, *, keeps: bool = True, trusts_page_cache: bool = False) -> bytes:
-        """The bytes of the log from ``pos`` to ``end``, all of which are on disk; blanks between files included.
+        """The bytes of the log from ``pos`` to ``end``, all of which are on disk; including blanks between files.
 
         Args:
-            keeps: whether to keep in memory what had to be read; not worth it for what is read once.
-            trusts_page_cache: see the module. Never for what is to be appended again.
+            keeps: whether to cache what had to be read; not worth it for data that is read once.
+            trusts_page_cache: see the module. Never for data to be appended again.
 
         Raises:
-            EntryGone: some of them lie below the base.
-            StorageCorrupt: an entry is damaged, or a file is missing or too short; `on_damage` was told.
-            StorageFailed: the disk refused.
+            EntryGone: some of them are below the base.
+            StorageCorrupt: an entry is damaged, or a file is missing or too short; `on_damage` was called.
+            StorageFailed: a disk error.
         """
         if (run := self._kept(pos)) is not None and end <= run.end:
             return run.data[pos - run.begin : end - run.begin]
@@ -123,11 +123,11 @@ class VerifiedReads:
         return b"".join(parts)
 
     def runs(self, pos: int, end: int) -> Iterator[VerifiedRun]:
-        """The entries in which the bytes from ``pos`` to ``end`` lie, whole, and some around them, without a copy.
+        """The complete entries that contain the bytes from ``pos`` to ``end``, and some around them, without a copy.
 
-        Runs are ascending; the first one may begin before ``pos``, and nothing lies between them but blanks. They are
-        not kept in memory, and each is read when it is asked for, about `RUN_BYTES`: so it still is in the processor's
-        cache when it is verified and used. Raises as `read` does.
+        Runs are ascending; the first one may begin before ``pos``, and only blanks are between them. They are not
+        cached; each is read when requested, about `RUN_BYTES`, so it is still in the CPU cache when it is verified and
+        used. Raises the errors of `read`.
         """
         while pos < end:
             run = self._kept(pos) or self._load(pos, min(end, pos + RUN_BYTES), keeps=False)
@@ -135,13 +135,13 @@ class VerifiedReads:
             pos = run.next
 
     def load(self, pos: int, end: int) -> None:
-        """Have the bytes from ``pos`` to ``end`` verified and in memory. Raises as `read` does."""
+        """Verify the bytes from ``pos`` to ``end`` and load them into memory. Raises the errors of `read`."""
         while pos < end:
             run = self._kept(pos) or self._load(pos, end, keeps=True)
             pos = run.next
 
     def has(self, pos: int, end: int) -> bool:
-        """Whether a read that trusts the page cache gets these bytes without a wait for the disk."""
+        """Whether a read with trust in the page cache returns these bytes without waiting for the disk."""
         if pos >= self._written_from and self._files.is_cached(pos, end - pos):
             return True
         return self.has_verified(pos, end)
@@ -158,7 +158,7 @@ class VerifiedReads:
         return True
 
     def cut(self, pos: int) -> None:
-        """Forget what lies behind ``pos``: the log was cut there. The index must have forgotten it before."""
+        """Drop everything after ``pos``: the log was truncated there. The index must have been truncated before."""
         with self._lock:
             self._cuts += 1
             for begin in self._begins[max(0, bisect_left(self._begins, pos) - 1) :]:
@@ -185,12 +185,12 @@ class VerifiedReads:
         return data
 
     def _load(self, pos: int, end: int, *, keeps: bool) -> VerifiedRun:
-        """Read and verify the entries from the last anchor before ``pos`` on, up to the first one behind ``end``, or to
-        the end of their file. The run may end before ``pos`` if only a blank lies there.
+        """Read and verify the entries from the last anchor before ``pos`` on, up to the first one after ``end``, or to
+        the end of their file. The run may end before ``pos`` if only a blank follows.
         """
         while True:
             cuts = self._cuts
-            # What was asked for may have been cut off since, and be something else by now.
+            # The range may have been truncated since, and be something else by now.
             end = min(end, self._durable_pos())
             span = self._index.span_at(pos, end) if pos < end else None
             if span is None:
@@ -199,7 +199,7 @@ class VerifiedReads:
                 run, nearby = self._verify(span, pos, end)
             except StorageCorrupt as damage:
                 if cuts != self._cuts:
-                    continue  # the log was cut meanwhile, and other entries lie there or will
+                    continue  # the log was truncated in the meantime, and other entries are there or will be
                 self.on_damage(damage)
                 raise
             if cuts == self._cuts:
@@ -213,9 +213,10 @@ class VerifiedReads:
             return run
 
     def _verify(self, span: AnchorSpan, wanted: int, end: int) -> tuple[VerifiedRun, StorageCorrupt | None]:
-        """Verify a span as far as the bytes from ``wanted`` to ``end`` lie in it.
+        """Verify a span as far as it contains the bytes from ``wanted`` to ``end``.
 
-        Returns what is good around them, and damage of an entry that holds none of them. Raises as `read` does.
+        Returns the good entries around them, and damage of an entry that contains none of them. Raises the errors of
+        `read`.
         """
         files, begin = self._files, span.pos
         file_end = files.start_of(begin) + files.segment_bytes
@@ -255,19 +256,19 @@ class VerifiedReads:
                     break
                 if not HEADER_BYTES <= size <= wanted - pos:
                     raise damage from error
-                # Entries behind it are verified without what it says about the chain.
+                # Entries after it are verified without its chain.
                 index, chain = index + 1, None
                 at = first = at + size
                 continue
             index, term, chain = index + 1, entry.term, entry.chain
             at += entry.size
         if index == span.end_index and span.end_pos is None:
-            behind = file_end  # the blank may not be written yet: it goes to disk with the entry behind it
+            behind = file_end  # the blank may not be written yet: it is written with the next entry
         data = data if (first, at) == (0, len(data)) else data[first:at]
         return VerifiedRun(begin + first, begin + at, behind or begin + at, data), nearby
 
     def _keep(self, run: VerifiedRun) -> None:
-        """Keep what of a run is not kept yet. Two threads may have loaded ranges that overlap."""
+        """Cache the part of a run that is not cached yet. Two threads may have loaded overlapping ranges."""
         first = max(0, bisect_right(self._begins, run.begin) - 1)
         for begin in self._begins[first : bisect_left(self._begins, run.next)]:
             kept = self._runs[begin]

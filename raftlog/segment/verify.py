@@ -1,4 +1,4 @@
-"""Looking at the directory of a log that is not open, without changing anything in it."""
+"""Inspects the directory of a closed log, without changing it."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ UNUSABLE: Final = "unusable"
 
 @dataclass(slots=True)
 class Report:
-    """What a directory holds, and what opening it would do.
+    """The state of a directory, and the effect of opening it.
 
     ``verdict`` is one of `INTACT`, `TORN` (opening cuts off the torn end), `DAMAGED_STATE` (opening refuses until the
-    ranges are repaired from other replicas) and `UNUSABLE` (nothing can be said about the entries, or nothing done).
+    ranges are repaired from other replicas) and `UNUSABLE` (the entries cannot be assessed, or nothing can be done).
     ``configs`` are index and body of the configuration entries of an undamaged log.
     """
 
@@ -67,11 +67,11 @@ class Report:
 
 
 class StoppedLog:
-    """The directory of a log that no process has open. Nothing in it is ever written; the lock is held until `close`.
+    """The directory of a log that no process has open. It is never written to; the lock is held until `close`.
 
     Raises:
         DirectoryLocked: a process has it open.
-        DirectoryUnusable: there is no log, or it may not be read.
+        DirectoryUnusable: it contains no log, or is not readable.
         FormatTooNew: a newer version of the software wrote the vote file.
     """
 
@@ -197,11 +197,11 @@ class StoppedLog:
         return self.pread(entry.pos + HEADER_BYTES, entry.size - HEADER_BYTES)
 
     def body_crc(self, entry: EntryRef) -> int:
-        """The checksum of an entry's body, as its header says."""
+        """The checksum of an entry's body, from its header."""
         return int(HEADER.unpack(self.pread(entry.pos, HEADER_BYTES))[7])
 
     def pread(self, pos: int, length: int) -> bytes:
-        """Read within one file; what it lacks reads as zero. Raises `StorageFailed`."""
+        """Read within one file; missing bytes read as zero. Raises `StorageFailed`."""
         start = pos - pos % self._segment_bytes
         path = os.path.join(self.directory, f"{start:020d}")
         try:
@@ -213,7 +213,7 @@ class StoppedLog:
             raise StorageFailed(path, error.errno or 0, "read") from error
 
     def _run(self, last: EntryRef) -> Iterator[EntryRef]:
-        """The good entries behind ``last``."""
+        """The good entries after ``last``."""
         while True:
             pos = last.pos + last.size
             end = pos - pos % self._segment_bytes + self._segment_bytes

@@ -1,4 +1,4 @@
-"""Who carries out a log's writes: a thread of its own in a process, the caller itself in a simulation."""
+"""Writers of a log: a separate thread in a process, the caller itself in a simulation."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ OnFailed = Callable[[Exception], None]
 
 
 class LogWriter(Protocol):
-    """Takes operations in order and makes them durable.
+    """Processes operations in order and makes them durable.
 
-    ``done_ticket`` is the newest ticket up to which everything is durable; it may change on another thread.
+    Everything up to ``done_ticket`` is durable; it may change on another thread.
     """
 
     done_ticket: int
 
     def start(self, store: Store) -> None:
-        """Begin to work on the files of a log that was just opened; called once."""
+        """Set the files of a log that was just opened; called once."""
 
     def submit(self, op: WriteOp) -> None:
-        """Queue one operation. Never blocks on the disk; after a failure it does nothing."""
+        """Queue one operation. Never waits for the disk; does nothing after a failure."""
 
     def close(self, *, clean: bool) -> None:
-        """Finish what is queued and release the writer; ``clean`` as for `SegmentLog.close`."""
+        """Finish queued operations and release the writer; ``clean`` as for `SegmentLog.close`."""
 
 
 class InlineWriter:
-    """Carries out each operation before `submit` returns: for tests and for simulated time.
+    """Executes each operation before `submit` returns: for tests and for simulated time.
 
     Args:
         on_done, on_failed: as for `Writer`, but called from within `submit`.
@@ -59,10 +59,10 @@ class InlineWriter:
         self._commit = GroupCommit(store, self._clock, prepare_ahead=False)
 
     def submit(self, op: WriteOp) -> None:
-        """Carry out one operation.
+        """Execute one operation.
 
         Raises:
-            StorageFailed: the disk refused, and no ``on_failed`` was given to take it.
+            StorageFailed: a disk error, without an ``on_failed`` for it.
         """
         commit = self._commit
         if commit is None:
@@ -90,15 +90,15 @@ class InlineWriter:
 class Writer:
     """One thread that writes and syncs a log (group commit).
 
-    It takes everything that is queued, up to 1 MiB, writes it, syncs once, and reports the newest ticket of it. There
-    is no artificial delay: while one sync runs, the next batch gathers.
+    It takes everything that is queued, up to 1 MiB, writes it, syncs once, and reports its newest ticket. There is no
+    artificial delay: while one sync runs, the next batch accumulates.
 
     Args:
-        on_done: called ON THE WRITER'S THREAD with the newest ticket that is durable.
-        on_failed: called on that thread, once, with what went wrong, a `StorageFailed` if it was the disk. The thread
+        on_done: called ON THE WRITER'S THREAD with the newest durable ticket.
+        on_failed: called on that thread, once, with the error, a `StorageFailed` if it was the disk. The thread
             has stopped then, for good: after a failed sync the kernel may have dropped the pages, so that a second
             try would succeed without the data.
-        observe: told, on that thread, how many seconds each write with its sync took.
+        observe: called on that thread with the seconds that each write took, including its sync.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Writer:
         self._queue.put(op)
 
     def close(self, *, clean: bool) -> None:
-        """Finish what is queued, write the last markers, and end the thread. Waits for the disk."""
+        """Finish queued operations, write the last markers, and end the thread. Waits for the disk."""
         if self._thread is not None:
             self._clean = clean
             self._queue.put(None)
@@ -143,7 +143,7 @@ class Writer:
             if self._clean:
                 commit.close(clean=True)
         except Exception as error:
-            # Whatever it is, a bug of ours included: the replica must learn that nothing is written any more.
+            # Any error, including our own bugs: the replica must learn that nothing is written any more.
             self._on_failed(error)
 
     def _turn(self, commit: GroupCommit) -> bool:
@@ -169,6 +169,6 @@ class Writer:
             self._on_done(self.done_ticket)
             self._observe(seconds)
             if commit.marker_delay() == 0.0:
-                # Behind the report, so that nobody waits for it.
+                # After the report, so that nothing waits for it.
                 commit.write_markers()
         return op is not None
