@@ -60,12 +60,13 @@ def pull_frame(
     expression: str = "*",
     kind: str = "TAG",
     *,
+    topic: str = TOPIC,
     waits: bool = False,
 ) -> bytes:
     """A pull that brings its subscription along, as a whole frame. With ``waits`` it is a long poll of 15 s."""
     ext = {
         "consumerGroup": "bench_consumers",
-        "topic": TOPIC,
+        "topic": topic,
         "queueId": str(queue_id),
         "queueOffset": str(offset),
         "maxMsgNums": str(count),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from benchmarks.curves.group_load import SETTINGS, Note, Plan, Replicas, begin_a
 from benchmarks.curves.polling import Job
 from benchmarks.curves.producing import up_and_down
 from benchmarks.curves.sample import Curve, Measured
-from benchmarks.frames import TOPIC
+from benchmarks.frames import topic_name
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 
@@ -23,19 +25,22 @@ CONSUMERS = Curve(
 
 
 async def consumers(plan: Plan, directory: Path, note: Note) -> None:
-    """Long polls of so many consumers. All points have as many queues as consumers."""
+    """Long polls of so many consumers, each time of a new topic with as many queues."""
     counts = (1, 20) if plan.quick else (1, 4, 16, 64, 250, 1000)
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        topics = map(topic_name, itertools.count())
         for count in up_and_down(counts):
-            async with Admin(cluster.namesrv) as admin:
-                await admin.create_topic(TOPIC, count)
-            note(await persist(partial(_measure, cluster, count, plan)))
+            note(await persist(partial(_measure, cluster, topics, count, plan)))
 
 
-async def _measure(cluster: DevCluster, count: int, plan: Plan) -> Measured:
+async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, plan: Plan) -> Measured:
+    topic = next(topics)
+    async with Admin(cluster.namesrv) as admin:
+        await admin.create_topic(topic, count)
     replicas = await Replicas.find([cluster])
     job = Job(
         address=replicas.addresses[0],
+        topic=topic,
         consumers=count,
         rate=RATE,
         body_bytes=1024,

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.frames import TOPIC, send_frame
+from benchmarks.frames import send_frame
 from benchmarks.load import Report, buckets
 from benchmarks.pulling import pull_frame
 from benchmarks.wires.wire import LoadFailed
@@ -40,9 +40,10 @@ _LENGTHS = struct.Struct(">II")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``rate`` messages a second in all, which take turns in the queues; a queue for each consumer."""
+    """``rate`` messages a second in all, which take turns in the queues of a new topic; a queue for each consumer."""
 
     address: tuple[str, int]
+    topic: str
     consumers: int
     rate: float
     body_bytes: int
@@ -54,15 +55,15 @@ class Job:
 class _Consumer:
     """One consumer with one pull on its way."""
 
-    def __init__(self, address: tuple[str, int], queue_id: int) -> None:
-        self.sock = socket.create_connection(address)
+    def __init__(self, job: Job, queue_id: int) -> None:
+        self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._queue_id, self._received = queue_id, bytearray()
-        self.sock.sendall(_heartbeat(queue_id))
+        self._topic, self._queue_id, self._received = job.topic, queue_id, bytearray()
+        self.sock.sendall(_heartbeat(job.topic, queue_id))
         self._pull(0)
 
     def _pull(self, offset: int) -> None:
-        self.sock.sendall(pull_frame(_PULL_OPAQUE, self._queue_id, offset, PULLED_MAX, waits=True))
+        self.sock.sendall(pull_frame(_PULL_OPAQUE, self._queue_id, offset, PULLED_MAX, topic=self._topic, waits=True))
 
     def receive(self) -> Iterator[float]:
         """When each message was due that has arrived; pulls again. Raises LoadFailed."""
@@ -96,8 +97,8 @@ def due_times(records: bytes) -> Iterator[float]:
         at += struct.unpack_from(">i", records, at)[0]
 
 
-def _heartbeat(number: int) -> bytes:
-    subscription = {"topic": TOPIC, "subString": "*", "subVersion": 0, "expressionType": "TAG"}
+def _heartbeat(topic: str, number: int) -> bytes:
+    subscription = {"topic": topic, "subString": "*", "subVersion": 0, "expressionType": "TAG"}
     consumer = {
         "groupName": GROUP,
         "consumeType": "CONSUME_PASSIVELY",
@@ -125,7 +126,8 @@ class _Sender:
     def __init__(self, job: Job) -> None:
         self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._heads = [send_frame(1, job.body_bytes, queue)[: -job.body_bytes] for queue in range(job.consumers)]
+        frames = [send_frame(1, job.body_bytes, queue, topic=job.topic) for queue in range(job.consumers)]
+        self._heads = [frame[: -job.body_bytes] for frame in frames]
         self._rest = bytes(job.body_bytes - _DUE.size)
         self._interval = 1 / job.rate
         self._next_at, self._number = time.monotonic(), 0
@@ -143,7 +145,7 @@ class _Sender:
 
 def generate(job: Job) -> Report:
     """Send and receive until the last window ends. Raises LoadFailed, OSError."""
-    consumers = {each.sock.fileno(): each for each in (_Consumer(job.address, n) for n in range(job.consumers))}
+    consumers = {each.sock.fileno(): each for each in (_Consumer(job, n) for n in range(job.consumers))}
     epoll = select.epoll()
     for fd in consumers:
         epoll.register(fd, select.EPOLLIN)
