@@ -26,8 +26,10 @@ ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manag
 STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench bench-peers
-.PHONY: bench-steady bench-curves bench-gate bench-store bench-special bench-metrics bench-backup bench-once bench-fair bench-failover bench-spark
+BENCHES := bench-peers bench-gate bench-steady bench-curves bench-store bench-special bench-metrics bench-fair
+BENCHES += bench-backup bench-once bench-failover
+.PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench $(BENCHES)
+.PHONY: bench-spark
 .PHONY: fmt sim lock clean
 
 help:
@@ -147,40 +149,11 @@ docker-image: $(INSTALLED)
 	@deploy/docker-image.sh
 
 bench: $(INSTALLED)
-	$(PY) -m benchmarks.produce $(ARGS)
+	$(PY) -m benchmarks produce $(ARGS)
 
-bench-peers: $(INSTALLED)
-	@$(PY) -m benchmarks.peers $(ARGS)
-
-bench-gate: $(INSTALLED)
-	@$(PY) -m benchmarks.gate $(ARGS)
-
-bench-steady: $(INSTALLED)
-	@$(PY) -m benchmarks.steady $(ARGS)
-
-bench-curves: $(INSTALLED)
-	@$(PY) -m benchmarks.curves $(ARGS)
-
-bench-store: $(INSTALLED)
-	@$(PY) -m benchmarks.store $(ARGS)
-
-bench-special: $(INSTALLED)
-	@$(PY) -m benchmarks.special $(ARGS)
-
-bench-metrics: $(INSTALLED)
-	@$(PY) -m benchmarks.scraping $(ARGS)
-
-bench-backup: $(INSTALLED)
-	@$(PY) -m benchmarks.backup $(ARGS)
-
-bench-fair: $(INSTALLED)
-	@$(PY) -m benchmarks.fair $(ARGS)
-
-bench-once: $(INSTALLED)
-	@$(PY) -m benchmarks.once $(ARGS)
-
-bench-failover: $(INSTALLED)
-	@$(PY) -m benchmarks.failover $(ARGS)
+# Each is a case of `python -m benchmarks`, which lists them.
+$(BENCHES): bench-%: $(INSTALLED)
+	@$(PY) -m benchmarks $* $(ARGS)
 
 bench-spark:
 	@deploy/check-java.sh

@@ -1,0 +1,66 @@
+"""`python -m benchmarks CASE`: the benchmarks that start brokers of their own; `make bench-CASE` runs one.
+
+Each case is a module with its own options: `python -m benchmarks steady --help`. To measure a cluster that runs
+already, use `raftmq bench`.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+
+class Case(NamedTuple):
+    """``module`` measures it; ``about`` says what, and what it writes."""
+
+    module: str
+    about: str
+
+
+CASES: Final[dict[str, Case]] = {
+    "produce": Case("benchmarks.produce", "msgs/s, latency and CPU per message; writes docs/performance.md"),
+    "peers": Case(
+        "benchmarks.peers", "raftmq beside RocketMQ, NATS, RabbitMQ, etcd if here; writes docs/performance.md"
+    ),
+    "gate": Case("benchmarks.gate", "instructions per message against a committed baseline; needs valgrind"),
+    "steady": Case("benchmarks.steady", "a load that lasts, and the work that it leaves; writes docs/performance.md"),
+    "curves": Case(
+        "benchmarks.curves", "CPU per message with more connections, queues, ...; writes docs/performance.md"
+    ),
+    "store": Case("benchmarks.store", "many queues, restarts: goals of the message store; writes docs/performance.md"),
+    "special": Case("benchmarks.special", "delays, timers, transactions, POP; writes docs/performance.md"),
+    "metrics": Case("benchmarks.scraping", "what a scrape of /metrics costs; writes docs/performance.md"),
+    "backup": Case("benchmarks.backup", "what a backup costs clients and brokers; writes docs/performance.md"),
+    "fair": Case("benchmarks.fair", "what clients notice of others that ask for much; writes docs/performance.md"),
+    "once": Case("benchmarks.once", "delayed and transactional messages while leaders die; writes a report"),
+    "failover": Case("benchmarks.failover", "how long nobody can write when a leader goes; writes a report"),
+    "pulling": Case("benchmarks.pulling", "what it costs to hand out messages"),
+    "rolling-upgrade": Case("benchmarks.rolling_upgrade", "sends while replicas are upgraded one by one"),
+    "spark": Case("benchmarks.spark", "what Spark reads and writes; make bench-spark sets it up"),
+    "spark-sink": Case("benchmarks.spark_sink", "writes of Spark's tasks, without Spark"),
+}
+
+
+def table() -> str:
+    """All cases, for people."""
+    return "\n".join(f"  {name:16s} {case.about}" for name, case in CASES.items())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one case with the rest of the arguments. Ends the process with exit code 2 if there is no such case."""
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
+        print(f"usage: python -m benchmarks CASE [options]\n\n{table()}")
+        return
+    if name not in CASES:
+        problem = f"no case {name!r}" if name else "which case?"
+        print(f"benchmarks: {problem}; cases are:\n{table()}", file=sys.stderr)
+        sys.exit(2)
+    sys.argv = [f"make bench-{name}", *arguments[1:]]
+    runpy.run_module(CASES[name].module, run_name="__main__", alter_sys=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
