@@ -58,6 +58,7 @@ from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HalfMessages
 from mq.broker.transaction.resume_check import ResumeCheck
 from mq.monitoring.cpu_time import cpu_seconds
+from mq.monitoring.resident_memory import resident_bytes
 from mq.protocol.codes import PERM_READ
 from mq.protocol.queue_tables import QueueRef
 from mq.store.key_index.index import KeyIndex
@@ -193,6 +194,7 @@ class Services:
             lookup=self.lookup,
             disk_usage=usage,
             cpu_seconds=partial(cpu_seconds, os.getpid()),
+            resident_bytes=resident_bytes,
             delete_expired=self.retention.run,
             is_allowed=self.group_admin.is_allowed,
             on_settings_changed=self._settings_changed,

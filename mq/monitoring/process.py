@@ -12,10 +12,10 @@ from typing import Final
 
 from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.families import Family, Kind
+from mq.monitoring.resident_memory import resident_bytes
 
 VERSION: Final = version("raftmq")
 """The software version."""
-_PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
@@ -28,10 +28,8 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
     seconds = usage.ru_utime + usage.ru_stime
     text = "User and system CPU time of the process."
     yield Family("process_cpu_seconds", Kind.COUNTER, text, names, [(values, seconds)])
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[1])
     text = "Resident memory of the process."
-    yield Family("process_resident_memory_bytes", Kind.GAUGE, text, names, [(values, pages * _PAGE_BYTES)])
+    yield Family("process_resident_memory_bytes", Kind.GAUGE, text, names, [(values, resident_bytes())])
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = "Maximum number of open file descriptors."
     yield Family("process_max_fds", Kind.GAUGE, text, names, [(values, soft)])

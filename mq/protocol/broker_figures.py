@@ -106,6 +106,7 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
     access_control: str
     """``on`` or ``off``."""
     cpu_ms: int
+    resident_bytes: int
     peers: str
     """On a leader, JSON: a `PeerFigures` for each peer."""
 

@@ -36,6 +36,7 @@ class Administration(Service):
     Args:
         disk_usage: free and total bytes of the log's disk.
         cpu_seconds: CPU time of the process and its children.
+        resident_bytes: resident memory of the process.
         delete_expired: deletes expired log files. Raises OSError.
         is_allowed: whether the client at this address and port may change settings.
         on_settings_changed: called after each change.
@@ -50,6 +51,7 @@ class Administration(Service):
         lookup: OffsetAndTimeQueries,
         disk_usage: Callable[[], tuple[int, int]],
         cpu_seconds: Callable[[], float],
+        resident_bytes: Callable[[], int],
         delete_expired: Callable[[], None],
         is_allowed: Callable[[str], bool],
         on_settings_changed: Callable[[BrokerSettings], None],
@@ -68,7 +70,13 @@ class Administration(Service):
             on_changed=on_settings_changed,
         )
         runtime = RuntimeInfo(context, stats=stats, disk_usage=disk_usage)
-        status = ReplicaStatus(context, runtime=runtime, counters=context.counters, cpu_seconds=cpu_seconds)
+        status = ReplicaStatus(
+            context,
+            runtime=runtime,
+            counters=context.counters,
+            cpu_seconds=cpu_seconds,
+            resident_bytes=resident_bytes,
+        )
         self._services: tuple[Service, ...] = (
             Topics(context),
             ConsumerGroups(context, version=version),

@@ -26,6 +26,7 @@ class ReplicaStatus(Service):
         runtime: figures that stock tools look for.
         counters: figures of the running process.
         cpu_seconds: CPU time of the process and its children.
+        resident_bytes: resident memory of the process.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ReplicaStatus(Service):
         runtime: RuntimeInfo,
         counters: Callable[[], dict[str, int]],
         cpu_seconds: Callable[[], float],
+        resident_bytes: Callable[[], int],
     ) -> None:
         self._settings = context.settings
         self._replica = context.replica
@@ -42,6 +44,7 @@ class ReplicaStatus(Service):
         self._runtime = runtime
         self._counters = counters
         self._cpu_seconds = cpu_seconds
+        self._resident_bytes = resident_bytes
 
     def table(self) -> dict[str, str]:
         """All figures as name and text."""
@@ -84,6 +87,7 @@ class ReplicaStatus(Service):
             format_level_max=announced_level(settings.format_level_max),
             access_control="off" if settings.acl_file is None else "on",
             cpu_ms=round(self._cpu_seconds() * 1000),
+            resident_bytes=self._resident_bytes(),
             peers=_json(peers),
         )
         return {

@@ -37,6 +37,9 @@ Percentiles = Annotated[
 ]
 
 _BENCH_TOPIC = "RaftmqBench"
+_IN_FLIGHT_OPEN_LOOP = 65536
+"""So many that what is due is sent in time also while a broker stands still."""
+_IN_FLIGHT_BATCHES = 16
 
 
 @app.command("produce")
@@ -100,6 +103,44 @@ def both(
     """
     plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run())
     _run(loads.both, plan, queues, percentiles, namesrv, as_json=as_json)
+
+
+@app.command("latency")
+def latency(
+    rate: Annotated[float, typer.Option(min=0.1, help="Messages per second, whether or not others are late.")] = 1000.0,
+    topic: Topic = _BENCH_TOPIC,
+    queues: Queues = 8,
+    size: Size = 1024,
+    seconds: Seconds = 30.0,
+    warm_up: WarmUp = 2.0,
+    percentiles: Percentiles = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Send messages at a fixed rate, and measure the time from when each was due to its acknowledgement.
+
+    Exit code 1 if a message was not acknowledged, or could not be sent in time.
+    """
+    plan = Plan(topic, size, seconds, warm_up, _IN_FLIGHT_OPEN_LOOP, 1, rate, _new_run())
+    _run(loads.produce, plan, queues, percentiles, namesrv, as_json=as_json)
+
+
+@app.command("backlog")
+def backlog(
+    topic: Topic = _BENCH_TOPIC,
+    queues: Queues = 8,
+    size: Size = 1024,
+    seconds: Seconds = 10.0,
+    batch: Batch = 32,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Send messages for some seconds in batches, then consume them all. No offset is stored.
+
+    CPU time is of consuming. Exit code 1 if a message was not acknowledged.
+    """
+    plan = Plan(topic, size, seconds, 0.0, _IN_FLIGHT_BATCHES, batch, None, _new_run())
+    _run(loads.backlog, plan, queues, None, namesrv, as_json=as_json)
 
 
 def _new_run() -> int:

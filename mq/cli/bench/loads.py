@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -16,9 +18,10 @@ from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.errors import ClientError
-from mq.client.message import Message, SendResult
+from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.produce.producer import Producer
 from mq.monitoring.cpu_time import cpu_seconds
+from mq.monitoring.resident_memory import resident_bytes
 
 GROUP = "raftmq_bench"
 EXAMPLES_MAX = 3
@@ -164,26 +167,55 @@ async def produce(plan: Plan, namesrv: str) -> Result:
 
 
 async def consume(plan: Plan, namesrv: str) -> Result:
-    """Read the topic from its first message on, for at most the seconds of the plan. Commits no offset.
+    """Read what the topic has, from its first message on, for the seconds of the plan at most. Commits no offset.
 
     Raises ClientError, CommandFailed if the topic is empty.
     """
     async with Admin(namesrv) as admin:
         ends = await admin.topic_stats(plan.topic)
-    left = sum(queue.max_offset - queue.min_offset for queue in ends.values())
-    if not left:
-        raise CommandFailed(f"topic {plan.topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)
-    result = Result(consumed=Counted())
-    assert result.consumed is not None
-    async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measured(result, namesrv):
-        await consumer.assign(ends)
-        for queue in ends:
-            await consumer.seek(queue, "first")
-        with trio.move_on_after(plan.seconds):
-            while left > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
-                result.consumed.add(len(messages), sum(len(message.body) for message in messages))
-                left -= len(messages)
+    result = Result()
+    spans = {queue: (each.min_offset, each.max_offset) for queue, each in ends.items()}
+    await _read(plan.topic, namesrv, spans, result, plan.seconds)
     return result
+
+
+async def backlog(plan: Plan, namesrv: str) -> Result:
+    """Send messages for the seconds of the plan, then read them all back. Commits no offset.
+
+    What is counted of CPU is of the reading. Raises ClientError; sends that fail are in the result.
+    """
+    result = Result()
+    async with Admin(namesrv) as admin:
+        before = await admin.topic_stats(plan.topic)
+        async with _open_producer(plan, namesrv) as producer:
+            sender = _Sender(plan, producer)
+            await sender.run(plan.seconds)
+        after = await admin.topic_stats(plan.topic)
+    spans = {
+        queue: (before[queue].max_offset if queue in before else 0, each.max_offset) for queue, each in after.items()
+    }
+    await _read(plan.topic, namesrv, spans, result, math.inf)
+    result.failed = {what: count for what, count in sender.failed.items() if count}
+    result.examples = sender.examples
+    return result
+
+
+async def _read(
+    topic: str, namesrv: str, spans: Mapping[MessageQueue, tuple[int, int]], result: Result, seconds: float
+) -> None:
+    """Read these offsets of each queue, for so many seconds at most. Raises ClientError, CommandFailed."""
+    left = sum(end - begin for begin, end in spans.values())
+    if not left:
+        raise CommandFailed(f"topic {topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)
+    counted = result.consumed = Counted()
+    async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measured(result, namesrv):
+        await consumer.assign(spans)
+        for queue, (begin, _) in spans.items():
+            await consumer.seek(queue, begin)
+        with trio.move_on_after(seconds):
+            while left > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
+                counted.add(len(messages), sum(len(message.body) for message in messages))
+                left -= len(messages)
 
 
 async def both(plan: Plan, namesrv: str) -> Result:
@@ -236,21 +268,33 @@ async def both(plan: Plan, namesrv: str) -> Result:
 
 @asynccontextmanager
 async def _measured(result: Result, namesrv: str) -> AsyncIterator[None]:
-    """Measure the duration of the block, and the CPU time of every process in it. Raises ClientError."""
-    before = await cpu_ms(namesrv)
+    """Note how long the block takes, and what every process uses in it. Raises ClientError."""
+    before = await _usage(namesrv)
     began = trio.current_time()
     yield
     result.seconds = trio.current_time() - began
-    after = await cpu_ms(namesrv)
+    after = await _usage(namesrv)
+    result.resident_mib = {name: usage.resident_bytes / 2**20 for name, usage in after.items()}
     if count := result.messages:
-        result.cpu_us = {name: 1000 * (after[name] - ms) / count for name, ms in before.items() if name in after}
+        result.cpu_us = {
+            name: 1000 * (after[name].cpu_ms - usage.cpu_ms) / count for name, usage in before.items() if name in after
+        }
 
 
-async def cpu_ms(namesrv: str) -> dict[str, float]:
-    """CPU time since the start of this process, and of each replica that reports it. Raises ClientError."""
-    found = {_CLIENT: 1000 * cpu_seconds(os.getpid())}
+class _Usage(NamedTuple):
+    """What a process has used of CPU since its start, and has of memory."""
+
+    cpu_ms: float
+    resident_bytes: float
+
+
+async def _usage(namesrv: str) -> dict[str, _Usage]:
+    """Of this process, and of each replica that tells its own. Raises ClientError."""
+    found = {_CLIENT: _Usage(1000 * cpu_seconds(os.getpid()), resident_bytes())}
     for group in await ask_cluster(namesrv):
         for replica in group.replicas:
-            if "raftmq.cpuMs" in replica.figures:
-                found[f"{group.group}/{replica.node_id}"] = float(replica.figures["raftmq.cpuMs"])
+            figures = replica.figures
+            if "raftmq.cpuMs" in figures:
+                usage = _Usage(float(figures["raftmq.cpuMs"]), float(figures.get("raftmq.residentBytes", 0)))
+                found[f"{group.group}/{replica.node_id}"] = usage
     return found

@@ -61,6 +61,7 @@ class Result:
         failed: messages without acknowledgement: certainly not stored, maybe stored, or due and never sent.
         missing: acknowledged messages that were not delivered; only with a consumer.
         cpu_us: CPU time of each process per message, in microseconds; "client" is this one.
+        resident_mib: memory of each process at the end.
     """
 
     seconds: float = 0.0
@@ -72,6 +73,7 @@ class Result:
     examples: list[str] = field(default_factory=list)
     missing: int | None = None
     cpu_us: Mapping[str, float] = field(default_factory=dict)
+    resident_mib: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def messages(self) -> int:
@@ -91,6 +93,7 @@ class Result:
         if self.missing is not None:
             table["missing"] = self.missing
         table["cpu_us_per_message"] = {name: round(us, 1) for name, us in self.cpu_us.items()}
+        table["resident_mib"] = {name: round(mib, 1) for name, mib in self.resident_mib.items()}
         return table
 
     def lines(self) -> list[str]:
@@ -112,6 +115,9 @@ class Result:
         if self.cpu_us:
             shown = ", ".join(f"{name} {us:.1f} us" for name, us in self.cpu_us.items())
             lines.append(f"{'CPU':13s} per message: {shown}")
+        if self.resident_mib:
+            shown = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in self.resident_mib.items())
+            lines.append(f"{'memory':13s} at the end: {shown}")
         lines += [f"{what:13s} {count:,} messages" for what, count in self.failed.items()]
         if self.missing:
             lines.append(f"{'missing':13s} {self.missing:,} acknowledged messages were not delivered")

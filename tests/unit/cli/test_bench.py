@@ -91,7 +91,14 @@ def a_result() -> Result:
     acknowledged = Latencies()
     acknowledged.add(0.002, 1000)
     produced = Counted(1000, 1_000_000)
-    return Result(2.0, produced, acknowledged=acknowledged, cpu_us={"client": 30.0}, failed={"not stored": 2})
+    return Result(
+        2.0,
+        produced,
+        acknowledged=acknowledged,
+        cpu_us={"client": 30.0},
+        resident_mib={"client": 64.04},
+        failed={"not stored": 2},
+    )
 
 
 def test_result_for_programs() -> None:
@@ -99,6 +106,7 @@ def test_result_for_programs() -> None:
     assert printed["produced"] == {"messages": 1000, "messages_per_second": 500.0, "mb_per_second": 0.5}
     assert printed["acknowledged_ms"]["p99_9"] == pytest.approx(2.0, rel=0.01)
     assert (printed["failed"], printed["cpu_us_per_message"]) == ({"not stored": 2}, {"client": 30.0})
+    assert printed["resident_mib"] == {"client": 64.0}
     assert "consumed" not in printed
     assert "missing" not in printed
 
@@ -107,6 +115,7 @@ def test_result_for_people() -> None:
     text = "\n".join(a_result().lines())
     assert "produced      1,000 messages in 2.0 s: 500 messages/s, 0.50 MB/s" in text
     assert "p50 2.00 ms" in text
+    assert "memory        at the end: client 64 MiB" in text
     assert "not stored    2 messages" in text
 
 

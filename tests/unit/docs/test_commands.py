@@ -55,6 +55,7 @@ KEYS: Final = {
     "properties": "PROPERTY",
     "attributes": "ATTRIBUTE",
     "cpu_us_per_message": "PROCESS",
+    "resident_mib": "PROCESS",
     "failed": "REASON",
 }
 """Objects whose keys are no names of fields, by path or by their own name; what the key is."""
@@ -268,6 +269,8 @@ async def with_servers(cli: Commands, directory: Path) -> None:
         load = ("--topic", "B", "--seconds", "0.1")
         await run("bench produce", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
         await run("bench consume", *load)
+        await run("bench backlog", *load, "--size", "100")
+        await run("bench latency", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
         await run("bench both", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
         await run("backup take", directory / "backup", "--data-dir", directory / "n0", "--leader")
 
