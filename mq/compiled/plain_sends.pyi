@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 class SendBlock:
@@ -26,4 +26,11 @@ class PlainSends:
         body_bytes_max: int,
         block_bytes_max: int,
     ) -> None: ...
-    def take(self, chunk: bytes, start: int, connection: Any, host: bytes) -> tuple[SendBlock | None, int]: ...
+    def take(
+        self,
+        chunk: bytes,
+        start: int,
+        connection: Any,
+        host: bytes,
+        is_allowed: Callable[[bytes, bytes, bytes, bytes], bool] | None = None,
+    ) -> tuple[SendBlock | None, int]: ...

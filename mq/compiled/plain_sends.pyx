@@ -46,6 +46,8 @@ cdef enum:
     BATCH_FIXED_BYTES = 22
     HOST_HEX_BYTES = 16
     PLACE_HEX_BYTES = 16
+    LETTERS = 14  # a to n
+    PROPERTIES_LETTER = 8  # i
     VALUE_END = 2
 
 # ------------------------------------------------------------------------------------------------- checksum
@@ -115,6 +117,9 @@ cdef struct Text:
 cdef struct Header:
     Text topic
     Text properties
+    Text access_key
+    Text signature
+    Text[LETTERS] values  # of the one-letter fields, by letter; size 0 for those that are missing
     int64_t queue_id
     int64_t sys_flag
     int64_t born_ms
@@ -194,12 +199,19 @@ cdef bint _is(Text text, const char *wanted, uint32_t size) noexcept nogil:
 
 
 cdef bint _extension(const uint8_t **cursor, const uint8_t *end, Header *header) noexcept nogil:
-    """The members of extFields: each of a to n at most once, the required ones present."""
+    """The members of extFields: each of a to n at most once, the required ones present, and a signature or none."""
     cdef int64_t low32 = -2147483648, high32 = 2147483647, ignored = 0
     cdef int64_t far = 999999999999999999
     cdef uint32_t seen = 0, bit
     cdef uint8_t name
+    cdef int letter
     cdef Text text
+    cdef const uint8_t *value
+    for letter in range(LETTERS):
+        header.values[letter].at = cursor[0]
+        header.values[letter].size = 0
+        header.values[letter].escaped = False
+    header.access_key.size = header.signature.size = 0
     header.reconsume_times = 0
     header.is_batch = False
     header.properties.at = cursor[0]
@@ -209,17 +221,34 @@ cdef bint _extension(const uint8_t **cursor, const uint8_t *end, Header *header)
         return False
     cursor[0] += 1
     while True:
-        # "x":  and at least a value and a brace behind it
-        if end - cursor[0] < 6 or cursor[0][0] != b'"' or cursor[0][2] != b'"' or cursor[0][3] != b':':
+        if not _string(cursor, end, &text) or cursor[0] >= end or cursor[0][0] != b':':
             return False
-        name = cursor[0][1]
+        cursor[0] += 1
+        if text.size != 1:
+            if _is(text, b"AccessKey", 9) and not header.access_key.size:
+                if not _string(cursor, end, &header.access_key) or header.access_key.escaped:
+                    return False
+                if not header.access_key.size:
+                    return False
+            elif _is(text, b"Signature", 9) and not header.signature.size:
+                if not _string(cursor, end, &header.signature) or header.signature.escaped:
+                    return False
+                if not header.signature.size:
+                    return False
+            else:
+                return False
+            if not _more(cursor, end):
+                return seen & 0xFF == 0xFF and cursor[0] != NULL  # a to h
+            continue
+        name = text.at[0]
         if not b'a' <= name <= b'n':
             return False
-        bit = <uint32_t>1 << (name - <uint8_t>b'a')
+        letter = name - 97
+        bit = <uint32_t>1 << letter
         if seen & bit:
             return False
         seen |= bit
-        cursor[0] += 4
+        value = cursor[0] + 1
         if name == b'i':
             if not _string(cursor, end, &header.properties):
                 return False
@@ -253,14 +282,21 @@ cdef bint _extension(const uint8_t **cursor, const uint8_t *end, Header *header)
         elif name == b'k':
             if not _is(text, b"false", 5) and not _is(text, b"true", 4):
                 return False
-        if cursor[0] >= end:
-            return False
-        if cursor[0][0] == b'}':
-            cursor[0] += 1
-            return seen & 0xFF == 0xFF  # a to h
-        if cursor[0][0] != b',':
-            return False
+        # All values are in quotes.
+        header.values[letter].at = value
+        header.values[letter].size = <uint32_t>(cursor[0] - value - 1)
+        header.values[letter].escaped = letter == PROPERTIES_LETTER
+        if not _more(cursor, end):
+            return seen & 0xFF == 0xFF and cursor[0] != NULL  # a to h
+
+
+cdef bint _more(const uint8_t **cursor, const uint8_t *end) noexcept nogil:
+    """Whether another member follows; the cursor is behind the object if none does, and NULL if it is malformed."""
+    if cursor[0] < end and cursor[0][0] == b',':
         cursor[0] += 1
+        return True
+    cursor[0] = cursor[0] + 1 if cursor[0] < end and cursor[0][0] == b'}' else NULL
+    return False
 
 
 cdef bint _header(const uint8_t *at, const uint8_t *end, Header *header) noexcept nogil:
@@ -727,10 +763,11 @@ cdef class PlainSends:
         PyMem_Free(self.scratch)
         PyMem_Free(self.shared)
 
-    def take(self, bytes chunk, Py_ssize_t start, connection, bytes host):
+    def take(self, bytes chunk, Py_ssize_t start, connection, bytes host, is_allowed=None):
         """The plain sends that ``chunk`` has from byte ``start`` on, up to the first other frame.
 
-        ``host`` is the sender's address as records store it. Returns a block, and where the next frame begins; None
+        ``host`` is the sender's address as records store it. ``is_allowed`` is asked about each request: access key,
+        signature, signed content, topic; None allows all. Returns a block, and where the next frame begins; None
         instead of a block if there is none. A block has ``block_bytes_max`` bytes at most.
         """
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(chunk)
@@ -760,6 +797,8 @@ cdef class PlainSends:
                 break
             if not self._find_topic(&header) or header.queue_id >= self.slot_count:
                 break
+            if is_allowed is not None and not self._is_allowed(is_allowed, &header, body, length - 4 - word):
+                break
             if header.code == 320 or header.is_batch:
                 taken = self._take_batch(&block, &header, body, length - 4 - word)
             else:
@@ -771,6 +810,36 @@ cdef class PlainSends:
             return None, start
         self._complete(&block, PyBytes_AS_STRING(host))
         return self._block(&block, chunk if start == 0 and at == size else chunk[start:at], connection), at
+
+    cdef bint _is_allowed(self, is_allowed, Header *header, const uint8_t *body, Py_ssize_t body_bytes) except -1:
+        """Ask about a request. What is signed: access key and fields in the order of their names, then the body."""
+        if not header.access_key.size or not header.signature.size:
+            return False
+        cdef Py_ssize_t most = header.access_key.size + body_bytes, letter
+        for letter in range(LETTERS):
+            most += header.values[letter].size
+        cdef bytes content = PyBytes_FromStringAndSize(NULL, most)
+        cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(content)
+        cdef uint8_t *to = begin + header.access_key.size
+        cdef int64_t size
+        memcpy(begin, header.access_key.at, header.access_key.size)
+        for letter in range(LETTERS):
+            if header.values[letter].escaped:
+                size = _unescape(header.values[letter], to)
+                if size < 0:
+                    return False
+            else:
+                size = header.values[letter].size
+                memcpy(to, header.values[letter].at, size)
+            to += size
+        memcpy(to, body, body_bytes)
+        to += body_bytes
+        return is_allowed(
+            header.access_key.at[: header.access_key.size],
+            header.signature.at[: header.signature.size],
+            content if to - begin == most else content[: to - begin],
+            header.topic.at[: header.topic.size],
+        )
 
     cdef SendBlock _block(self, Block *of, bytes frames, connection):
         cdef SendBlock block = SendBlock.__new__(SendBlock)

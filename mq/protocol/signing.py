@@ -73,10 +73,17 @@ class Signer:
 
     def signature(self, fields: Mapping[str, str], body: bytes) -> bytes:
         """The signature of a request with these header fields, including the access key, and this body."""
+        return self._signature("".join(_signed_values(tuple(fields))(fields)).encode("utf-8", "surrogatepass") + body)
+
+    def _signature(self, content: bytes) -> bytes:
         inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update("".join(_signed_values(tuple(fields))(fields)).encode("utf-8", "surrogatepass") + body)
+        inner.update(content)
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False)
+
+    def is_signature(self, given: bytes, content: bytes) -> bool:
+        """Whether this is the signature of header values in signing order and a body. Runs in constant time."""
+        return compare_digest(given, self._signature(content))
 
     def is_signed(self, fields: Mapping[str, str], body: bytes) -> bool:
         """Whether the signature in the fields is right. Runs in constant time."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from mq.broker.access.accounts import Account, Accounts, parse_accounts
+from mq.broker.access.accounts import Account, Accounts, Permission, parse_accounts
 from mq.broker.access.addresses import compiled
 from mq.broker.access.needs import ROWS, Role, Row
 from mq.broker.access.policies import UserAccount, rules_of
@@ -98,13 +98,9 @@ class AccessControl:
 
         ``address`` is that of the client, without its port.
         """
-        accounts = self._accounts
-        if accounts.white_listed(address):
+        if self._accounts.white_listed(address):
             return list(incoming)
-        secrets = self._secrets()
-        if self._merged_of != (accounts, self._users.version, secrets):
-            self._merge(accounts, secrets)
-        by_key, row_of = self._by_key, ROWS.get
+        by_key, row_of = self._current(), ROWS.get
         believed: dict[str, bool] = {}  # by access key: whether this address needs no signature
         result: list[tuple[Any, bytes, int]] = []
         for each, header in zip(incoming, headers_of(chunk), strict=False):
@@ -129,6 +125,33 @@ class AccessControl:
                     continue
             result.append(each)
         return result
+
+    def check_of_sends(self, address: str) -> Callable[[bytes, bytes, bytes, bytes], bool] | None:
+        """A check of sends to topics that are no retry topics, valid until the event loop turns; None allows all.
+
+        It takes the access key, the signature, what is signed and the topic, all in ASCII. False means that `checked`
+        has to look at the request, which also says why it is denied.
+        """
+        if self._accounts.white_listed(address):
+            return None
+        by_key = self._current()
+
+        def is_allowed(access_key: bytes, signature: bytes, content: bytes, topic: bytes) -> bool:
+            account = by_key.get(access_key.decode())
+            return (
+                account is not None
+                and account.signer.is_signature(signature, content)
+                and account.may(topic.decode(), Permission.PUB, address)
+            )
+
+        return is_allowed
+
+    def _current(self) -> Mapping[str, Account]:
+        """Accounts and users by access key, as they are now."""
+        accounts, secrets = self._accounts, self._secrets()
+        if self._merged_of != (accounts, self._users.version, secrets):
+            self._merge(accounts, secrets)
+        return self._by_key
 
     def _merge(self, accounts: Accounts, secrets: Sequence[bytes]) -> None:
         """Merge users and accounts; an account of the file wins over a user of the same name."""

@@ -36,12 +36,14 @@ _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCod
 _TLS_HANDSHAKE = b"\x16\x03"
 _NO_TLS = "the client speaks TLS, and this broker does not: see tls_mode"
 Log = structlog.stdlib.BoundLogger
+SendCheck = Callable[[bytes, bytes, bytes, bytes], bool]
+"""Whether a send is allowed, by access key, signature, signed content and topic."""
 
 
 class Requests(Protocol):
     """What serves requests; see `mq.broker.net.request_table`."""
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes) -> int: ...
+    def take_plain(self, connection: ClientConnection, chunk: bytes, is_allowed: SendCheck | None) -> int: ...
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
 
@@ -217,17 +219,20 @@ class ClientConnection:
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # a large frame on its way is not copied once per chunk of it
         chunk = bytes(data)
-        has_access = self._access is None or self.trusted
-        taken = self._requests.take_plain(self, chunk) if has_access else 0
+        access = None if self.trusted else self._access
+        check = None if access is None else access.check_of_sends(self._address)
+        taken = self._requests.take_plain(self, chunk, check)
+        if taken:
+            chunk = chunk[taken:]
         try:
-            incoming, consumed = decode_chunk(chunk[taken:] if taken else chunk)
+            incoming, consumed = decode_chunk(chunk)
         except FrameError as error:
             reason = _NO_TLS if chunk.startswith(_TLS_HANDSHAKE) else str(error)
             self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
-        if self._access is not None and not has_access:
-            incoming = self._access.checked(self._address, incoming, chunk)
+        if access is not None:
+            incoming = access.checked(self._address, incoming, chunk)
         consumed += taken
         if self._unfinished and consumed:
             self._unfinished = False

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.connection import ClientConnection, SendCheck
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends
@@ -87,16 +87,16 @@ class Sends(Service):
         """Look at the topic anew with its next message."""
         self._writable.pop(topic, None)
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes) -> int:
+    def take_plain(self, connection: ClientConnection, chunk: bytes, is_allowed: SendCheck | None = None) -> int:
         """Queue the plain sends that ``chunk`` begins with, as `handle` does; returns how many bytes they take.
 
-        None are taken without the compiled module, and when too much is pending.
+        It takes those that ``is_allowed`` allows. Takes none without the compiled module, or with too much pending.
         """
         plain, appender, at = self._plain, self._appender, 0
         if plain is None:
             return 0
         while appender.pending_bytes <= self._pending_bytes_max:
-            block, at = plain.take(chunk, at, connection, connection.host)
+            block, at = plain.take(chunk, at, connection, connection.host, is_allowed)
             if block is None:
                 break
             appender.add_block(block)

@@ -7,13 +7,15 @@ import random
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mq.broker.access.control import AccessControl
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.send import Sends
@@ -25,6 +27,7 @@ from mq.protocol.errors import FrameError
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
+from mq.protocol.signing import signed
 from tests.support.broker_contexts import context_of
 from tests.support.model_log import HOST, Log
 
@@ -108,15 +111,19 @@ class Broker:
         self.others: list[str] = []
         self.taken_plain = 0
 
-    def receive(self, connection: Connection, chunk: bytes) -> int | str:
+    def receive(
+        self, connection: Connection, chunk: bytes, access: AccessControl | None = None, address: str = ""
+    ) -> int | str:
         """As a connection does: bytes consumed, or why the connection is closed."""
         sender: Any = connection
-        taken = self.sends.take_plain(sender, chunk)
+        taken = self.sends.take_plain(sender, chunk, None if access is None else access.check_of_sends(address))
         self.taken_plain += taken
         try:
             incoming, consumed = decode_chunk(chunk[taken:])
         except FrameError as error:
             return str(error)
+        if access is not None:
+            incoming = access.checked(address, incoming, chunk[taken:])
         for request, body, serialization in incoming:
             if not isinstance(request, SendMessageV2 | SendBatchMessage):
                 self.others.append(repr(request))
@@ -388,3 +395,72 @@ def test_an_entry_has_no_more_than_fits_it() -> None:
     broker.commit()
     assert all(len(body) <= 1000 for _, body, _ in broker.log.framed)
     assert len(client.received) > 50 * 100
+
+
+ACCOUNTS = """
+accounts:
+- {accessKey: producer, secretKey: secret-1, topicPerms: [T=PUB]}
+- {accessKey: consumer, secretKey: secret-2, topicPerms: [T=SUB]}
+- {accessKey: operator, secretKey: secret-3, admin: true}
+- {accessKey: neighbour, secretKey: secret-4, whiteRemoteAddress: 10.0.0.2, topicPerms: [T=PUB]}
+"""
+
+
+def signed_frame(
+    access_key: str, secret_key: str, body: bytes, *, wrong: str = "", header: dict[str, Any] | None = None, **ext: str
+) -> bytes:
+    """A send with a signature; ``wrong`` spoils the header or the body after that."""
+    plain = frame(body, header=header, raw=None, **ext)
+    values = json.loads(plain[8 : 8 + int.from_bytes(plain[5:8], "big")])
+    values["extFields"] = signed(access_key, secret_key, values["extFields"], body)
+    match wrong:
+        case "field":
+            values["extFields"]["h"] = "1"
+        case "signature":
+            values["extFields"]["Signature"] = values["extFields"]["Signature"].swapcase()
+        case "body":
+            body += b"!"
+        case "unsigned":
+            del values["extFields"]["Signature"]
+        case "more":
+            values["extFields"]["z"] = "1"
+        case _:
+            pass
+    encoded = json.dumps(values, separators=(",", ":")).encode()
+    return struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
+
+
+@st.composite
+def signed_frames(draw: st.DrawFn) -> bytes:
+    pairs = [("producer", "secret-1"), ("consumer", "secret-2"), ("operator", "secret-3"), ("neighbour", "secret-4")]
+    access_key, secret_key = draw(st.sampled_from([*pairs, *pairs[:1] * 4, ("producer", "secret-2"), ("nobody", "x")]))
+    wrong = draw(st.sampled_from([""] * 8 + ["field", "signature", "body", "unsigned", "more"]))
+    text = draw(st.just(properties(UNIQ_KEY="A", TAGS="T")) | PROPERTIES)
+    topic = draw(st.sampled_from(["T", "T", "Orders"]))
+    opaque = {"opaque": draw(st.integers(0, 99))}
+    return signed_frame(
+        access_key, secret_key, draw(st.binary(max_size=9)), wrong=wrong, header=opaque, b=topic, i=text
+    )
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chunk=st.lists(signed_frames(), max_size=6).map(b"".join), address=st.sampled_from(["10.0.0.2", "10.0.0.3"]))
+def test_signatures_and_permissions_are_checked_as_by_the_reference(tmp_path: Path, chunk: bytes, address: str) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    log: Any = None
+    seen = []
+    for compiled in (True, False):
+        broker, client = Broker(compiled=compiled), Connection(HOST)
+        results = broker.receive(client, chunk, AccessControl(path, log), address)
+        seen.append([results, broker.commit(), broker.refused, broker.others, broker.elsewhere.taken, client.received])
+    assert seen[0] == seen[1]
+
+
+def test_signed_sends_are_plain(tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    log: Any = None
+    access = AccessControl(tmp_path / "plain_acl.yml", log)
+    chunk = b"".join(signed_frame("producer", "secret-1", b"%d" % n) for n in range(20))
+    broker = Broker(compiled=True)
+    assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
