@@ -18,6 +18,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addres
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_unique_keys
 from mq.client.net.leader_calls import leader_in
+from mq.client.produce.in_flight_limit import InFlightLimit
 from mq.client.produce.outgoing_message import (
     OnDone,
     OutgoingMessage,
@@ -84,7 +85,8 @@ class Producer(anyio.AsyncContextManagerMixin):
     no leader, attempts continue until the timeout. The default leaves time for three attempts, so that a send survives
     a change of leader, even if the old one vanished silently: the new one is found as soon as the name servers know it,
     2 to 5 s later. With a shorter timeout, sends report such a change as an error. `retry_unknown=False` never repeats
-    a message that may be stored already. `in_flight_max` limits the messages in flight. Bodies of at least
+    a message that may be stored already. `in_flight_max` limits the messages in flight; sends that wait for room are
+    served in their order, and `timeout` begins when there is room. Bodies of at least
     `compress_bytes_min` bytes are compressed with "zlib", which all consumers support, with "lz4" or "zstd", which are
     faster but not supported by Go clients, or not at all (None).
 
@@ -134,6 +136,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._remoting: ClientCore | None = None
         self._pipeline: SendPipeline | None = None
         self._submits = 0
+        self._limit = InFlightLimit(in_flight_max, lambda: self.in_flight)
         self._trace_topic = trace_topic(trace)
         self._tracer: Tracer | None = None
         self._spans = open_spans(otel, group=group, client_id=self.client_id)
@@ -152,7 +155,12 @@ class Producer(anyio.AsyncContextManagerMixin):
             try:
                 async with open_task_group() as tasks:
                     self._pipeline = pipeline = SendPipeline(
-                        tasks, remoting, self.group, policy=self._policy, auto_create_topics=self._auto_create_topics
+                        tasks,
+                        remoting,
+                        self.group,
+                        policy=self._policy,
+                        auto_create_topics=self._auto_create_topics,
+                        on_finished=self._limit.let_in,
                     )
                     tasks.start_soon(pipeline.run)
                     self._tracer = tracer = open_tracer(
@@ -281,7 +289,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         `in_flight_max` messages are in flight, MessageRefused, ClientClosed.
         """
         pipeline = self._open_pipeline()
-        if pipeline.in_flight >= self._in_flight_max:
+        if not self._limit.has_room:
             raise ProducerBusy(self._in_flight_max)
         outgoing, span = self._make_ready(message, queue)
         done = self._done([message], outgoing, on_done, span)
@@ -394,6 +402,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         except MessageRefused as error:
             if span is not None:
                 span.not_sent(error)
+            self._limit.let_in()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
         done = self._done(messages, outgoing, pending.settle, span)
@@ -443,13 +452,22 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._submits += 1
         if self._submits % _SUBMITS_PER_YIELD == 0:
             await anyio.lowlevel.checkpoint()
-        while pipeline.in_flight >= self._in_flight_max:
-            await pipeline.wait_finished()
+        if not self._limit.has_room:
+            await self._limit.wait()
 
     def _make_ready(
         self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
         """A message ready to be sent, and its span. Raises MessageRefused."""
+        try:
+            return self._checked_and_ready(message, queue, own)
+        except BaseException:
+            self._limit.let_in()  # this one takes no room
+            raise
+
+    def _checked_and_ready(
+        self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None
+    ) -> tuple[OutgoingMessage, SendSpan | None]:
         self._check_queue(message.topic, queue)
         span = None
         if self._spans is not None:

@@ -12,6 +12,7 @@ attempt succeeds, and then the result has `maybe_duplicated` set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -116,7 +117,9 @@ class SendPipeline:
         *,
         policy: RetryPolicy,
         auto_create_topics: bool = True,
+        on_finished: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_finished = on_finished
         self._tasks = tasks
         self._remoting = remoting
         self._group = group
@@ -178,6 +181,7 @@ class SendPipeline:
         await self._finished.wait()
 
     def _note_finished(self) -> None:
+        self._on_finished()
         if self._finished is not None:
             self._finished.set()
             self._finished = None

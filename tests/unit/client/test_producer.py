@@ -26,6 +26,7 @@ from mq.client import (
     SendStatus,
     TopicNotFound,
 )
+from mq.client.produce.in_flight_limit import InFlightLimit
 from mq.protocol.compression import Codec
 from tests.support.producing import ROUTE, SEND, producer_of
 from tests.support.waiting import until
@@ -326,6 +327,72 @@ async def test_in_flight_is_bounded() -> None:
         pending = await producer.submit(Message("T", b"y"))  # waits for the first of the three to time out
         assert outcomes
         await pending
+
+
+async def test_senders_that_wait_for_room_are_let_in_one_by_one_in_their_order() -> None:
+    """Each settled message used to wake all of them, in any order: with thousands, nothing else was done any more."""
+    in_flight, woken = 3, list[int]()
+    limit = InFlightLimit(3, lambda: in_flight)
+
+    async def send(number: int) -> None:
+        nonlocal in_flight
+        await limit.wait()
+        in_flight += 1
+        woken.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(send, number)
+            await anyio.wait_all_tasks_blocked()
+        assert not limit.has_room
+        for number in range(50):
+            in_flight -= 1
+            limit.let_in()
+            assert not limit.has_room, "nobody gets ahead of those who wait"
+            await anyio.wait_all_tasks_blocked()
+            assert woken == list(range(number + 1))
+    in_flight = 2
+    assert limit.has_room
+
+
+async def test_a_sender_that_gives_up_or_is_refused_leaves_its_room_to_the_next() -> None:
+    in_flight, woken = 1, list[str]()
+    limit = InFlightLimit(1, lambda: in_flight)
+
+    async def send(name: str) -> None:
+        await limit.wait()
+        woken.append(name)
+        limit.let_in()  # it starts no message
+
+    async with anyio.create_task_group() as tasks, anyio.create_task_group() as cancelled:
+        cancelled.start_soon(send, "cancelled")
+        await until(lambda: limit.waiting == 1)
+        for name in ("one", "two"):
+            tasks.start_soon(send, name)
+            await anyio.wait_all_tasks_blocked()
+        in_flight = 0
+        limit.let_in()
+        cancelled.cancel_scope.cancel()
+    assert woken[-2:] == ["one", "two"]
+
+
+async def test_a_message_that_is_refused_leaves_its_room_to_the_next() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        producer_of(cluster, in_flight_max=1, timeout=1, compress=None) as producer,
+        anyio.create_task_group() as tasks,
+    ):
+        cluster.leader.misdeeds = [Misdeed("silence")]
+        producer.send_nowait(Message("T", b"x"), lambda outcome: None)
+
+        async def refused() -> None:
+            with pytest.raises(MessageRefused):
+                await producer.send(Message("T", bytes(5 * 1024 * 1024)))
+
+        tasks.start_soon(refused)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(20):
+            await producer.send(Message("T", b"y"))
 
 
 async def test_oneway_messages_arrive_without_answers() -> None:

@@ -1,0 +1,54 @@
+"""Limits the messages in flight. Senders that wait for room are let in one by one, in their order.
+
+If each settled message woke all that wait, thousands of them would cost more than sending the messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import anyio
+
+__all__ = ["InFlightLimit"]
+
+
+class InFlightLimit:
+    """At most `limit` messages are in flight, of which `in_flight` gives the number. Call `let_in` when it falls."""
+
+    def __init__(self, limit: int, in_flight: Callable[[], int]) -> None:
+        self._limit = limit
+        self._in_flight = in_flight
+        self._waiting: deque[anyio.Event] = deque()
+        self._let_in = 0  # of them, those that were woken and have not run yet
+
+    @property
+    def waiting(self) -> int:
+        """Senders that wait."""
+        return len(self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another message may be started by somebody who does not wait."""
+        return not self._waiting and self._in_flight() + self._let_in < self._limit
+
+    async def wait(self) -> None:
+        """Wait for room. The caller starts a message before it awaits anything, or calls `let_in`."""
+        turn = anyio.Event()
+        self._waiting.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._let_in -= 1
+                self.let_in()
+            else:
+                self._waiting.remove(turn)
+            raise
+        self._let_in -= 1
+
+    def let_in(self) -> None:
+        """Let in as many as there is room for."""
+        while self._waiting and self._in_flight() + self._let_in < self._limit:
+            self._let_in += 1
+            self._waiting.popleft().set()
