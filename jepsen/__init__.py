@@ -1,1 +1,1 @@
-"""Real processes under faults, their histories, and what checks those histories."""
+"""Real processes under faults, their histories, and checkers of those histories."""

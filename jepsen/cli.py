@@ -51,7 +51,7 @@ app = typer.Typer(
 
 
 COPY_VARIABLE = "RAFTMQ_JEPSEN_COPY"
-"""In the environment of a run whose clients make a mistake: where its code is."""
+"""In the environment of a run with a bug planted in its clients: the directory of its code."""
 
 
 class CannotRun(Exception):
@@ -117,7 +117,7 @@ def _plan(
     scenario: str = "",
     quick: bool = False,
 ) -> Plan:
-    """A plan that can be carried out here. Raises CannotRun."""
+    """A plan that can be executed here. Raises CannotRun."""
     chosen = _known("back end", backend or default_backend(), BACKENDS)
     if (reason := why_not(chosen)) is not None:
         raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
@@ -135,20 +135,22 @@ def _plan(
 
 
 def _run_in_copy(planted: str) -> int:
-    """The same command from a copy of the code in which clients make a mistake; returns its exit code."""
+    """Run the same command from a copy of the code with a bug planted in the clients; returns its exit code."""
     with tempfile.TemporaryDirectory(prefix="planted-") as copy:
         try:
             plant(planted, Path(copy), (*PACKAGES, "jepsen"))
         except PatchRefused as refused:
             raise CannotRun(str(refused)) from refused
         environment = {**os.environ, "PYTHONPATH": copy, COPY_VARIABLE: copy}
-        # -P: not the checkout in the current directory, in which nobody makes a mistake.
+        # -P: not the checkout in the current directory, which has no planted bug.
         command = [sys.executable, "-P", "-m", "jepsen", *sys.argv[1:]]
         return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
-    """Carry out a plan and judge what there is of it; whether ctrl-C ended it. Raises CannotRun, NotARun."""
+    """Execute a plan and judge the available history; also returns whether ctrl-C ended it. Raises CannotRun,
+    NotARun.
+    """
     began = time.gmtime()
     directory = new_directory(store, plan, time.strftime("%Y%m%dT%H%M%SZ", began))
     typer.echo(plan.command)
@@ -172,7 +174,7 @@ def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
 
 
 def _judged(directory: Path) -> Verdict:
-    """The verdict on a stored run, also if its directory takes no more. Raises NotARun."""
+    """The verdict on a stored run, even if it cannot be written to its directory. Raises NotARun."""
     try:
         return judge(directory)
     except VerdictNotWritten as error:
@@ -247,7 +249,9 @@ def matrix(
 
 
 def _with_what_there_is(cell: Cell, backend: str) -> tuple[Cell, list[str]]:
-    """A run without the faults of its group that cannot be had here, and why not; as it is if none or all can be."""
+    """A run without those faults of its group that are not available here, and the reasons; unchanged if all or none
+    are.
+    """
     reasons = {kind: reason for kind in cell.nemeses if (reason := why_no_fault(kind, backend)) is not None}
     if cell.scenario or not reasons or len(reasons) == len(cell.nemeses):
         return cell, []
@@ -256,7 +260,7 @@ def _with_what_there_is(cell: Cell, backend: str) -> tuple[Cell, list[str]]:
 
 
 def _part(text: str) -> tuple[int, int]:
-    """Which piece of how many. Raises CannotRun."""
+    """The number of the part and of all parts. Raises CannotRun."""
     number, _, parts = text.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         raise CannotRun(f"{text!r} is no piece of a profile, as 1/5 is")
@@ -337,6 +341,6 @@ def main() -> None:
     except NotARun as error:
         typer.echo(f"raftmq-jepsen: {error}", err=True)
         sys.exit(EXIT_UNKNOWN)
-    except Exception:  # a mistake of the harness proves nothing about brokers, and must not count as broken
+    except Exception:  # a bug of the harness proves nothing about brokers, and must not count as broken
         traceback.print_exc()
         sys.exit(EXIT_UNKNOWN)

@@ -1,4 +1,4 @@
-"""Damage to the files of a stopped broker's log, as disks do it; each knows whether it is still there."""
+"""Damage to the files of a stopped broker's log, like that of disks; each object knows whether it still exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOT_BYTES, SLOTS, SLOT_USED_BYTES = 4096, 2, 200
 
 BLOCK_BYTES = 4096
 ENTRY_BYTES_MAX = 96 * 1024
-"""More than any entry of a log takes, in a run."""
+"""Larger than any entry of a log in a run."""
 STRETCH_BYTES = 64 * 1024
 
 SIZE_BYTES = 4
@@ -32,7 +32,7 @@ BALLAST = "ballast"
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A file, as it was before. ``returns``: a broker must bring these very bytes back."""
+    """A damaged file, with its original content. ``returns``: a broker must restore exactly these bytes."""
 
     path: Path
     before: bytes
@@ -40,13 +40,13 @@ class Damaged:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is there and differs from what it was."""
+        """Whether the file exists and differs from the original."""
         now = self._now()
         return now is not None and now != self.before
 
     @property
     def changed_bytes(self) -> int:
-        """In how many bytes it differs, those that are missing included."""
+        """The number of differing bytes, including missing ones."""
         now = self._now() or b""
         longer = abs(len(now) - len(self.before))
         return longer + sum(a != b for a, b in zip(now, self.before, strict=False))
@@ -55,13 +55,13 @@ class Damaged:
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
-            return None  # removed, because it had its time
+            return None  # deleted by retention
 
 
 def closed_files(commitlog: Path) -> list[Path]:
-    """The files of a log that are written no more, the oldest first.
+    """The complete files of a log, oldest first.
 
-    The next file is prepared before it is needed: the one that is written may be followed by an empty one.
+    The next file is prepared in advance: the active one may be followed by an empty one.
     """
     if not commitlog.is_dir():
         return []
@@ -72,7 +72,7 @@ def closed_files(commitlog: Path) -> list[Path]:
 
 
 def forget_sidecars(commitlog: Path) -> None:
-    """Remove what would spare the next start from reading closed files."""
+    """Remove the indexes that let the next start skip closed files."""
     for path in commitlog.glob("*.index"):
         path.unlink()
 
@@ -87,9 +87,9 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 
 def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Damaged]:
-    """Flip up to so many different bits in what was written to each file.
+    """Flip up to this many different bits in the written part of each file.
 
-    Not behind its last entry: nobody reads the unused rest of a closed file, so nobody repairs it.
+    Not after its last entry: the unused rest of a closed file is never read, and so never repaired.
     """
     damaged = []
     for path in paths:
@@ -101,7 +101,7 @@ def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Dama
 
 
 def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[Damaged, StoredMessage] | None:
-    """Flip a bit in a property of a client's message, which is returned as well; None if no file has one."""
+    """Flip a bit in a property of a client's message, which is also returned; None if no file has one."""
     for path in rng.sample(list(paths), len(paths)):
         before = path.read_bytes()
         found = [match.end() for match in _PROPERTY.finditer(before)]
@@ -109,14 +109,14 @@ def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[Damaged, StoredMe
         for at in found:
             begin = before.rfind(_MAGIC, 0, at) - SIZE_BYTES
             message = decode_record(memoryview(before), offset=begin) if begin >= 0 else None
-            if message is not None and message.topic.isalnum():  # no topic of the broker's own
+            if message is not None and message.topic.isalnum():  # no internal topic
                 flip(path, at, 0)
                 return Damaged(path, before, returns=True), message
     return None
 
 
 def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:
-    """A block of what was written is as if it had never been, or holds what belongs elsewhere in the file."""
+    """Replace a written block by zeros, or by data from elsewhere in the file."""
     before = path.read_bytes()
     blocks = len(before.rstrip(b"\0")) // BLOCK_BYTES
     if blocks < 2:
@@ -130,10 +130,10 @@ def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:
 
 
 def helix(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[Damaged]]:
-    """Damage every replica, no two of them near the same place; by replica, what was damaged.
+    """Damage every replica, no two of them near the same place; returns the damage by replica.
 
-    Files that all replicas have closed, and that are equal, are damaged in turns: in each stretch of a file one
-    replica has a flipped bit in each block, and then so much is left alone that no entry reaches the next stretch.
+    Files that all replicas have closed, and that are equal, are damaged in turns: in each stretch of a file one replica
+    gets a flipped bit in each block; the gap between stretches is longer than any entry.
     """
     common = set.intersection(*({path.name for path in closed_files(log)} for log in logs.values()))
     damaged: dict[str, list[Damaged]] = {node: [] for node in logs}
@@ -156,9 +156,9 @@ def helix(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[Damaged]]:
 
 
 def break_end(rng: Random, commitlog: Path) -> list[Damaged]:
-    """Flip a bit in the last bytes that were written, or zero them, cut them off, or write rubbish over them.
+    """Flip a bit in the last written bytes, or zero them, cut them off, or overwrite them with garbage.
 
-    The newest file may be prepared and empty; then the end is in the one before. An empty log is left alone.
+    The newest file may be prepared and empty; then the end is in the previous one. An empty log is left unchanged.
     """
     newest_first = sorted((path for path in commitlog.iterdir() if path.name.isdigit()), reverse=True)
     written = ((path, path.read_bytes()) for path in newest_first)
@@ -189,7 +189,7 @@ def break_vote(rng: Random, commitlog: Path) -> list[Damaged]:
 
 
 def fill(directory: Path, used: float) -> int:
-    """Write a file until so large a part of the file system is in use; returns how many bytes are free then."""
+    """Write a file until this fraction of the file system is in use; returns the free bytes then."""
     usage = shutil.disk_usage(directory)
     nbytes = int(usage.total * used) - usage.used
     with (directory / BALLAST).open("wb") as file:
@@ -197,5 +197,5 @@ def fill(directory: Path, used: float) -> int:
             while nbytes > 0:
                 nbytes -= os.write(file.fileno(), bytes(min(nbytes, 65536)))
         except OSError:
-            pass  # full is full
+            pass  # the disk is full
     return shutil.disk_usage(directory).free

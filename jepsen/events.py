@@ -1,7 +1,7 @@
-"""One line of a history, and what it must carry, by its name: checkers rely on that. Pure.
+"""Events of a history and their required fields, which checkers rely on. Pure.
 
-Names are those of the tables in `docs/jepsen.md`. An event with an unknown name is refused: a checker that does not
-look at it must not call the run valid.
+Names are those of the tables in `docs/jepsen.md`. An event with an unknown name is refused: a checker that ignores it
+must not call the run valid.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Popped = list[tuple[str, int, str]]
 
 
 class OperationSchema(NamedTuple):
-    """What events of a client's operation carry.
+    """The fields of a client operation's events.
 
     Attributes:
-        asked: the type of the value when it begins.
-        answered: the type of the value when it ends `ok`. If it is the same type, it must be the same value.
-        needs: fields that the end has if it is `ok`.
-        asked_with: fields that the beginning has.
-        is_handed: it has no beginning: it is one event, what a client was handed or noted.
+        asked: type of the value at the beginning.
+        answered: type of the value at an `ok` end. If it is the same type, it must be the same value.
+        needs: fields required at an `ok` end.
+        asked_with: fields required at the beginning.
+        is_handed: without a beginning: a single event, such as a delivery to a client.
     """
 
     asked: Any = None
@@ -98,7 +98,7 @@ OPERATIONS: Mapping[str, OperationSchema] = {
 
 
 class Plan(msgspec.Struct):
-    """What checkers and the report need of a run's plan; it has more."""
+    """The part of a run's plan that checkers and the report need."""
 
     workload: str = ""
     format: int = 1
@@ -132,14 +132,14 @@ class Ends(msgspec.Struct):
 
 
 class TookPart(msgspec.Struct):
-    """What a client in a process of its own did."""
+    """The work of a client in a separate process."""
 
     sent: int
     received: int
 
 
 class NoteSchema(NamedTuple):
-    """What an event of the run itself or of a fault carries: the type of its value, and fields that it has."""
+    """The fields of an event of the run itself or of a fault: the type of its value, and required fields."""
 
     value: Any = None
     needs: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ NOTES: Mapping[str, NoteSchema] = {
 
 
 def why_refused(event: Event) -> str | None:
-    """What is wrong with this event by itself; None if nothing is."""
+    """What is wrong with this event by itself; None if it is valid."""
     if isinstance(event.p, int):
         return _of_client(event)
     notes = {NEMESIS: FAULTS, RUN: NOTES}.get(event.p)

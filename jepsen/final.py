@@ -1,4 +1,4 @@
-"""The end of a run: every replica is read from the first message to the last, and what is there goes to the history."""
+"""The end of a run: reads every replica from the first message to the last, and records it in the history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ READ_SECONDS_MAX = 120.0
 
 
 async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> None:
-    """Read all queues of all replicas, at once, and ask where their logs begin. An empty `final-read` ends a queue.
+    """Read all queues of all replicas concurrently, and the beginnings of their logs. An empty `final-read` ends a
+    queue.
 
     Raises ClusterFailed, OSError.
     """
@@ -32,7 +33,7 @@ async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: 
             async with trio.open_nursery() as nursery:
                 for queue_id in range(QUEUES):
                     nursery.start_soon(read_queue, Worker(recorder), wire, node, topic, queue_id)
-            # Not before: what was removed meanwhile lies below it now.
+            # Read afterwards: retention may remove messages in the meantime.
             _, body = await wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
             recorder.note("base", n=node, v=int(KVTable.decode(body).table["raftmq.basePosition"]))
             read = True

@@ -1,4 +1,4 @@
-"""What happened in a run, in the order in which it was seen: the format that workloads write and checkers read.
+"""Histories: the events of a run in order of observation, as workloads write and checkers read them.
 
 A history is a file of JSON lines, one event each. All times come from one monotonic clock, in nanoseconds:
 
@@ -6,8 +6,8 @@ A history is a file of JSON lines, one event each. All times come from one monot
     {"i":1,"t":93456,"p":3,"type":"ok","f":"send","k":"Log/0","v":"3.17.100","o":12}
 
 An operation begins with `invoke` and ends with one of three words. `ok`: it happened. `fail`: it certainly did not.
-`info`: nobody can tell, as after a timeout; it stays open for ever, and its process is never used again. An operation
-without an end is `info` as well. What a consumer is handed has no beginning: it is one event, `ok`.
+`info`: unknown, as after a timeout; it stays open for ever, and its process is never used again. An operation without
+an end is `info` as well. A delivery to a consumer has no beginning: it is one event, `ok`.
 
 Fields: `i` number of the event, `t` time, `p` process (a number for clients, "nemesis" for faults, "run" for the run
 itself), `type`, `f` operation, `k` queue ("topic/queue id"), `v` value, `o` queue offset, `n` replica, `err` reason,
@@ -29,8 +29,8 @@ Outcome = Literal["ok", "fail", "info"]
 class Operation(msgspec.Struct, frozen=True, gc=False):
     """A client's operation with both ends. Times are nanoseconds; ``ended`` is None if it never ended.
 
-    ``value`` is what was asked for, ``result`` what came back; the offset is that of the answer, or of the question if
-    the answer has none.
+    ``value`` is the requested value, ``result`` the returned one; the offset is that of the answer, or of the request
+    if the answer has none.
     """
 
     index: int
@@ -48,17 +48,17 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     again: bool = False
     position: int | None = None
     asked_queue: str | None = None
-    """The queue that was asked for, if the answer names another one."""
+    """The requested queue, if the answer names another one."""
 
     @property
     def place(self) -> str:
-        """Queue and offset, for people."""
+        """Queue and offset, as text."""
         return f"{self.queue}@{self.offset}"
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault that was injected. ``ended`` is None if the run ended first; ``seen`` says how its effect was confirmed
-    from outside, and is None if nobody saw one. ``majority``: enough replicas were left to acknowledge messages.
+    """An injected fault. ``ended`` is None if the run ended first; ``seen`` says how its effect was observed, None if
+    it was not. ``majority``: enough replicas were left to acknowledge messages.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Messages of one queue that somebody got at one time: a consumer, or a reader at a replica."""
+    """Messages of one queue received at one time: by a consumer, or by a reader at a replica."""
 
     at: int
     queue: str
@@ -80,12 +80,12 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_consumer(self) -> bool:
-        """Whether a member of a group got them, and not somebody who reads a queue by itself."""
+        """Whether a member of a group received them, and not a reader of a single queue."""
         return self.operation.name == "receive"
 
     @property
     def by(self) -> str:
-        """Who got them, for people."""
+        """The receiver, as text."""
         operation = self.operation
         return f"a reader at {operation.node}" if operation.node else f"consumer {operation.process}"
 
@@ -97,7 +97,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryDamaged(Exception):
-    """A line of a history cannot be read; ``line`` is its number, from 1."""
+    """An invalid line of a history; ``line`` is its number, from 1."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -105,17 +105,17 @@ class HistoryDamaged(Exception):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What happened in a run.
+    """The events of a run.
 
-    ``events`` are those of the run itself and of faults; what clients did is in ``operations``, in the order in which
-    they began. ``began`` and ``ended`` are the times of the first and the last event, 0 if there is none.
+    ``events`` are those of the run itself and of faults; ``operations`` are those of clients, in order of beginning.
+    ``began`` and ``ended`` are the times of the first and the last event, 0 if there is none.
     """
 
     events: list[Event]
     operations: list[Operation]
     faults: list[Fault]
     plan: dict[str, Any]
-    """What the run was meant to do: the value of its first event."""
+    """The plan of the run: the value of its first event."""
     began: int
     ended: int
 
@@ -129,7 +129,7 @@ class History(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> list[str]:
-        """All replicas that the group has in the end."""
+        """All replicas in the group at the end."""
         changed = [event.v for event in self.of_run("members")]
         return list(changed[-1] if changed else self.plan.get("nodes", ()))
 
@@ -140,7 +140,7 @@ class History(msgspec.Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run got to its end, final reads included."""
+        """Whether the run completed, including final reads."""
         return any(True for _ in self.of_run("end"))
 
 
@@ -148,9 +148,9 @@ _DECODER = msgspec.json.Decoder(Event)
 
 
 def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events of a history. A last line without its end is left out: the run was killed while it wrote.
+    """The events of a history. An incomplete last line is ignored: the run was killed while it wrote.
 
-    Raises HistoryDamaged, also for an event that lacks what its name needs, and for a time before that of the last one.
+    Raises HistoryDamaged, also for an event that lacks a required field, and for a time before the previous one.
     """
     before = 0
     for number, line in enumerate(lines, 1):
@@ -171,10 +171,10 @@ def decode_events(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def gather(events: Iterable[Event]) -> History:
-    """Put beginnings and ends together.
+    """Combine beginnings and ends.
 
     Raises HistoryDamaged for an end without a beginning or of another operation, for a second beginning, and for a
-    history in a format that this version does not know.
+    history in an unsupported format.
     """
     others: list[Event] = []
     open_invocations: dict[int, Event] = {}
@@ -192,7 +192,7 @@ def gather(events: Iterable[Event]) -> History:
         if event.p in retired:
             raise HistoryDamaged(event.i + 1, f"process {event.p} went on although its last operation is open")
         if event.type == "ok" and OPERATIONS[event.f].is_handed:
-            # What a consumer is handed comes while it may be asking for something else.
+            # A delivery may arrive while the process waits for something else.
             operations.append(_operation(event, event, texts))
             continue
         begun = open_invocations.pop(event.p, None)
@@ -215,14 +215,14 @@ def gather(events: Iterable[Event]) -> History:
 
 
 class _Texts(dict[str, str]):
-    """One object for equal texts: a value comes in its send and in the reads of every replica."""
+    """Interns texts: a value occurs in its send and in the reads of every replica."""
 
     def __missing__(self, text: str) -> str:
         self[text] = text
         return text
 
     def share_in(self, values: list[Any]) -> list[Any]:
-        """The list; texts in it, and in lists in it, are those that are known."""
+        """The list, with texts in it, and in nested lists, interned."""
         for at, each in enumerate(values):
             if type(each) is str:
                 values[at] = self[each]
@@ -239,7 +239,7 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
     queue = end.k if end.k is not None else begun.k
     node = end.n if end.n is not None else begun.n
     value, result = begun.v, None if ended is None else ended.v
-    # This runs for each operation of a history of a million: no call for a value that is a plain text.
+    # Runs for each operation of a history of a million: no call for a plain text.
     if type(value) is str:
         value = texts[value]
     elif type(value) is list:
@@ -294,7 +294,7 @@ def _faults(events: list[Event]) -> list[Fault]:
 
 
 def batches(history: History) -> list[Batch]:
-    """Everything that anybody got, in the order in which it came."""
+    """Everything that was received, in order."""
     found = [
         Batch(operation.ended, operation.queue, operation)
         for operation in history.named("receive", "read", "bulk-read", "poll", "final-read")
@@ -305,10 +305,10 @@ def batches(history: History) -> list[Batch]:
 
 
 class FinalQueue(msgspec.Struct, frozen=True):
-    """What one replica serves of one queue in the end: values by offset, and whether it was read to its end.
+    """The final content of one queue on one replica: values by offset, and whether it was read to its end.
 
-    ``first`` is the offset at which the queue begins: what was before has been removed with the oldest files.
-    ``read_to`` is the offset at which the reader found the end, None if that is not known.
+    ``first`` is the offset at which the queue begins: earlier messages were removed with the oldest files. ``read_to``
+    is the offset at which the reader found the end, None if unknown.
     """
 
     values: dict[int, str]
@@ -318,12 +318,12 @@ class FinalQueue(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The offset behind the last message, if none is missing."""
+        """The offset after the last message, if none is missing."""
         return self.first + len(self.values)
 
 
 def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
-    """By replica and queue; one that was never read is there as well, empty and incomplete."""
+    """By replica and queue; one that was never read is included, empty and incomplete."""
     values: dict[tuple[str, str], dict[int, str]] = {(n, k): {} for n in history.nodes for k in history.queues}
     complete: dict[tuple[str, str], int | None] = {}
     firsts: dict[tuple[str, str], int] = {}
@@ -332,7 +332,7 @@ def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
             key = (operation.node, operation.queue)
             if operation.name == "removed":
                 firsts[key] = operation.offset or 0
-                values[key] = {}  # what was read before may have been removed while it was read
+                values[key] = {}  # retention may have removed earlier messages in the meantime
                 continue
             values.setdefault(key, {}).update((offset, value) for offset, value, *_ in operation.result)
             if not operation.result:
@@ -343,5 +343,5 @@ def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
 
 
 def bases(history: History) -> dict[str, int]:
-    """Where the log of each replica begins in the end: records at lower positions have been removed in their time."""
+    """The beginning of each replica's log at the end: retention has removed records at lower positions."""
     return {str(event.n): int(event.v) for event in history.of_run("base")}

@@ -1,4 +1,4 @@
-"""From a directory of a run to its verdict: reads the history, runs the checkers, writes verdict.json and the page."""
+"""From a run's directory to its verdict: reads the history, runs the checkers, writes verdict.json and the page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ REPORT = "report.html"
 
 
 class NotARun(Exception):
-    """The directory holds no history that can be judged; the message says why."""
+    """The directory contains no valid history; the message says why."""
 
 
 class VerdictNotWritten(Exception):
-    """There is a verdict, and the directory of the run does not take it; the message says why."""
+    """The verdict could not be written to the directory of the run; the message says why."""
 
     def __init__(self, verdict: Verdict, directory: Path, error: OSError) -> None:
         super().__init__(f"the verdict cannot be written to {directory}: {error.strerror}")
@@ -32,7 +32,7 @@ class VerdictNotWritten(Exception):
 
 
 def read_history(directory: Path) -> History:
-    """What happened in a stored run. Raises NotARun."""
+    """The history of a stored run. Raises NotARun."""
     path = directory / HISTORY
     try:
         with path.open("rb") as lines:
@@ -46,7 +46,7 @@ def read_history(directory: Path) -> History:
 
 
 def states_met(directory: Path) -> Counter[str]:
-    """How often a stored run met each rare state. Raises NotARun."""
+    """How often a stored run reached each rare state. Raises NotARun."""
     history = read_history(directory)
     counts = met_in_history(history)
     for event in history.of_run("met"):
@@ -56,7 +56,7 @@ def states_met(directory: Path) -> Counter[str]:
 
 def judge(directory: Path) -> Verdict:
     """The verdict on a stored run; also written into its directory. Raises NotARun, VerdictNotWritten."""
-    # A history is millions of objects that live to the end of this call: looking for cycles in them finds none.
+    # A history is millions of objects that live to the end of this call: garbage collection would find nothing.
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Logs that stopped brokers leave behind: what `raftmq log verify` says, and whether they are equal byte by byte."""
+"""Logs of stopped brokers: the result of `raftmq log verify`, and whether they are equal byte by byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What `raftmq log verify --json` says of one log. Positions are bytes from the beginning of the group's log."""
+    """The output of `raftmq log verify --json`. Positions are bytes from the beginning of the group's log."""
 
     verdict: str
     begins_at: int | None = None
@@ -18,10 +18,9 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 def differences(logs: Mapping[str, tuple[Path, Verified]]) -> list[str]:
-    """Where the logs of a group differ, by the directory and the report of each broker; empty if they agree.
+    """Where the logs of a group differ, by broker's directory and report; empty if they agree.
 
-    One log may begin later than another one, whose oldest files are still there, and may end earlier. Logs of which
-    nobody knows where they begin and end are left out. Raises OSError.
+    Logs may begin and end at different places. Logs with unknown bounds are left out. Raises OSError.
     """
     known = {
         node: (path, begin, end, size) for node, (path, report) in logs.items() for begin, end, size in _reach(report)

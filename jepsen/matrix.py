@@ -1,4 +1,4 @@
-"""What the runs of a profile came to: a table, the worst verdict, and the report in docs/reports."""
+"""Results of a profile's runs: a table, the worst verdict, and the report in docs/reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``told``: each broken promise, or why there is no verdict. ``met``: rare states, see `jepsen.rare`."""
+    """One run. ``told``: each violation, or why there is no verdict. ``met``: rare states, see `jepsen.rare`."""
 
     workload: str
     faults: str
@@ -44,13 +44,13 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 def report_of(profile: str, backend: str) -> Path:
-    """Where the report on all runs of a profile is written unless somebody says otherwise."""
+    """The default path of the report on a profile."""
     stem = "jepsen" if profile == NIGHTLY else f"jepsen-{profile}-{backend}"
     return REPORTS / f"{stem}.md"
 
 
 def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
-    """A run that was judged, and how often it met each rare state."""
+    """A judged run, and how often it reached each rare state."""
     counts = next((result.counts for result in verdict.results if result.name == "coverage"), {})
     told = [
         f"{result.name}: {anomaly}, {count:,} times: {result.examples[anomaly][0]}"
@@ -79,19 +79,19 @@ def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
 
 
 def _times_met(rows: Sequence[Row], state: str) -> str:
-    """How often the runs met a state; a state of histories is in each row that was judged since it is looked for."""
+    """How often the runs reached a state; a state of histories is in each row judged since it is counted."""
     if state not in IN_LOGS and not any(state in row.met for row in rows):
         return "not looked for"
     return str(sum(row.met.get(state, 0) for row in rows) or "never")
 
 
 def not_run(cell: Cell, reason: str) -> Row:
-    """A run that cannot be had here, or that failed before clients began."""
+    """A run that is not available here, or that failed before clients began."""
     return Row(cell.workload, cell.faults, cell.seconds, NOT_RUN, told=[reason])
 
 
 def worst(rows: Sequence[Row]) -> int:
-    """The exit code of all runs: broken before unknown before what could not be run; unknown for none at all."""
+    """The exit code of all runs: broken before unknown before not run; unknown without any."""
     verdicts = {row.verdict for row in rows}
     for verdict, code in ((_BROKEN, EXIT_BROKEN), (_UNKNOWN, EXIT_UNKNOWN), (NOT_RUN, EXIT_CANNOT_RUN)):
         if verdict in verdicts:
@@ -123,7 +123,7 @@ def read_rows(report: Path, profile: str) -> list[Row]:
 
 
 def still_to_run(planned: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cell], list[Row]]:
-    """The runs of a profile that no row has as valid, and the valid rows of those that it still has."""
+    """The runs of a profile without a valid row, and its valid rows."""
     valid = {(row.workload, row.faults, row.seconds): row for row in rows if row.verdict == _VALID}
     wanted = {(cell.workload, cell.faults, cell.seconds): cell for cell in planned}
     kept = [row for key, row in valid.items() if key in wanted]
@@ -131,13 +131,13 @@ def still_to_run(planned: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cel
 
 
 def without(rows: Sequence[Row], cell: Cell) -> list[Row]:
-    """All rows but those of an earlier run of this kind."""
+    """All rows except an earlier run of this kind."""
     key = (cell.workload, cell.faults, cell.seconds)
     return [row for row in rows if (row.workload, row.faults, row.seconds) != key]
 
 
 def _by_day(rows: Sequence[Row]) -> list[str]:
-    """When the runs began, for a report that was made in pieces; the software may have changed between them."""
+    """Dates of the runs, for a report over several days; the software may have changed between them."""
     days = Counter(row.began[:10] for row in rows if row.began)
     if len(days) < 2:
         return []
@@ -145,9 +145,9 @@ def _by_day(rows: Sequence[Row]) -> list[str]:
 
 
 def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
-    """The page for people and, beside it, the same for programs.
+    """Write the page, and its data next to it as JSON.
 
-    ``missing``: what this machine does not have; ``planned``: how many runs the profile has.
+    ``missing``: what is not available on this machine; ``planned``: the number of runs in the profile.
 
     Raises OSError.
     """

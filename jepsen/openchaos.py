@@ -1,4 +1,4 @@
-"""The faults of OpenChaos, which tests RocketMQ, by its names: what they are here."""
+"""The faults of OpenChaos, which tests RocketMQ, by its names, and their counterparts here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENCHAOS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def kinds_of(names: Iterable[str]) -> dict[str, tuple[Variant, ...]]:
-    """The kinds of faults with these names, each with those of its variants that are meant."""
+    """The kinds of faults with these names, with the matching variants."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:
         kind, variants = OPENCHAOS[name]

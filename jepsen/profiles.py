@@ -1,4 +1,4 @@
-"""Which runs a profile has: workloads and faults put together so that each comes at least once. Pure."""
+"""The runs of a profile: combinations of workloads and faults in which each occurs at least once. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jepsen.schedule import CALM
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of a profile: faults that are drawn, or a scenario."""
+    """One run of a profile: random faults, or a scenario."""
 
     workload: str
     nemeses: tuple[str, ...]
@@ -21,14 +21,14 @@ class Cell:
 
     @property
     def faults(self) -> str:
-        """What breaks, for people."""
+        """The faults, as text."""
         return self.scenario or ", ".join(self.nemeses)
 
 
 EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage", "rot"))
-"""Groups of faults that nobody needs root for."""
+"""Groups of faults that do not need root."""
 GROUPS: tuple[tuple[str, ...], ...] = (
-    ("clients",),  # what goes with few workloads comes while these have not had their turn
+    ("clients",),  # groups for few workloads come while these are available
     ("behind",),
     *EVERYWHERE,
     ("power-loss",),
@@ -42,14 +42,14 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("bridge",),
     ("memory", "descriptors"),
 )
-"""Faults that take turns in one run; together they are all there are."""
+"""Faults that alternate in one run; the groups cover all kinds."""
 NOT_TOGETHER = frozenset({("delays", "clock"), ("retries", "clock"), ("register", "rot")})
-"""A delay is over when the leader's clock says so: with a clock that is wrong by an hour it says nothing. A returned
-message waits for its retry in the same way. Registers are settings, not messages with properties that could rot.
+"""A delay ends by the leader's clock: with a clock that is wrong by an hour nothing can be checked. The retry delay of
+a returned message likewise. Registers are settings, not messages with properties that could rot.
 """
 ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"queue"})}
-"""Kinds that go with some workloads only: their checkers know which messages were removed in their time, or they have
-clients in processes of their own.
+"""Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
+clients.
 """
 SCENARIO_WORKLOAD = "log"
 
@@ -64,15 +64,15 @@ PROFILES = {
 
 SHORT_SECONDS = 10.0
 OVERHEAD_SECONDS = 19.0
-"""What a run takes besides its faults, on two quiet processors: starting, draining, reading, verifying."""
+"""Overhead of a run, on two idle cores: starting, draining, reading, verifying."""
 BUDGET_SECONDS = {CI: 9 * 60.0, NIGHTLY: 2 * 3600.0, RELEASE: 8 * 3600.0}
 CI_SCENARIOS = ("pause-kill", "helix")
 LONG_SCENARIOS = ("power-loss-of-all", "helix")
-"""Scenarios that go on for longer: what they look for takes many rounds."""
+"""Scenarios that run for longer: they need many rounds."""
 LONG_SECONDS = {NIGHTLY: 4 * 60.0, RELEASE: 20 * 60.0}
 """Of each long run; one more has no faults and a long history."""
 LONGER_SECONDS = {"helix": 7 * 60.0}
-"""By scenario, what it gets at least where it is a long run: 20 helices take that long."""
+"""By scenario, the minimum as a long run: 20 helices take that long."""
 
 
 def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str, tuple[str, ...]]]) -> list[Cell]:
@@ -109,18 +109,18 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
 
 
 def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
-    """The ``part``-th of so many pieces, from 1; all pieces together are the profile."""
+    """The ``part``-th of ``parts`` pieces, from 1; all pieces together are the profile."""
     assert 1 <= part <= parts, f"there is no part {part} of {parts}"
     return list(planned[part - 1 :: parts])
 
 
 def _seconds_each(profile: str, count: int, *, spent: float = 0.0) -> float:
-    """For how long each of so many runs may have faults, if others take ``spent`` seconds of the budget."""
+    """How many seconds of faults each run may have, if others take ``spent`` seconds of the budget."""
     return max(SHORT_SECONDS, ((BUDGET_SECONDS[profile] - spent) / count - OVERHEAD_SECONDS) // 1)
 
 
 def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:
-    """So many quick runs; groups take turns, each with the workload that waits longest of those that it goes with."""
+    """Quick runs; groups take turns, each with the longest waiting workload that it supports."""
     found = []
     waiting = list(workloads)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Which workloads check which promise of the README, and how often they did. Pure."""
+"""Which workloads check which promise of the README, and how many runs did. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Promise(NamedTuple):
-    """What the README promises, in short, and the workloads that check it; none: all of them do."""
+    """A promise of the README, in short, and the workloads that check it; empty: all of them."""
 
     what: str
     workloads: tuple[str, ...]
@@ -39,15 +39,15 @@ class Checked(Protocol):
 
     @property
     def faults(self) -> str:
-        """What broke, separated by commas, or the name of a scenario."""
+        """The faults, separated by commas, or the name of a scenario."""
 
     @property
     def verdict(self) -> str:
-        """In words; only `valid` counts as checked."""
+        """As text; only `valid` counts as checked."""
 
     @property
     def operations(self) -> int:
-        """How many were checked."""
+        """Number of checked operations."""
 
 
 FAULTS = {
@@ -61,11 +61,11 @@ FAULTS = {
         "members",
     ),
 }
-"""Promises about faults: runs count that had one of these."""
+"""Promises about faults: only runs with one of these count."""
 
 
 def promise_lines(rows: Sequence[Checked], valid: str) -> Iterable[str]:
-    """A table in Markdown: each promise, its workloads, and how many runs and operations held it."""
+    """A table in Markdown: each promise, its workloads, and the numbers of runs and operations that confirmed it."""
     yield "| promise | workloads | valid runs | operations checked |"
     yield "|---|---|---:|---:|"
     for promise in PROMISES:

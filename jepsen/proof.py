@@ -1,8 +1,8 @@
-"""Does the harness see anything? Runs mistakes of `chaos/planted` in real brokers and notes which were noticed.
+"""Does the harness detect bugs? Runs the bugs of `chaos/planted` in real brokers and records which were detected.
 
-``python -m jepsen.proof`` runs all rows of `ROWS`, one after the other; ``python -m jepsen.proof stale-read`` some;
-``--tries 3`` repeats a run that noticed nothing with the next two seeds; ``--write`` puts the lines into the table of
-docs/jepsen.md, where those of other mistakes stay as they are.
+``python -m jepsen.proof`` runs all rows of `ROWS`, one after the other; ``python -m jepsen.proof stale-read`` only
+some; ``--tries 3`` repeats an unsuccessful run with the next two seeds; ``--write`` updates the lines of these bugs in
+the table of docs/jepsen.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD = "| bug | | run | tries | detected as | after |\n|---|---|---|---:|---|---
 
 
 class Row(NamedTuple):
-    """A mistake, and the run that is to notice it: workload, faults, seconds of faults."""
+    """A planted bug, and the run that should detect it: workload, faults, seconds of faults."""
 
     mistake: str
     workload: str
@@ -66,13 +66,13 @@ ROWS = (
     Row("timeout-taken-for-refusal", "queue", "pause", 30),
     Row("uncommitted-rows-served", "bulk", "slow-disk", 45),
 )
-"""Faults that are shorter than these runs let some of them escape; what escaped is in the table as well."""
+"""With shorter faults some of them escape; those are in the table as well."""
 
 
 def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> str:
-    """Run brokers with the mistake, with at most ``tries`` seeds from ``seed`` on; returns the line of the table.
+    """Run brokers with the bug, with at most ``tries`` seeds from ``seed`` on; returns the line of the table.
 
-    Its last cell is the length of the last run in seconds, from the first client to the last look at a replica.
+    Its last cell is the duration of the last run in seconds, from the first client to the final reads.
     """
     noticed, took = "", "-"
     for attempt in range(1, tries + 1):
@@ -84,7 +84,7 @@ def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> st
 
 
 def _run(row: Row, *, backend: str, seed: int, store: Path) -> tuple[str, str]:
-    """One run; the anomalies that it found ("" if none), and how long it took."""
+    """One run; the anomalies that it found ("" if none), and its duration."""
     command = ["--workload", row.workload, "--nemesis", row.nemesis, "--time", str(row.seconds)]
     command += ["--seed", str(seed), "--backend", backend]
     before = set(store.glob("*"))
@@ -111,7 +111,7 @@ def _run(row: Row, *, backend: str, seed: int, store: Path) -> tuple[str, str]:
 
 
 def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str = HEAD) -> str:
-    """The page with these lines in a table, in place of older ones whose first cell is the same. Raises ValueError."""
+    """The page with these lines in a table, replacing older ones with the same first cell. Raises ValueError."""
     before, _, rest = page.partition(begin)
     table, _, after = rest.partition(END)
     if not after:
@@ -121,7 +121,7 @@ def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns 1 if something was not noticed."""
+    """Run the selected rows; returns 1 if a bug was not detected."""
     parser = argparse.ArgumentParser(prog="python -m jepsen.proof", description="Find planted mistakes with real runs.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which mistakes; all by default")
     parser.add_argument("--backend", default=default_backend())

@@ -1,6 +1,6 @@
-"""States that long runs must reach at least once, found in brokers' logs and in histories. Pure.
+"""Rare states that long runs must reach at least once, from brokers' logs and histories. Pure.
 
-The report says "never" of a state that no run reached.
+The report says "never" for a state that no run reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IN_LOGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a checkpoint could not be written": ("checkpoint_failed", {}),
     "a replica that is not a member was refused": ("peer_refused", {}),
 }
-"""By state: the event of a broker's log, and the fields that it has then."""
+"""By state: the event in a broker's log, and its fields."""
 
 CHECKED_BACK = "a half message was open when the leader changed, and was checked back afterwards"
 ENDED = "a half message was open when the leader changed, and its producer ended it afterwards"
@@ -40,7 +40,7 @@ STATES = (*IN_LOGS, *IN_HISTORIES)
 
 
 def met(lines: Iterable[str]) -> Counter[str]:
-    """How often each state was met, in the log of one broker."""
+    """How often each state occurs in the log of one broker."""
     counts: Counter[str] = Counter()
     for line in lines:
         if not line.startswith("{"):
@@ -48,7 +48,7 @@ def met(lines: Iterable[str]) -> Counter[str]:
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # its broker was killed while it wrote
+            continue  # the broker was killed while it wrote
         for state, (name, fields) in IN_LOGS.items():
             if event.get("event") == name and all(event.get(key) == value for key, value in fields.items()):
                 counts[state] += 1
@@ -56,7 +56,7 @@ def met(lines: Iterable[str]) -> Counter[str]:
 
 
 class _Leaders:
-    """Who led when, as the run observed it."""
+    """The leaders over time, as observed by the run."""
 
     def __init__(self, history: History) -> None:
         self._times: list[int] = []
@@ -76,11 +76,11 @@ class _Leaders:
 
 
 def met_in_history(history: History) -> Counter[str]:
-    """How often clients met each state of `IN_HISTORIES`; those that they never met count 0."""
+    """How often clients reached each state of `IN_HISTORIES`, including 0."""
     leaders = _Leaders(history)
     counts = Counter(dict.fromkeys(IN_HISTORIES, 0))
     stored: dict[tuple[str, str], int] = {}
-    # An operation without an end counts for nothing: it would span every later change of leaders.
+    # Skip operations without an end: they would span every later change of leader.
     by_end = sorted((each.ended, each.index, each) for each in history.operations if each.ended is not None)
     for ended, _, operation in by_end:
         for state, key in _begun_before(operation):

@@ -1,4 +1,4 @@
-"""Writes a history as it happens, so that it is there when the run dies."""
+"""Writes a history as it happens, so that it survives the death of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from jepsen.events import NEMESIS, RUN, Event, Type
 
 
 class Recorder:
-    """The history of one run in the file at ``path``, which must not exist yet. Close it, or use it as a context.
+    """The history of one run in the file at ``path``, which must not exist yet. Close it, or use it as a context
+    manager.
 
     Args:
         now_ns: the one clock of the run, monotonic, in nanoseconds.
@@ -37,7 +38,7 @@ class Recorder:
         self._file.close()
 
     def new_process(self) -> int:
-        """A process id that nobody has."""
+        """An unused process id."""
         return next(self._processes)
 
     def add(self, process: int | str, what: Type, name: str, **fields: Any) -> None:
@@ -47,7 +48,7 @@ class Recorder:
         self._count += 1
 
     def note(self, name: str, **fields: Any) -> None:
-        """Something that the run itself did or saw."""
+        """Something that the run itself did or observed."""
         self.add(RUN, "info", name, **fields)
 
     def fault_begins(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool) -> int:
@@ -58,16 +59,16 @@ class Recorder:
         return number
 
     def fault_confirmed(self, number: int, seen: str) -> None:
-        """Its effect was seen from outside; ``seen`` says how."""
+        """Its effect was observed; ``seen`` says how."""
         self.add(NEMESIS, "info", "confirmed", v={"id": number, "seen": seen})
 
     def fault_ends(self, number: int) -> None:
-        """It is over: what is broken now is not its effect any more."""
+        """It is over: later failures are not its effect."""
         self.add(NEMESIS, "info", "ends", v={"id": number})
 
 
 class Worker:
-    """Who does one operation after the other, and takes a new process id after each unknown outcome.
+    """Executes one operation after the other, with a new process id after each unknown outcome.
 
     Attributes:
         process: the id of the next operation.
@@ -79,7 +80,7 @@ class Worker:
         self.process = recorder.new_process()
 
     def next_number(self) -> int:
-        """A number that this worker has not had; with the process id it makes values unique."""
+        """A number that is new for this worker; with the process id it makes values unique."""
         return next(self._numbers)
 
     def invoke(self, name: str, **fields: Any) -> None:
@@ -87,7 +88,7 @@ class Worker:
         self._recorder.add(self.process, "invoke", name, **fields)
 
     def ok(self, name: str, **fields: Any) -> None:
-        """It happened. Without `invoke` before: something was handed to this worker."""
+        """It happened. Without `invoke` before: a delivery to this worker."""
         self._recorder.add(self.process, "ok", name, **fields)
 
     def fail(self, name: str, error: str, **fields: Any) -> None:
@@ -95,6 +96,6 @@ class Worker:
         self._recorder.add(self.process, "fail", name, err=error, **fields)
 
     def info(self, name: str, error: str, **fields: Any) -> None:
-        """Nobody knows whether it happened."""
+        """The outcome is unknown."""
         self._recorder.add(self.process, "info", name, err=error, **fields)
         self.process = self._recorder.new_process()

@@ -1,4 +1,4 @@
-"""Stored records as histories have them: offset, value, and a checksum of all bytes."""
+"""Stored records in the form of histories: offset, value, and a checksum of all bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mq.protocol.properties import TAGS
 from mq.protocol.records import BODY_BYTES_MAX, decode_record, inflate, iter_sizes
 
 UNREADABLE = -1
-"""The offset of what cannot be decoded."""
+"""The offset of an invalid record."""
 
 
 def values_in(records: bytes) -> list[tuple[int, str, int]]:
     """Offset, value and checksum of all records in the answer to a pull.
 
-    The checksum covers every byte, what the broker adds included; replicas must agree on it. For a record that cannot
-    be decoded the value says so; no checker takes it for one that was sent.
+    The checksum covers every byte, including what the broker adds; replicas must agree on it. The value of an invalid
+    record says so; no checker takes it for a sent one.
     """
     return list(_values(records))
 

@@ -1,4 +1,4 @@
-"""One page about a run: what was promised and held, what happened when, and how to repeat it. Pure."""
+"""The HTML page of a run: promises and verdicts, a timeline, and how to repeat it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ text-align: left; vertical-align: top } th { background: #f3f3f3 } code { backgr
 
 
 def page(history: History, verdict: Verdict) -> str:
-    """The whole page as HTML that loads nothing."""
+    """The whole page as self-contained HTML."""
     plan = history.plan
     word = in_words(verdict.valid)
     system = plan.get("system") or f"raftmq {plan.get('version')}"
@@ -49,7 +49,7 @@ def page(history: History, verdict: Verdict) -> str:
 
 
 def _outside(history: History) -> str:
-    """Which clients with processes of their own took part, and how much they did; empty for workloads without such."""
+    """The separate client processes and their work; empty for workloads without."""
     if history.plan.get("workload") != "queue":
         return ""
     parts = [

@@ -1,4 +1,4 @@
-"""One run: servers, clients, faults, the end, and the verdict. Everything goes to a directory of its own."""
+"""One run: servers, clients, faults, final reads, and the verdict. All files are in a separate directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STOP_SENDING_SECONDS_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is to do; ``seconds`` is for faults, healing and final reads come after."""
+    """The plan of a run; ``seconds`` is for faults, healing and final reads come after."""
 
     workload: str
     nemeses: tuple[str, ...]
@@ -59,17 +59,17 @@ class Plan:
     seed: int
     backend: str
     planted: str = ""
-    """A mistake that is made in the brokers' code on purpose, by its name in chaos/planted; empty for none."""
+    """A bug planted in the brokers' code, by its name in chaos/planted; empty for none."""
     scenario: str = ""
-    """The name of a scenario, instead of faults that are drawn; empty for none."""
+    """The name of a scenario, instead of random faults; empty for none."""
     quick: bool = False
     """Many short faults with short rests between them."""
     openchaos: tuple[str, ...] = ()
-    """Names of OpenChaos for the faults of these kinds, which then have no other variants."""
+    """Names of OpenChaos for the faults of these kinds, which limit their variants."""
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The command that repeats it."""
         nemeses = f"--openchaos {','.join(self.openchaos)}" if self.openchaos else f"--nemesis {','.join(self.nemeses)}"
         workload = f"--workload {self.workload}"
         what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} {nemeses}"
@@ -81,7 +81,7 @@ class Plan:
 
 
 def new_directory(store: Path, plan: Plan, began: str) -> Path:
-    """A directory that nobody has, for one run that began at that time. Raises OSError."""
+    """A new directory for one run that began at that time. Raises OSError."""
     stem = f"{began}-{plan.workload}-{plan.scenario or '+'.join(plan.nemeses)}"
     store = store.resolve()
     store.mkdir(parents=True, exist_ok=True)
@@ -96,16 +96,16 @@ def new_directory(store: Path, plan: Plan, began: str) -> Path:
 
 
 async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, began: str) -> None:
-    """Run the plan; the history is in ``directory`` afterwards, complete unless this raises.
+    """Execute the plan; the history is in ``directory`` afterwards, complete unless this raises.
 
-    ``began`` is the wall clock's time, for the report; ``say`` is told what happens.
+    ``began`` is the wall clock's time, for the report; ``say`` is called with progress.
 
-    Raises PatchRefused if the mistake does not fit the code, ClusterFailed, ClientError, OSError,
-    subprocess.CalledProcessError, and what the back end raises.
+    Raises PatchRefused if the planted bug does not fit the code, ClusterFailed, ClientError, OSError,
+    subprocess.CalledProcessError, and the errors of the back end.
     """
     workload_class = WORKLOADS[plan.workload]
     source = ROOT
-    if plan.planted and not is_of_clients(plan.planted):  # clients that make it run from a copy themselves
+    if plan.planted and not is_of_clients(plan.planted):  # bugs in clients run from a copy
         source = directory / "planted"
         await trio.to_thread.run_sync(plant, plan.planted, source)
     deployed = needs(plan.nemeses)
@@ -190,7 +190,7 @@ async def _run_with(
 
 
 def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
-    """One of the errors in a group of groups."""
+    """One of the errors in nested groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -198,7 +198,7 @@ def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
 
 
 def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], None]) -> dict[str, Sequence[str]]:
-    """Clients in processes of their own: the Java client if it is here, those of the SDK if some are to die."""
+    """Separate client processes: the Java client if it is available, SDK clients if some are to die."""
     programs: dict[str, Sequence[str]] = {}
     if "clients" in plan.nemeses:
         programs |= sdk_programs(cluster.namesrv, topic, GROUP)
@@ -232,7 +232,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
 
 
 async def _create_topic(cluster: Cluster, topic: str) -> None:
-    """As soon as the name server knows the leader. Raises ClusterFailed."""
+    """Retried until the name server knows the leader. Raises ClusterFailed."""
     error: ClientError | None = None
     async with Admin(cluster.namesrv) as admin:
         with trio.move_on_after(30):
@@ -247,7 +247,9 @@ async def _create_topic(cluster: Cluster, topic: str) -> None:
 
 
 async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str]) -> None:
-    """Note who leads in which term, who ended by itself, and the most memory of each, in bytes, until cancelled."""
+    """Record leaders with their terms, unexpected exits, and the peak memory of each server, in bytes, until
+    cancelled.
+    """
     known: dict[str, tuple[str, str]] = {}
     while True:
         for node, code in cluster.ended_by_themselves().items():
@@ -269,7 +271,7 @@ async def _tell_progress(workload: Workload, say: Callable[[str], None]) -> None
 
 
 async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
-    """Verify and compare the logs of stopped brokers, and look for errors in what they wrote."""
+    """Verify and compare the logs of stopped brokers, and search their output for errors."""
     reports: dict[str, Verified] = {}
 
     async def verify(node: str) -> None:

@@ -1,4 +1,4 @@
-"""Scenarios by name: faults in an order that has lost other systems acknowledged messages, in rounds, under load."""
+"""Scenarios by name: sequences of faults that made other systems lose acknowledged messages, in rounds, under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jepsen.nemeses.processes import paused
 from jepsen.schedule import apart
 
 AWAY_SECONDS = 4.0
-"""How long a majority goes on alone: longer than clients and replicas need to notice."""
+"""How long a majority continues alone: longer than clients and replicas need to notice."""
 BITS_MAX = 20
 
 Round = Callable[[Injection], Awaitable[None]]
@@ -28,7 +28,7 @@ Away = Callable[[Injection, int, str], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``kinds``: the faults that each round has, by the names that runs know them by."""
+    """``kinds``: the kinds of faults in each round."""
 
     name: str
     summary: str
@@ -42,9 +42,10 @@ def _cut_off(injection: Injection, number: int, node: str) -> AbstractAsyncConte
 
 
 async def _away_then_power_loss(kind: str, away: Away, injection: Injection) -> None:
-    """The leader and one follower acknowledge; then that one loses power, its leader is away, and the third is back.
+    """The leader and one follower acknowledge; then that follower loses power, its leader is away, and the third is
+    back.
 
-    The two that are left are one that missed everything and one that is said to have it on its disk.
+    The two that are left are one that missed everything and one that should have it on its disk.
     """
     cluster = injection.cluster
     leader = await cluster.leader()
@@ -144,7 +145,7 @@ REST_SECONDS = 2.0
 
 
 async def play(injection: Injection, scenario: Scenario, seconds: float) -> None:
-    """Rounds for so long, at least one. Raises ClusterFailed if nobody leads within a minute after one."""
+    """Rounds for this long, at least one. Raises ClusterFailed if there is no leader within a minute after one."""
     until = trio.current_time() + seconds
     while True:
         await injection.cluster.leader()

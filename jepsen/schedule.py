@@ -1,4 +1,4 @@
-"""Which faults a run has, one after the other: decided by a seed before it begins."""
+"""The sequence of faults of a run, determined by a seed before it begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to do a fault. ``majority``: enough replicas are left to acknowledge messages."""
+    """One variant of a fault. ``majority``: enough replicas are left to acknowledge messages."""
 
     what: str
     seconds_min: float
@@ -19,7 +19,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rest so long, then have a fault for so long."""
+    """A rest, then a fault, with durations."""
 
     rest_seconds: float
     kind: str
@@ -170,7 +170,7 @@ REST_SECONDS = (1.0, 4.0)
 QUICK_REST_SECONDS = (0.2, 0.6)
 QUICK_SECONDS_MAX = 2.0
 QUICK_ELECTION_SECONDS = 2.5
-"""What a quick run has of faults that are to last until another leader is elected."""
+"""In a quick run, the duration of faults that should last until another leader is elected."""
 
 
 def draw(
@@ -181,10 +181,10 @@ def draw(
     quick: bool = False,
     kinds: Mapping[str, tuple[Variant, ...]] = KINDS,
 ) -> list[Step]:
-    """Steps that take ``seconds`` together, or one of each kind if that takes longer. `CALM` alone has none.
+    """Steps that take ``seconds`` in total, or one of each kind if that takes longer. `CALM` alone has none.
 
-    All variants of a kind come before one comes again. ``quick``: many short faults, with short rests between them.
-    ``kinds``: the variants that there are of each.
+    All variants of a kind come before one repeats. ``quick``: many short faults, with short rests between them.
+    ``kinds``: the variants of each kind.
     """
     wanted = [kind for kind in wanted_kinds if kind != CALM]
     decks: dict[str, list[Variant]] = {kind: [] for kind in wanted}
@@ -205,7 +205,7 @@ def draw(
 
 
 def _lasts(variant: Variant, *, quick: bool) -> tuple[float, float]:
-    """Seconds, the least and the most."""
+    """Minimum and maximum seconds."""
     if not quick:
         return variant.seconds_min, variant.seconds_max
     seconds_min = min(variant.seconds_min, QUICK_ELECTION_SECONDS)
@@ -213,7 +213,7 @@ def _lasts(variant: Variant, *, quick: bool) -> tuple[float, float]:
 
 
 def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[str, ...]:
-    """The nodes that a variant of a kind is aimed at, in order."""
+    """The target nodes of a variant of a kind, in order."""
     followers = [node for node in nodes if node != leader]
     match what:
         case "leader" | "leader shortly" | "leader while it writes a checkpoint":
@@ -233,19 +233,19 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
 
 
 def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
-    """By node, from whom it hears nothing when one and some others are apart."""
+    """By node, from which others it receives nothing when one and some others are separated."""
     return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
 
 
 def bridge(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-    """The first half and the second hear nothing of each other; the node in the middle hears all."""
+    """The two halves receive nothing from each other; the node in the middle receives everything."""
     half = len(nodes) // 2
     first, second = nodes[:half], nodes[half + 1 :]
     return {node: frozenset(second if node in first else first) for node in (*first, *second)}
 
 
 def ring(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Each node hears a majority, itself included, and no two hear the same one."""
+    """Each node receives from a majority, including itself, and no two from the same one."""
     count = len(nodes)
     beside = count // 2 // 2
     heard = {node: {nodes[(at + by) % count] for by in range(-beside, beside + 1)} for at, node in enumerate(nodes)}
@@ -261,7 +261,7 @@ def grudges(
     clients: str = "clients",
     name_servers: Sequence[str] = ("ns0", "ns1"),
 ) -> dict[str, frozenset[str]]:
-    """By server, from whom it hears nothing under a variant of "partition"."""
+    """By server, from which others it receives nothing under a variant of "partition"."""
     followers = [node for node in nodes if node != leader]
 
     match what:

@@ -1,4 +1,4 @@
-"""Stored runs in a browser: a list of all, their pages, and two of them side by side. Nothing is changed."""
+"""Stored runs in a browser: a list, their pages, and comparisons of two. Read only."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Stored(msgspec.Struct, frozen=True):
 
     @property
     def word(self) -> str:
-        """The verdict, for people."""
+        """The verdict as text."""
         return in_words(self.valid)
 
 
 def runs_in(store: Path) -> dict[str, Stored]:
-    """Judged runs by the name of their directory, the newest first. Raises OSError."""
+    """Judged runs by directory name, newest first. Raises OSError."""
     found = {}
     for path in sorted(store.glob(f"*/{VERDICT}"), reverse=True):
         try:
             found[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=Stored)
         except msgspec.MsgspecError:
-            continue  # its run wrote half of it
+            continue  # its run is still writing it
     return found
 
 
@@ -63,7 +63,7 @@ def index_page(runs: dict[str, Stored]) -> str:
 
 
 def compare_page(names: Sequence[str], runs: Sequence[Stored]) -> str:
-    """Two runs, promise by promise, with what differs between their counts."""
+    """Two runs, promise by promise, with differing counts."""
     rows = []
     by_name = [{result.name: result for result in run.results} for run in runs]
     for name in dict.fromkeys(name for results in by_name for name in results):
@@ -119,7 +119,7 @@ class _Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 (the name is its base's)
-        """Nobody needs a line for each page."""
+        """No log line per page."""
 
     def _answer(self, text: str) -> None:
         body = text.encode()

@@ -1,7 +1,7 @@
-"""``python -m jepsen.speed``: how long it takes to judge a history of a million operations, and how much memory.
+"""``python -m jepsen.speed``: measures the time and memory to judge a history of a million operations.
 
-Histories are made up: what clients of *log* and *register* would see of a group that keeps its promises. Each is
-written to a file as a run writes it, and judged as ``raftmq-jepsen check`` does, page included.
+Histories are generated: what clients of *log* and *register* would see of a correct group. Each is written to a file as
+by a run, and judged as by ``raftmq-jepsen check``, including the page.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REGISTER_OPERATIONS_EACH = 200
 
 
 class Clock:
-    """A clock that each event moves on."""
+    """A clock that advances with each event."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -47,7 +47,7 @@ class Clock:
 
 
 def write_log(path: Path, operations: int, rng: random.Random) -> None:
-    """A valid history of *log*: ``operations`` sends, reads and questions for ends, and the final reads."""
+    """A valid history of *log*: ``operations`` sends, reads and queries of ends, and the final reads."""
     with Recorder(path, Clock().tick) as recorder:
         recorder.note("begin", v=_plan("log", QUEUES))
         logs: dict[str, list[str]] = {queue: [] for queue in QUEUES}
@@ -76,7 +76,7 @@ def write_log(path: Path, operations: int, rng: random.Random) -> None:
 
 
 def write_registers(path: Path, operations: int, rng: random.Random) -> None:
-    """A valid history of *register*: writes and reads by five processes at once, 200 operations a register."""
+    """A valid history of *register*: writes and reads by five concurrent processes, 200 operations per register."""
     with Recorder(path, Clock().tick) as recorder:
         recorder.note("begin", v=_plan("register", ()))
         for number in range(operations // REGISTER_OPERATIONS_EACH):
@@ -115,7 +115,7 @@ def _end(recorder: Recorder) -> None:
 
 
 def measure(workload: str, operations: int, seconds_max: float) -> bool:
-    """Judge one history in this process and tell figures; returns whether they are within the bounds."""
+    """Judge one history in this process and print figures; returns whether they are within the limits."""
     with tempfile.TemporaryDirectory(prefix="jepsen-speed-") as name:
         directory = Path(name)
         write = write_log if workload == "log" else write_registers
@@ -133,13 +133,13 @@ def measure(workload: str, operations: int, seconds_max: float) -> bool:
         f"{cpu_seconds:.1f} s of a processor; {memory / 1024**2:.0f} MiB of memory at most; "
         f"the page has {len(page) / 1e3:.0f} kB and loads {', '.join(loads) or 'nothing'}; valid: {verdict.valid}\n"
     )
-    # Of a processor, so that what else runs on the machine does not decide.
+    # CPU time, so that other load on the machine does not matter.
     fast = cpu_seconds <= seconds_max and memory <= MEMORY_BYTES_MAX
     return fast and len(page) <= PAGE_BYTES_MAX and not loads and verdict.valid is True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge both histories; returns 1 if a figure is beyond its bound."""
+    """Judge both histories; returns 1 if a figure exceeds its limit."""
     parser = argparse.ArgumentParser(prog="python -m jepsen.speed", description="Judge large histories.")
     parser.add_argument("--log", type=int, default=LOG_OPERATIONS, metavar="N", help="operations on queues")
     parser.add_argument("--register", type=int, default=REGISTER_OPERATIONS, metavar="N", help="on registers")

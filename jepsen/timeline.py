@@ -1,4 +1,4 @@
-"""The picture of a run: sends by time and duration, faults as bands, leaders as bars, the rate below. Pure, SVG."""
+"""The chart of a run: sends by time and duration, faults as bands, leaders as bars, the rate below. Pure, SVG."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TOP, PLOT = 20, 260
 BAR, GAP = 16, 6
 RATE = 90
 DOTS_MAX = 6000
-"""More are drawn in cells, one dot each, so that a page of a long run stays small."""
+"""Above this number they are drawn in cells, one dot each, so that the page of a long run stays small."""
 CELL = 3
 DECADES = (-4, 1)
 """From 0.1 ms to 10 s, powers of ten in seconds."""
 
 X = Callable[[int], float]
-"""Where a time is, from left to right."""
+"""The horizontal position of a time."""
 
 COLOURS = {"ok": "#2a9d4a", "fail": "#d62839", "info": "#ee9b00"}
 TERM_COLOURS = ("#457b9d", "#8d99ae", "#6a4c93", "#1982c4", "#ff924c")

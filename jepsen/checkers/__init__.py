@@ -1,4 +1,4 @@
-"""Checkers: pure functions from a history to a result. They know workloads by the names of operations only."""
+"""Checkers: pure functions from a history to a result. They identify workloads only by the names of operations."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
     "nats": (check_log, check_order, check_coverage),
 }
-"""What the history of each workload is checked for."""
+"""The checkers of each workload."""

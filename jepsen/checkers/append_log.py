@@ -1,9 +1,9 @@
-"""A queue as a log that is appended to and read: the rules L1 to L7.
+"""A queue as an append-only log: the rules L1 to L7.
 
-Each acknowledged append says its offset, so the order is observed and need not be searched for. An order that agrees
-with real time and with every read is a linearization; these rules are complete, and take O(n log n).
+Each acknowledged append contains its offset, so the order is observed and need not be searched for. An order that
+agrees with real time and with every read is a linearization; these rules are complete, and take O(n log n).
 
-The time of an acknowledgement is when the client had it. Only what began after that must see it.
+The time of an acknowledgement is when the client received it. Only operations that began after that must see it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Place = tuple[str, int]
 """Queue and offset."""
 
 LATER = ("half", "schedule")
-"""Sends of messages that are seen later, if at all, and at a place that their answers do not tell."""
+"""Sends of messages that become visible later, if at all, at a place that their answers do not contain."""
 
 
 class _Log(NamedTuple):
-    """What all rules look at. Acknowledged sends have a queue, an offset and an end."""
+    """The input of all rules. Acknowledged sends have a queue, an offset and an end."""
 
     sends: Mapping[str, Operation]
     acknowledged: Sequence[Operation]
@@ -38,7 +38,7 @@ class _Log(NamedTuple):
 
 
 def check_log(history: History) -> Result:
-    """Check sends, reads at any replica, questions for a queue's end, and the final reads of every replica."""
+    """Check sends, reads at any replica, queries of a queue's end, and the final reads of every replica."""
     findings = Findings("log", PROMISE)
     sends: dict[str, Operation] = {}
     for send in history.named("send", *LATER):
@@ -70,7 +70,7 @@ def check_log(history: History) -> Result:
 
 
 def _one_value_at_one_offset(log: _Log, findings: Findings) -> dict[Place, str]:
-    """L1. Returns which value is at each place, as first acknowledged or read."""
+    """L1. Returns the value at each place, as first acknowledged or read."""
     places: dict[Place, str] = {_place(send): send.value for send in log.acknowledged}
     records: dict[Place, int] = {}
     for send in log.acknowledged:
@@ -108,7 +108,7 @@ def _one_offset_for_one_value(log: _Log, places: Mapping[Place, str], findings: 
 
 
 def _floors(history: History, log: _Log) -> dict[str, _Floors]:
-    """What clients were told of each queue, by time."""
+    """What clients knew about each queue, by time."""
     told: defaultdict[str, list[_Told]] = defaultdict(list)
     for send in log.acknowledged:
         told[str(send.queue)].append(_Told(_ended(send), _offset(send) + 1, send))
@@ -131,7 +131,7 @@ class _Told(NamedTuple):
 
     @property
     def why(self) -> str:
-        """For people."""
+        """As text."""
         by = self.by
         if by.name in ("end", "known-end"):
             return f"{by.node} said so"
@@ -141,7 +141,7 @@ class _Told(NamedTuple):
 
 
 class _Floors:
-    """Of one queue: the least offset at which it may end, at any time."""
+    """For one queue: the lowest possible end, at any time."""
 
     def __init__(self, told: list[_Told]) -> None:
         told.sort(key=lambda each: each.at)
@@ -152,7 +152,7 @@ class _Floors:
             self._highest.append(each if is_higher else self._highest[-1])
 
     def before(self, time: int) -> _Told | None:
-        """The highest floor that a client knew before this time; None if nobody knew anything."""
+        """The highest floor that a client knew before this time; None if there was none."""
         at = bisect_left(self._times, time) - 1
         return self._highest[at] if at >= 0 else None
 
@@ -160,7 +160,7 @@ class _Floors:
 def _order_of_real_time(
     log: _Log, places: Mapping[Place, str], floors: Mapping[str, _Floors], findings: Findings
 ) -> None:
-    """L3: what is sent after clients were told of a place lies behind it, be it acknowledged or found by a reader."""
+    """L3: a message sent after clients learned a place is behind it, whether that was acknowledged or read."""
     for send in log.acknowledged:
         _is_behind(send, _place(send), floors, findings)
     for place, value in places.items():
@@ -180,7 +180,7 @@ def _is_behind(send: Operation, place: Place, floors: Mapping[str, _Floors], fin
 
 
 def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
-    """L4: what is read was sent before, and was not refused."""
+    """L4: every value read was sent before, and was not refused."""
     for batch in log.seen:
         for offset, value, *_ in batch.messages:
             send = log.sends.get(value)
@@ -196,9 +196,9 @@ def _nothing_out_of_nowhere(log: _Log, findings: Findings) -> None:
 
 
 def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors], findings: Findings) -> None:
-    """L5: a question for the end that begins after an acknowledgement, a read or an answer is not behind it.
+    """L5: a query of the end that begins after an acknowledgement, a read or another answer is not behind it.
 
-    And everything that lies before an end that was told is there in the end; and no reader that asks for a place
+    In addition, everything before a reported end exists at the end of the run; and no reader that requests a place
     before the end is sent back to an earlier one, where a consumer would get everything again.
     """
     whole: dict[str, int] = {}
@@ -223,7 +223,7 @@ def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors]
 
 
 def _replicas_are_whole(log: _Log, findings: Findings) -> None:
-    """Offsets of a replica have no gap, and queues end at the same offset on all of them."""
+    """Offsets of a replica have no gaps, and queues end at the same offset on all of them."""
     ends: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for (node, queue), found in log.final.items():
         if not found.complete:
@@ -243,9 +243,9 @@ def _replicas_are_whole(log: _Log, findings: Findings) -> None:
 
 
 def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings) -> None:
-    """L6: what was acknowledged is on every replica where it was said to be. L7: what was once read stays there.
+    """L6: an acknowledged message is on every replica at its reported place. L7: a message once read stays there.
 
-    Unless it has been removed in its time: then the log of the replica begins behind it.
+    Unless retention removed it: then the log of the replica begins after it.
     """
     promised = {_place(send): send for send in log.acknowledged}
     for place, value in places.items():

@@ -1,4 +1,4 @@
-"""Queues that a consumer was told to read: it skips nothing and gets nothing twice, whichever replica serves it."""
+"""Assigned queues: a consumer skips nothing and gets nothing twice, whichever replica serves it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ PROMISE = "a consumer that reads a queue by itself gets every message once and i
 
 
 def check_assigned(history: History) -> Result:
-    """Check `poll` of each process and queue; `seek` says where a process begins to read a queue.
+    """Check `poll` of each process and queue; `seek` is where a process begins to read a queue.
 
-    The first poll after a seek has the message at the offset of the seek, each other one that behind the last message.
-    What is acknowledged with its place is polled by somebody.
+    The first poll after a seek has the message at the offset of the seek, every other one the next message. Every
+    message that was acknowledged with its place is polled.
     """
     findings = Findings("assigned", PROMISE)
     due: dict[tuple[int, str], int] = {}

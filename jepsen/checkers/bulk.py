@@ -1,6 +1,6 @@
-"""Bulk reads at any replica: whole from where they begin to where they say to go on, and of one topic.
+"""Bulk reads at any replica: complete from their beginning to the returned next offset, and of one topic.
 
-That they hold only what is committed, at the right offsets and with the same bytes as elsewhere, is for `check_log`.
+`check_log` checks that they contain only committed messages, at the right offsets and with the same bytes as elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ PROMISE = "a bulk read has every message from where it begins to where it says t
 
 
 def check_bulk(history: History) -> Result:
-    """Check `bulk-read` (value: its beginning; offset: where to go on), and that `identity` is the same everywhere."""
+    """Check `bulk-read` (value: its beginning; offset: where to continue), and that `identity` is the same
+    everywhere.
+    """
     findings = Findings("bulk", PROMISE)
     for read in history.named("bulk-read"):
         findings.counts[f"bulk-read: {read.outcome}"] += 1

@@ -1,8 +1,8 @@
-"""Offsets that groups committed: what was answered stays, on every replica, and never goes back.
+"""Committed offsets of groups: an answered commit stays, on every replica, and offsets never go back.
 
-Each group of this workload has one member, which commits ever higher offsets of a queue. So the stored offset may only
-rise, and a replica that is asked must know every commit that was answered before. One exception: a commit of unknown
-outcome may still be on its way, and take effect at any later time. Going back to its offset is counted, not an anomaly.
+Each group of this workload has one member, which commits increasing offsets of a queue. So the stored offset may only
+rise, and every queried replica must know all commits answered before. One exception: a commit of unknown outcome may
+still be in flight, and take effect at any later time. Going back to its offset is counted, not an anomaly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = tuple[str, str]
 
 
 def check_offsets(history: History) -> Result:
-    """Check `stored` (a replica was asked for a group's offset) against `commit` and against earlier answers."""
+    """Check `stored` (a query of a group's offset at a replica) against `commit` and against earlier answers."""
     findings = Findings("offsets", PROMISE)
     commits: defaultdict[Key, list[Operation]] = defaultdict(list)
     for operation in history.named("commit"):
@@ -40,10 +40,10 @@ def check_offsets(history: History) -> Result:
 
 
 def check_told_offsets(history: History) -> Result:
-    """Check `stored` against earlier answers, for groups of which nobody knows what their members commit.
+    """Check `stored` against earlier answers, for groups whose commits are unknown.
 
-    A member with RocketMQ's own client that takes over a queue may move an offset back to where it begins (decision 6
-    in docs/decisions); with one in the group, that is counted and no anomaly.
+    A RocketMQ client that takes over a queue may move an offset back to its own position (decision 6 in
+    docs/decisions); with one in the group, that is counted and not an anomaly.
     """
     stock = "java" in history.plan.get("programs", ())
     findings = Findings("told offsets", PROMISE_TOLD)
@@ -80,7 +80,7 @@ def _answers(history: History, findings: Findings) -> dict[Key, list[Operation]]
 def _went_back(
     asked: Sequence[Operation], commits: Sequence[Operation], still_open: Collection[int | None], findings: Findings
 ) -> Iterator[str]:
-    """The answers that are behind what was committed or told before the question."""
+    """The answers below an offset committed or reported before the query."""
     known = [(op.ended or 0, op.offset or 0, f"process {op.process} committed it") for op in commits]
     known += [(op.ended or 0, op.offset or 0, f"{op.node} said so") for op in asked]
     known.sort()
@@ -103,7 +103,7 @@ def _went_back(
 
 
 def _nothing_out_of_nowhere(asked: Sequence[Operation], commits: Sequence[Operation], findings: Findings) -> None:
-    """What a replica tells was committed before."""
+    """Every reported offset was committed before."""
     attempts = {commit.offset: commit.began for commit in reversed(commits) if commit.outcome != "fail"}
     for question in asked:
         answered = question.ended or 0

@@ -1,6 +1,6 @@
 """Whether a run tested anything: enough was acknowledged, every fault took effect, clients worked under it, it ended.
 
-Nothing here breaks a promise. What is missing makes a run `unknown`, which counts as failed: a run that saw nothing
+None of this violates a promise. Missing coverage makes a run `unknown`, which counts as failed: a run that saw nothing
 proves nothing.
 """
 
@@ -19,11 +19,11 @@ ACKNOWLEDGED = ("send", *LATER, "write")
 ACKNOWLEDGED_MIN = 50
 CALM = "calm"
 FAILOVER_NS = 5 * 10**9
-"""Within so long somebody else leads: a kind of faults that lasted less need not have any acknowledgements."""
+"""Failover takes at most this long: a shorter fault need not have any acknowledgements."""
 
 
 def check_coverage(history: History) -> Result:
-    """Check that the run was one."""
+    """Check the coverage of the run."""
     findings = Findings("coverage", PROMISE)
     acknowledged = sorted(send.ended or 0 for send in history.named(*ACKNOWLEDGED) if send.outcome == "ok")
     findings.counts["acknowledged"] = len(acknowledged)

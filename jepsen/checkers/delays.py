@@ -1,4 +1,4 @@
-"""Delayed messages: never early, each visible once, and never after a recall that was answered."""
+"""Delayed messages: never early, each visible once, and never after an answered recall."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from jepsen.verdict import Findings, Result
 PROMISE = "a delayed message is never seen before its time, is seen once, and never if its recall was answered"
 
 EARLY_NS_MAX = 10_000_000
-"""Clocks of clients and brokers are one; its milliseconds are cut off in two places."""
+"""Clients and brokers share a clock; its milliseconds are truncated in two places."""
 CLOCK = "clock"
-"""A kind of fault; under it nothing is said about times."""
+"""A kind of fault under which times are not checked."""
 
 
 def check_delays(history: History) -> Result:
-    """Check `schedule` (its offset: milliseconds from its beginning) and `recall` against everything that was read.
+    """Check `schedule` (its offset: delay in milliseconds from its beginning) and `recall` against everything that was
+    read.
 
     `check_log` finds second copies.
     """
@@ -29,7 +30,7 @@ def check_delays(history: History) -> Result:
         for offset, value, *_ in batch.messages:
             schedule = scheduled.get(value)
             if schedule is None or value in seen:
-                continue  # the log's checker finds what nobody sent
+                continue  # the log's checker reports values that were never sent
             seen.add(value)
             due = schedule.began + (schedule.offset or 0) * 1_000_000
             what = f"{value} at {batch.queue}@{offset} by {batch.by}"

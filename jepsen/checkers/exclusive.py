@@ -1,7 +1,7 @@
-"""Queues that are consumed in order by one member at a time.
+"""Queues consumed in order by one member at a time.
 
-A `handle` begins when a member is handed a message and ends when it is done with it. One that never ends is that of a
-member that left in the middle: it is over when its process does something else, and does not count as done.
+A `handle` begins when a member gets a message and ends when it is done with it. One without an end belongs to a member
+that left: it is over when its process does something else, and does not count as done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_exclusive(history: History) -> Result:
 
 
 def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> None:
-    """Nobody begins before another one has ended, as far as ends are known."""
+    """No handling begins before another one has ended, as far as ends are known."""
     latest: Operation | None = None
     for operation in handled:
         if latest is not None and latest.process != operation.process and operation.began < (latest.ended or 0):
@@ -47,7 +47,7 @@ def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> Non
 
 
 def _nothing_too_early(queue: str, handled: list[Operation], findings: Findings) -> None:
-    """When a message is handed out, all before it are done; a group begins at offset 0."""
+    """When a message is delivered, all before it are done; a group begins at offset 0."""
     ends = sorted((operation.ended, operation.offset or 0) for operation in handled if operation.ended is not None)
     done: set[int] = set()
     passed, at = 0, 0

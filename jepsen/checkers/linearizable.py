@@ -1,8 +1,8 @@
-"""Whether operations on one register can be put into an order that agrees with real time and with what was read.
+"""Whether operations on one register have an order that agrees with real time and with the values read.
 
-The search is that of Wing and Gong with the memo of Lowe: from the front of the history take any operation that began
-before the first one that has ended and is not taken yet; if what it read fits the register's value, go on from there;
-else, or if that leads nowhere, go back. A set of taken operations with a value that was met before is not tried again.
+The search is that of Wing and Gong with Lowe's memoization: from the front of the history take any operation that began
+before the end of the first remaining one; if its read matches the register's value, continue from there; otherwise
+backtrack. A set of taken operations with the same value is not tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEPS_MAX = 5_000_000
 class Access(NamedTuple):
     """One operation. ``ended`` is None for a write of unknown outcome: it may take effect at any later time, or never.
 
-    Reads of unknown outcome say nothing, and operations that certainly did not happen neither: leave both out.
+    Leave out reads of unknown outcome, and operations that certainly did not happen.
     """
 
     began: int
@@ -26,7 +26,7 @@ class Access(NamedTuple):
 
 
 def is_linearizable(accesses: Sequence[Access], initial: Any, *, steps_max: int = STEPS_MAX) -> bool | None:
-    """Whether there is such an order; None if that is not known after ``steps_max`` steps."""
+    """Whether such an order exists; None if unknown after ``steps_max`` steps."""
     chain = _Chain(accesses)
     value, taken, left = initial, 0, sum(access.ended is not None for access in accesses)
     met = {(taken, value)}
@@ -38,7 +38,7 @@ def is_linearizable(accesses: Sequence[Access], initial: Any, *, steps_max: int 
         number = chain.number(at)
         access = accesses[number]
         if chain.is_end(at):
-            # Whoever is to be taken next has ended already: the last choice was wrong.
+            # The next operation has ended already: the last choice was wrong.
             if not path:
                 return False
             at, value = path.pop()
@@ -63,10 +63,10 @@ def is_linearizable(accesses: Sequence[Access], initial: Any, *, steps_max: int 
 
 
 class _Chain:
-    """Beginnings and ends in the order of time, linked, so that an operation is taken out and put back in one step."""
+    """Beginnings and ends in chronological order, linked, so that an operation is removed and restored in one step."""
 
     def __init__(self, accesses: Sequence[Access]) -> None:
-        # At the same time beginnings come first: such operations overlap.
+        # At equal times beginnings come first: such operations overlap.
         events: list[tuple[int, int, int]] = [(access.began, 0, number) for number, access in enumerate(accesses)]
         events += [(access.ended, 1, number) for number, access in enumerate(accesses) if access.ended is not None]
         events.sort()
@@ -78,7 +78,7 @@ class _Chain:
         self._next: list[int] = [
             *range(1, count + 1),
             0,
-        ]  # the last one is the anchor, before the first and behind the last event
+        ]  # the last one is the anchor, before the first and after the last event
         self._previous: list[int] = [count, *range(count)] if count else [0]
 
     @property
@@ -95,13 +95,13 @@ class _Chain:
         return self._is_end[at]
 
     def take_out(self, at: int) -> None:
-        """A beginning, and its end if it has one."""
+        """Remove a beginning, and its end if it has one."""
         self._unlink(at)
         if (end := self._end_of[at]) is not None:
             self._unlink(end)
 
     def put_back(self, at: int) -> None:
-        """What was taken out last."""
+        """Restore what was removed last."""
         if (end := self._end_of[at]) is not None:
             self._link(end)
         self._link(at)

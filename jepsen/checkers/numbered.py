@@ -1,4 +1,4 @@
-"""Sends with sequence numbers: each number is stored once, and every attempt is told the same place."""
+"""Sends with sequence numbers: each number is stored once, and every attempt gets the same place as the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMISE = "a message with a sequence number is stored once, however often it is 
 
 
 def check_numbered(history: History) -> Result:
-    """Check `attempt` and `send` (known by repeating) against each other and against the final read of each replica."""
+    """Check `attempt` and `send` against each other and against the final read of each replica."""
     findings = Findings("numbered", PROMISE)
     places: defaultdict[str, set[tuple[str | None, int | None]]] = defaultdict(set)
     attempts: Counter[str] = Counter()

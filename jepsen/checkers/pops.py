@@ -1,7 +1,7 @@
-"""Popped messages: hidden from others for their time, never handed out again once acknowledged, and none lost.
+"""Popped messages: hidden from others for their invisible time, never delivered again once acknowledged, and none lost.
 
-The time of a pop at its broker lies between the beginning and the end of the operation, and the order of two operations
-is known only if one ended before the other began. What may be right is not held against anybody.
+The broker's time of a pop is between the beginning and the end of the operation, and the order of two operations is
+known only if one ended before the other began. In doubt, the operation counts as correct.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ORDERED_PROMISE = "a message is popped in order when all before it in its queue 
 
 EARLY_NS_MAX = 10_000_000
 CLOCK = "clock"
-"""A kind of fault; under it nothing is said about times."""
+"""A kind of fault under which times are not checked."""
 
 
 def check_pops(history: History) -> Result:
@@ -41,7 +41,7 @@ def check_pops(history: History) -> Result:
         send = sends.get(value)
         if send is None or send.outcome == "fail":
             findings.add("unexpected", f"{value} was popped, and nobody sent it or it was refused")
-        if clocks_agree:  # a leader's clock that steps ahead ends the time of all messages
+        if clocks_agree:  # a leader's clock that jumps ahead ends the invisible time of all messages
             _hidden(value, pops, given_back[value], findings)
         _gone_when_acknowledged(value, pops, acks[value], findings)
     _as_stored(history, findings)
@@ -58,7 +58,7 @@ def check_pops(history: History) -> Result:
 
 
 def _as_stored(history: History, findings: Findings) -> None:
-    """What is popped of a queue lies at that offset on every replica; a retry topic has offsets of its own."""
+    """A popped message is at that offset on every replica; a retry topic has its own offsets."""
     served = final_reads(history)
     for pop in history.named("pop"):
         if pop.outcome != "ok":
@@ -73,7 +73,7 @@ def _as_stored(history: History, findings: Findings) -> None:
 
 
 def _hidden(value: str, pops: list[Operation], given_back: list[Operation], findings: Findings) -> None:
-    """Of two hand-outs one comes after the time of the other is over, unless it was given back in between."""
+    """Of two deliveries one comes after the invisible time of the other, unless it was returned in between."""
     for one, other in pairwise(pops):
         if any(_is_between(op, one, other) for op in given_back):
             continue
@@ -84,14 +84,14 @@ def _hidden(value: str, pops: list[Operation], given_back: list[Operation], find
 
 
 def _is_between(give_back: Operation, one: Operation, other: Operation) -> bool:
-    """Whether a message may have been given back after one hand-out and before the other."""
+    """Whether a message may have been returned after one delivery and before the other."""
     is_open = give_back.outcome == "info" or give_back.ended is None
     is_after = is_open or _ended(give_back) > one.began
     return give_back.outcome != "fail" and is_after and give_back.began < _ended(other)
 
 
 def _is_too_soon(first: Operation, second: Operation) -> bool:
-    """Whether, if this is their order, the second one got what was still hidden."""
+    """Whether, in this order, the second pop got a message that was still hidden."""
     return _ended(second) < first.began + (first.offset or 0) * 1_000_000 - EARLY_NS_MAX
 
 
@@ -104,15 +104,15 @@ def _gone_when_acknowledged(value: str, pops: list[Operation], acks: list[Operat
 
 
 def check_ordered_pops(history: History) -> Result:
-    """Check that what is behind in a queue is handed out after acknowledgements of all before it have begun."""
+    """Check that a later message of a queue is delivered only after acknowledgements of all earlier ones have begun."""
     findings = Findings("ordered-pop", ORDERED_PROMISE)
     acks: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    """By queue and offset: when the first acknowledgement began that may count."""
+    """By queue and offset: when the first acknowledgement began that may have taken effect."""
     for ack in history.named("ack"):
         if ack.outcome != "fail" and ack.queue is not None and ack.offset is not None:
             acks[ack.queue].setdefault(ack.offset, ack.began)
     passed: defaultdict[str, int] = defaultdict(int)
-    """By queue: everything before this offset was acknowledged before the pop that is looked at."""
+    """By queue: everything before this offset was acknowledged before the current pop."""
     for pop in sorted(history.named("pop"), key=lambda each: each.ended or 0):
         if pop.outcome != "ok":
             continue

@@ -1,4 +1,4 @@
-"""Registers that are written and read at any replica: each by itself is linearizable."""
+"""Registers written and read at any replica: each is linearizable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMISE = "what is written is read from then on, at every replica, until somethi
 
 
 def check_registers(history: History) -> Result:
-    """Check `write` and `get` key by key; a key that nobody wrote has the value None."""
+    """Check `write` and `get` per key; the initial value is None."""
     findings = Findings("register", PROMISE)
     by_key: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in history.named("write", "get"):
@@ -33,7 +33,9 @@ def check_registers(history: History) -> Result:
 
 
 def _accesses(operations: list[Operation], until: int | None = None) -> list[Access]:
-    """What was known at a time, or in the end, and matters: a write of unknown outcome that nobody read does not."""
+    """The relevant accesses up to a time, or to the end: writes of unknown outcome whose value was never read are left
+    out.
+    """
     found = []
     for operation in operations:
         is_write = operation.name == "write"
@@ -47,7 +49,7 @@ def _accesses(operations: list[Operation], until: int | None = None) -> list[Acc
 
 
 def _first_wrong(operations: list[Operation]) -> str:
-    """The first operation by whose end those of a key cannot be put into an order any more."""
+    """The first operation after whose end no order exists for its key."""
     ends = sorted((op for op in operations if op.outcome == "ok"), key=lambda op: op.ended or 0)
     # Once there is no order, there is none for more operations either.
     at = bisect_left(ends, True, key=lambda op: is_linearizable(_accesses(operations, op.ended), None) is False)

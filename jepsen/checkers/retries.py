@@ -1,4 +1,4 @@
-"""Messages that consumers give back: they come again, counted, and end among the group's dead letters."""
+"""Messages that consumers send back: they are redelivered, counted, and end in the group's dead letter topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECONSUMED_MAX = 3
 
 
 def check_retries(history: History) -> Result:
-    """Check `try` (offset: how often the message had come before; error: it was given back) and `dead-read`."""
+    """Check `try` (offset: number of earlier deliveries; error: it was sent back) and `dead-read`."""
     findings = Findings("retries", PROMISE)
     tries: defaultdict[str, list[Operation]] = defaultdict(list)
     for attempt in history.named("try"):
@@ -66,9 +66,9 @@ def check_retries(history: History) -> Result:
 
 
 def _are_dead_once(history: History, dead: list[str], tries: Mapping[str, list[Operation]], findings: Findings) -> None:
-    """Each handing back for the last time makes one dead letter.
+    """Each message sent back for the last time becomes one dead letter.
 
-    Under faults a client may hand a message back again because no answer came; without any fault it has no reason to.
+    Under faults a client may send a message back again because it got no answer; without faults it has no reason to.
     """
     for value, times in Counter(dead).items():
         attempts = tries.get(value, ())
@@ -84,7 +84,7 @@ def _are_dead_once(history: History, dead: list[str], tries: Mapping[str, list[O
 
 
 def _is_counted(value: str, attempts: list[Operation], findings: Findings) -> None:
-    """Each count follows the one before it, which was given back; none is beyond the last."""
+    """Each count follows the previous one, which was sent back; none exceeds the maximum."""
     given_back = {-1}
     for attempt in attempts:
         times = attempt.offset or 0

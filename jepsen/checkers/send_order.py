@@ -1,4 +1,4 @@
-"""Order within a queue, as one producer and one reader see it."""
+"""Order within a queue, for one producer and one reader."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PROMISE = "messages that one producer sends one after the other to a queue lie i
 
 
 ASKED = ("read", "final-read", "dead-read")
-"""Reads whose offset is that of the first message that they ask for."""
+"""Reads whose offset is that of the first requested message."""
 
 
 def check_order(history: History) -> Result:
     """Check acknowledged sends of one process to one queue, and the offsets within each answer to a reader.
 
-    A process does one thing after the other, so that its sends have an order that everybody knows.
+    A process does one thing after the other, so its sends have a known order.
     """
     findings = Findings("order", PROMISE)
     by_producer: defaultdict[tuple[int, str | None], list[Operation]] = defaultdict(list)

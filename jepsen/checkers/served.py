@@ -1,4 +1,4 @@
-"""What replicas serve in the end, for checkers that look for values wherever they are stored."""
+"""The values that replicas serve at the end, for checkers that do not care about the place."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from jepsen.verdict import Findings
 
 
 def served_in_the_end(history: History, findings: Findings) -> dict[str, set[str]]:
-    """The values that each replica serves in the end.
+    """The values that each replica serves at the end.
 
-    A replica that was not read to the end of every queue is left out and leaves the verdict open: what is missing
-    there may only not have been read.
+    A replica that was not read to the end of every queue is left out and makes the verdict unknown: a missing value may
+    only not have been read.
     """
     queues = final_reads(history)
     partly_read = {node for (node, _), found in queues.items() if not found.complete}

@@ -1,4 +1,4 @@
-"""What servers left behind: processes that ended by themselves, errors in their logs, logs that do not verify."""
+"""Traces of servers: unexpected exits, errors in their logs, logs that do not verify."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PROMISE = (
 )
 
 MEMORY_BYTES_MAX = 300 * 1024 * 1024
-"""More than any broker takes in a run: one that takes more would take ever more in a long life."""
+"""More than any broker uses in a run: above it, memory would grow without limit."""
 
 EXAMPLE_CHARS_MAX = 400
 
 
 def check_servers(history: History) -> Result:
-    """Check what the run noted of servers, one event each; see `docs/jepsen.md` for their names."""
+    """Check the run's notes about servers, one event each; see `docs/jepsen.md` for their names."""
     findings = Findings("servers", PROMISE)
     verified = set()
     for event in history.events:

@@ -1,6 +1,6 @@
-"""What a consumer group got of what producers sent: nothing lost, nothing out of nowhere, every duplicate explained.
+"""Deliveries to a consumer group against sends: nothing lost, nothing invented, every duplicate explained.
 
-Only consumers count here, not the final reads: a message that every replica has and no consumer got is lost to users.
+Only consumers count here, not the final reads: a message that every replica has but no consumer got is lost for users.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jepsen.verdict import Findings, Result
 PROMISE = "every acknowledged message is consumed at least once, and each duplicate has a cause"
 
 CAUSE_NS = 30 * 10**9
-"""How long after a member came or went, or a fault ended, a message may be handed out again because of it."""
+"""How long after a member joined or left, or a fault ended, that may cause redelivery."""
 
 
 def check_total_queue(history: History) -> Result:
-    """Check `send` against `receive`; `join` and `leave` are what explains duplicates, as faults are."""
+    """Check `send` against `receive`; duplicates are explained by `join` and `leave`, and by faults."""
     findings = Findings("queue", PROMISE)
     sends = {operation.value: operation for operation in history.named("send")}
     received = [batch for batch in batches(history) if batch.by_consumer]
@@ -68,7 +68,7 @@ def check_total_queue(history: History) -> Result:
 
 
 class _Causes:
-    """Times at which something happened that makes brokers hand messages out again."""
+    """Times of events that cause redelivery."""
 
     def __init__(self, history: History) -> None:
         changes: list[Operation] = list(history.named("join", "leave"))
@@ -77,13 +77,13 @@ class _Causes:
         self._begins, self._ends = _merged([(begin, end + CAUSE_NS) for begin, end in spans])
 
     def explain(self, one: int, other: int) -> bool:
-        """Whether a cause was in force at some time between two deliveries, at ``one`` and later at ``other``."""
+        """Whether there was a cause between two deliveries, at ``one`` and later at ``other``."""
         at = bisect_left(self._begins, other) - 1
         return at >= 0 and self._ends[at] >= one
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Spans of time that overlap, put together; beginnings and ends, both rising."""
+    """Overlapping time spans, merged; beginnings and ends, both increasing."""
     begins: list[int] = []
     ends: list[int] = []
     for begin, end in sorted(spans):

@@ -1,6 +1,6 @@
-"""Transactions: what was committed is visible once, what was rolled back never, and nothing before its commit.
+"""Transactions: a committed message is visible once, a rolled back one never, and none before its commit.
 
-A transaction is to end as its producer says everywhere: in `end-transaction` and in its answers to `check`.
+The producer decides the same outcome everywhere: in `end-transaction` and in its answers to `check`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def check_transactions(history: History) -> Result:
     """Check `half`, `end-transaction` and `check` against everything that was read. `check_log` finds second copies."""
     findings = Findings("transactions", PROMISE)
     commits: dict[str, int] = {}
-    """When somebody first said, or may have said, that a transaction is committed."""
+    """When a transaction was first, or may have been first, committed."""
     promised: dict[str, str] = {}
-    """Transactions that must be visible in the end, and why."""
+    """Transactions that must be visible at the end, and why."""
     for operation in history.named("half", "end-transaction", "check"):
         findings.counts[f"{operation.name}: {operation.outcome}"] += 1
         if operation.name == "half":
@@ -37,7 +37,7 @@ def check_transactions(history: History) -> Result:
     for batch in batches(history):
         for offset, value, *_ in batch.messages:
             if value in seen or value not in halves:
-                continue  # the log's checker finds what nobody sent
+                continue  # the log's checker reports values that were never sent
             seen.add(value)
             what = f"{value} at {batch.queue}@{offset} by {batch.by}"
             if value not in commits:

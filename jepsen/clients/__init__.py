@@ -1,12 +1,12 @@
-"""Clients in processes of their own, so that they can be killed: one written with the SDK, one with RocketMQ's own.
+"""Clients in separate processes, so that they can be killed: one with the SDK, one with RocketMQ's client.
 
-Both take orders by their input and tell by their output, a JSON object a line. Orders, to send one message:
+Both read orders from their input and report on their output, one JSON object per line. An order, to send one message:
 
     {"value": "3.17.100", "body": "My4xNy4xMDAv...", "tag": "t1", "property": "3.17.100"}
 
-What they tell: ``ready`` when they have joined the consumer group; ``sent`` with `value`, `queue` and `offset`;
-``not-sent`` with `value`, `stored` ("no" or "unknown") and `error`; ``received`` with `queue`, `offset`, `body`, `tag`
-and `property`. Bodies are in base64. They end when their input does.
+Reports: ``ready`` when they have joined the consumer group; ``sent`` with `value`, `queue` and `offset`; ``not-sent``
+with `value`, `stored` ("no" or "unknown") and `error`; ``received`` with `queue`, `offset`, `body`, `tag` and
+`property`. Bodies are in Base64. They end at the end of their input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a client tells; which fields it has depends on `event`, see the module."""
+    """A client's report; its fields depend on `event`, see the module."""
 
     event: str
     value: str = ""
@@ -48,7 +48,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def java_missing(nemeses: Sequence[str]) -> str | None:
-    """Why the Java client cannot take part here and under these faults, in words; None when it can."""
+    """Why the Java client cannot run here and under these faults, as text; None if it can."""
     if "behind" in nemeses:
         return "it does not read in time what brokers with a short log remove"
     missing = [tool for tool in ("java", "javac") if shutil.which(tool) is None]
@@ -69,9 +69,9 @@ def sdk_programs(namesrv: str, topic: str, group: str) -> dict[str, Sequence[str
 
 
 def java_program(namesrv: str, topic: str, group: str, home: Path) -> Mapping[str, Sequence[str]]:
-    """The same of the Java client, which keeps its files in ``home``. Nothing may be missing for it.
+    """The same for the Java client, which keeps its files in ``home``. Everything it needs must be available.
 
-    It is compiled if it has changed since. Raises OSError, subprocess.CalledProcessError.
+    It is compiled if it has changed. Raises OSError, subprocess.CalledProcessError.
     """
     libraries = _libraries()
     assert libraries is not None, java_missing(())

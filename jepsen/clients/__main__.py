@@ -1,4 +1,4 @@
-"""A member of a consumer group that also sends what it is told to, with the SDK: ``NAMESRV TOPIC GROUP``."""
+"""A member of a consumer group that also sends on request, with the SDK: ``NAMESRV TOPIC GROUP``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE_BYTES = 65536
 
 
 def tell(told: Told) -> None:
-    """One line, at once."""
+    """Write one line, unbuffered."""
     sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -14,18 +14,18 @@ BACKENDS = ("netns", "local", "docker")
 
 
 def default_backend() -> str:
-    """The one with the most faults that can be had here."""
+    """The one with the most available faults."""
     return "netns" if netns.unavailable() is None else "local"
 
 
 def why_not(backend: str) -> str | None:
-    """Why a back end cannot be used here; None when it can."""
+    """Why a back end is not available here; None if it is."""
     reasons = {"netns": netns.unavailable, "docker": docker.unavailable}
     return reasons[backend]() if backend in reasons else None
 
 
 def open_network(backend: str, count: int, *, switched: bool = False) -> AbstractAsyncContextManager[Network]:
-    """The network of a back end, for brokers n0, n1, ... Raises what the back end does.
+    """The network of a back end, for brokers n0, n1, ... Raises the errors of the back end.
 
     Args:
         switched: links of "netns" and "docker" can be made slow, or lose packets.

@@ -1,7 +1,7 @@
-"""Name servers and a broker group as processes on a network, to be killed, paused, stopped and looked at from outside.
+"""Name servers and a broker group as processes on a network, to be killed, paused, stopped and observed from outside.
 
-Each process holds the reading end of a pipe whose writing end is ours: should this process be killed, all servers stop
-by themselves. Nothing is restarted unless asked.
+Each process holds the reading end of a pipe from this one: if this process is killed, all servers stop by themselves.
+Nothing is restarted automatically.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class ClusterFailed(Exception):
-    """The cluster did not get where it should in time; the message says where, and where the logs are."""
+    """The cluster did not reach a state in time; the message says which, and where the logs are."""
 
 
 class NotRecovered(ClusterFailed):
-    """Nothing is broken any more, and still the group does not work, or a replica lags."""
+    """All faults have ended, but the group does not work, or a replica lags."""
 
 
 @dataclass(slots=True)
 class Cluster:
-    """Brokers n0, n1, ... and name servers; made by `open_cluster`.
+    """Brokers n0, n1, ... and name servers; created by `open_cluster`.
 
     Each has a directory of its name; logs are in ``logs``.
 
     Attributes:
-        nodes: the members of the group, as far as operators have changed them.
+        nodes: the current members of the group.
         spares: names of brokers that may join it.
-        founders: the members that it began with.
+        founders: the initial members.
     """
 
     directory: Path
@@ -60,11 +60,11 @@ class Cluster:
     nodes: tuple[str, ...]
     settings: Mapping[str, str]
     source: Path
-    """The checkout whose servers run."""
+    """The checkout that servers run from."""
     disks: Mapping[str, Disk]
-    """File systems of their own, by broker; empty if all are in ``directory``."""
+    """Separate file systems, by broker; empty if all are in ``directory``."""
     shims: Mapping[str, Shim]
-    """What brokers are told of clocks and disks; empty if that is the truth."""
+    """Libraries that fake clocks and disks for brokers; empty without."""
     _nursery: trio.Nursery
     spares: tuple[str, ...]
     founders: tuple[str, ...]
@@ -77,18 +77,18 @@ class Cluster:
 
     @property
     def namesrv(self) -> str:
-        """Addresses of the name servers, as clients are told them."""
+        """Addresses of the name servers for clients."""
         return ";".join(_text(self.network.clients_reach(name)) for name in NAME_SERVERS)
 
     def data_dir(self, node: str) -> Path:
-        """Where a broker keeps everything."""
+        """The data directory of a broker."""
         return self._moved.get(node) or self._home(node)
 
     def _home(self, node: str) -> Path:
         return self.disks[node].point / "data" if node in self.disks else self.directory / node
 
     def log_file(self, name: str) -> Path:
-        """What a server writes to its standard output, over all its lives."""
+        """Standard output of a server, over all its runs."""
         return self.directory / "logs" / f"{name}.log"
 
     # -- processes ---------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Cluster:
     async def start(self, name: str, *, descriptors_max: int | None = None) -> None:
         """Start a server, the first time or again; does not wait until it serves.
 
-        ``descriptors_max``: how many files it may have open; None: as many as others.
+        Run a broker with additional options, which replace its own, in a process that should exit by itself.
         """
         program = self.network.program(name, self._launch(name, descriptors_max))
         if name in NAME_SERVERS:
@@ -107,7 +107,7 @@ class Cluster:
         self._pids[name] = await self.network.server_pid(name, self._processes[name])
 
     async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
-        """Start a broker with more options, which replace its own, in a process that is to end by itself.
+        """Returns its exit code and the end of its output; None if it still ran after ``seconds``, and was stopped.
 
         Returns its exit code and the end of what it said; None if it still ran after so long, and was stopped.
         """
@@ -125,7 +125,7 @@ class Cluster:
         return None
 
     def _arguments(self, node: str) -> list[str]:
-        """Of the command that starts a broker."""
+        """Arguments of the command that starts a broker."""
         network = self.network
         peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.founders)
         name_servers = ";".join(_text(network.registers_at(node, name)) for name in NAME_SERVERS)
@@ -144,7 +144,7 @@ class Cluster:
         return arguments
 
     async def start_client(self, name: str, command: Sequence[str]) -> trio.Process:
-        """Start a client in a process of its own, or again; returns its process, whose input and output are ours."""
+        """Start or restart a client in a separate process; returns it, with pipes for input and output."""
         assert not self.is_running(name), f"{name} is running already"
         with self.log_file(name).open("ab") as log:
             run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -156,11 +156,11 @@ class Cluster:
         return process
 
     def client_joined(self, name: str) -> None:
-        """A client that was started is at work: from now on it may be told of by `clients_at_work`."""
+        """A started client has joined: it is included in `clients_at_work` from now on."""
         self._clients.add(name)
 
     def clients_at_work(self) -> list[str]:
-        """Names of the clients in processes of their own that have joined and have not ended."""
+        """Names of the running separate clients that have joined."""
         return sorted(name for name in self._clients if self.is_running(name))
 
     async def kill(self, name: str) -> None:
@@ -175,18 +175,18 @@ class Cluster:
         await self.kill(name)
 
     async def end(self, name: str, number: signal.Signals) -> None:
-        """Send a signal that ends the process, and wait until it has. Does nothing to one that has ended."""
+        """Send a signal that ends the process, and wait until it has. No effect on one that has ended."""
         self._wanted.discard(name)
         if self.is_running(name):
             self.send_signal(name, number)
         await self._processes[name].wait()
 
     def may_end(self, name: str) -> None:
-        """It is no surprise if this life of a server ends by itself."""
+        """An exit of this server is expected from now on."""
         self._wanted.discard(name)
 
     def must_not_end(self, name: str) -> None:
-        """It is one again, from now on."""
+        """An exit is unexpected again."""
         self._wanted.add(name)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
@@ -206,7 +206,7 @@ class Cluster:
         return process is not None and process.poll() is None
 
     def memory_bytes(self, name: str) -> int:
-        """How much memory a server has resident, 0 if it does not run."""
+        """Resident memory of a server, 0 if it does not run."""
         try:
             return int(Path(f"/proc/{self.pid(name)}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
         except (OSError, IndexError):
@@ -217,7 +217,7 @@ class Cluster:
         return self._processes[name].poll()
 
     def ended_by_themselves(self) -> dict[str, int]:
-        """Exit codes of servers that nobody stopped; each is told once."""
+        """Exit codes of servers that ended unexpectedly; each is returned once."""
         codes = {name: self._processes[name].poll() for name in self._wanted}
         ended = {name: code for name, code in codes.items() if code is not None}
         self._wanted -= ended.keys()
@@ -270,14 +270,14 @@ class Cluster:
     def _secret(self) -> Path:
         return self.directory / "group.secret"
 
-    # -- what they say -----------------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------------------
 
     async def figures(self, node: str, seconds: float = 1.0) -> dict[str, str] | None:
-        """What a broker says of itself; None if it does not answer in time."""
+        """A broker's figures; None if it does not answer in time."""
         return await ask_figures(*self.network.clients_reach(node), seconds)
 
     async def all_figures(self, seconds: float = 1.0) -> dict[str, dict[str, str]]:
-        """The same of all brokers that answer, asked at once."""
+        """The figures of all brokers that answer, requested concurrently."""
         found: dict[str, dict[str, str]] = {}
 
         async def ask(node: str) -> None:
@@ -290,7 +290,7 @@ class Cluster:
         return found
 
     async def leader(self) -> str:
-        """Who leads in the highest term; waits until there is one. Raises NotRecovered after a minute."""
+        """The leader with the highest term; waits until there is one. Raises NotRecovered after a minute."""
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 tables = await self.all_figures()
@@ -318,7 +318,7 @@ class Cluster:
     async def wait_level(self) -> None:
         """Wait until all brokers answer and have applied the same log to its end. Raises NotRecovered.
 
-        Nobody may send meanwhile.
+        No client may send meanwhile.
         """
         tables: dict[str, dict[str, str]] = {}
         with trio.move_on_after(READY_SECONDS_MAX):
@@ -344,27 +344,27 @@ class Cluster:
     # -- directories -------------------------------------------------------------------------------------------------
 
     async def forget(self, node: str) -> None:
-        """Remove everything that a stopped broker has; from now on it waits until the group takes it in."""
+        """Remove all data of a stopped broker; from now on it starts as a node that waits to be added."""
         await self.wipe(node)
         self._joining.add(node)
 
     async def wipe(self, node: str) -> None:
-        """Remove everything that a stopped broker has. It does not know that, and starts as it did."""
+        """Remove all data of a stopped broker, which starts as a member all the same."""
         assert not self.is_running(node), f"{node} runs"
         await trio.to_thread.run_sync(partial(shutil.rmtree, self.data_dir(node), ignore_errors=True))
 
     def joined(self, node: str) -> None:
-        """A spare is a member now."""
+        """A spare has become a member."""
         self.spares = tuple(each for each in self.spares if each != node)
         self.nodes = (*self.nodes, node)
 
     def left(self, node: str) -> None:
-        """A member is none any more; it is a spare."""
+        """A member has become a spare."""
         self.nodes = tuple(each for each in self.nodes if each != node)
         self.spares = (*self.spares, node)
 
     async def move_to_small_disk(self, node: str, size_bytes: int) -> Path:
-        """Move a stopped broker's directory to a file system of its own; returns where that is.
+        """Move a stopped broker's directory to a separate file system; returns its new path.
 
         Raises PermissionError if mounting is not allowed.
         """

@@ -1,7 +1,7 @@
-"""A file system of its own for each broker, in an image file: its power can be cut, so that unsynced data are gone.
+"""A separate file system for each broker, in an image file: cutting its power loses unsynced data.
 
 ext4 is told to shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as that
-of xfs), and mounted again. What was synced is there, what was not is gone, as after the loss of power. Needs root,
+of xfs), and mounted again. Synced data survives, unsynced data is lost, as after a power failure. Needs root,
 `mkfs.ext4` (e2fsprogs) and loop devices.
 """
 
@@ -29,7 +29,7 @@ _SYNCED, _UNSYNCED = "synced", "unsynced"
 
 
 def unavailable() -> str | None:
-    """Why disks cannot be had here, in words; None when they can."""
+    """Why disks are not available here, as text; None if they are."""
     if os.geteuid() != 0:
         return "only root may mount the disks of brokers"
     if shutil.which("mkfs.ext4") is None:
@@ -39,12 +39,12 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What a loss of power took: whether the unsynced file of the test is gone, and the synced one is there."""
+    """The effect of a power loss: whether the unsynced test file is lost, and the synced one exists."""
 
     unsynced_gone: bool
     synced_kept: bool
     nbytes: int
-    """By how many bytes the files of the broker differ from what was in memory."""
+    """How many bytes of the broker's files differ from memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ class Disk:
     point: Path
 
     async def mount(self) -> None:
-        """Attach it. Raises subprocess.CalledProcessError."""
+        """Mount it. Raises subprocess.CalledProcessError."""
         await _run("mount", "-o", "loop", str(self.image), str(self.point))
 
     async def unmount(self) -> None:
-        """Detach it, and write what is in memory unless it was shut down. Raises subprocess.CalledProcessError."""
+        """Unmount it, writing cached data unless it was shut down. Raises subprocess.CalledProcessError."""
         await _run("umount", str(self.point))
 
     def shut_down(self) -> None:
-        """Cut it off at once: nothing that is in memory is written any more, and every write fails. Raises OSError."""
+        """Cut it off at once: cached data is not written any more, and every write fails. Raises OSError."""
         descriptor = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))
@@ -71,7 +71,7 @@ class Disk:
             os.close(descriptor)
 
     async def lose_power(self) -> Lost:
-        """As if the machine of a broker that was just killed lost power, and had it again.
+        """Simulate a power failure of the machine of a broker that was just killed.
 
         Raises OSError, subprocess.CalledProcessError.
         """
@@ -82,7 +82,7 @@ class Disk:
         return await trio.to_thread.run_sync(self._compare, before)
 
     def _last_writes(self) -> dict[Path, bytes]:
-        """Write a file that is synced and one that is not; all files, as they are in memory."""
+        """Write a synced and an unsynced file; returns all files as they are in memory."""
         for name, sync in ((_SYNCED, True), (_UNSYNCED, False)):
             (self.point / name).unlink(missing_ok=True)
             _write(self.point / name, sync=sync)

@@ -1,12 +1,12 @@
-"""Brokers and name servers in containers, from the image that users get: `make docker-image` builds it.
+"""Brokers and name servers in containers, from the image for users: `make docker-image` builds it.
 
-Each server has a sandbox: a container that does nothing and keeps a network namespace for as long as the run takes. The
-server is a second container in that namespace, made anew at each start. So the namespaces are those of `netns`, with
-the same switch and the same rules, and every fault of links works on them; the image needs neither tools nor rights.
-Signals, control groups and /proc are those of the machine, by the server's process id there.
+Each server has a sandbox: an idle container that keeps a network namespace for the whole run. The server is a second
+container in that namespace, created at each start. So the namespaces are those of `netns`, with the same switch and the
+same rules, and every fault of links works on them; the image needs neither tools nor privileges. Signals, control
+groups and /proc are those of the machine, by the server's process id there.
 
-A container sees only what its server needs: its own data directory, the group's secret, and the library that makes
-clocks and disks lie.
+A container sees only what its server needs: its own data directory, the group's secret, and the library that fakes
+clocks and disks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LABEL = f"{PREFIX}run"
 
 
 def unavailable() -> str | None:
-    """Why containers cannot be used here, in words; None when they can."""
+    """Why containers are not available here, as text; None if they are."""
     missing = [tool for tool in ("docker", "ip", "nft", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
@@ -59,8 +59,8 @@ class Containers(Networks):
         return "docker"
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """A container that is gone when its process is."""
-        # Root, as on the other back ends: whoever made the run's directory looks into its files and removes them.
+        """A container that is removed when its process ends."""
+        # As root, like the other back ends: the owner of the run's directory reads its files and removes them.
         options = ["--rm", "--interactive", "--name", namespace(name), "--label", _LABEL, "--user", "0:0"]
         options += ["--network", f"container:{_sandbox(name)}", "--read-only", "--tmpfs", "/tmp"]  # noqa: S108 (in the container)
         for path in (launch.data_dir, *launch.files):
@@ -118,7 +118,7 @@ async def open_containers(count: int, *, switched: bool = False) -> AsyncIterato
 
 
 async def _remove() -> None:
-    """Remove the containers that this run or an interrupted one made."""
+    """Remove the containers of this run or of an interrupted one."""
     listing = ["docker", "ps", "--all", "--quiet", "--filter", f"label={_LABEL}"]
     done = await trio.run_process(listing, check=False, capture_stdout=True, capture_stderr=True)
     ids: Sequence[str] = done.stdout.decode().split()

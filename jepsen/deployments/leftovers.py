@@ -1,8 +1,8 @@
-"""What a run that was killed left behind, removed by the next one: mounts, stopped servers, control groups.
+"""Cleans up after runs that were killed: mounts, stopped servers, control groups.
 
-Everything that a run makes outside its directory tells which directory it belongs to. A run holds a lock in its
-directory while it lives; only what belongs to a directory that nobody holds is removed. So two runs at once leave each
-other alone, and nothing that no run made is touched.
+Everything that a run creates outside its directory names that directory. A running run holds a lock in its directory;
+only leftovers of unlocked directories are removed. So concurrent runs do not disturb each other, and nothing else is
+touched.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX = "rmqf-"
-"""How names of mount points begin that runs make."""
+"""Prefix of the mount points of runs."""
 RUN_VARIABLE = "RAFTMQ_JEPSEN_RUN"
 """In the environment of every server: the directory of its run."""
 NAMESPACES = Path("/run/netns")
-"""Whoever opens networks removes those that were left, and holds a lock of its own: a run that lives may have them."""
+"""Networks are cleaned up when networks are opened, under their own lock: a running run may have them."""
 CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
-"""Where a run may have made control groups: version 1, version 2."""
+"""Where a run may have created control groups: version 1, version 2."""
 
 _LOCK = "run.lock"
 
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold a run's directory until the block ends, or this process does. Raises OSError if another process has it."""
+    """Lock a run's directory until the block or this process ends. Raises OSError if another process holds the lock."""
     with (directory / _LOCK).open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
 def is_held(directory: Path) -> bool:
-    """Whether the run of this directory is alive."""
+    """Whether the run of this directory is running."""
     try:
         with (directory / _LOCK).open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -48,7 +48,7 @@ def is_held(directory: Path) -> bool:
 
 
 def mount_points(mounts: Iterable[str]) -> list[Path]:
-    """Those that runs made, of the lines of /proc/self/mounts; what was mounted last comes first."""
+    """The mount points of runs in the lines of /proc/self/mounts, newest first."""
     points = (line.split()[1].encode().decode("unicode_escape") for line in mounts if line.count(" ") >= 2)
     found = [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)]
     return [point for point in reversed(found) if point.parent != NAMESPACES]
@@ -64,7 +64,7 @@ def run_of(environ: bytes) -> Path | None:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove what dead runs left; returns what that was, for people."""
+    """Remove leftovers of dead runs; returns a description."""
     removed = []
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
         run = run_of(_content(pid))
@@ -95,4 +95,4 @@ def _content(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return b""  # it has ended, or is somebody else's
+        return b""  # it has ended, or belongs to another user

@@ -1,10 +1,10 @@
-"""Brokers on the loopback address of this machine, for whoever is not root: partitions by proxies between them.
+"""Brokers on the loopback address, without root: partitions by proxies between them.
 
-Each broker reaches each other one, and each name server, through a proxy of its own, so that any link can be held
-back, in either direction. So do clients. What is held back waits and goes on when the link is healed, as with TCP on a
-network that loses packets. Not as on a network: a proxy accepts new connections during a partition and lets them wait;
-and what a broker sends to another one's client port (requests that a follower hands to the leader) passes the proxy of
-clients, so that only cutting clients off holds it back.
+Each broker reaches each other one, and each name server, through a separate proxy, so that any link can be blocked, in
+either direction. So do clients. Blocked data waits and continues when the link is healed, as with TCP on a lossy
+network. Two differences from a network: a proxy accepts new connections during a partition and lets them wait; and
+traffic from a broker to another one's client port (forwarded requests) passes the proxy of clients, so only blocking
+clients blocks it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Loopback:
     listen_ports: dict[str, int]
     replication_ports: dict[str, int]
     links: dict[tuple[str, str], Link]
-    """By who connects and to whom."""
+    """By connecting side and target."""
 
     @property
     def backend(self) -> str:
@@ -67,7 +67,7 @@ class Loopback:
         return HOST
 
     async def drop(self, grudges: Grudges) -> None:
-        """Hold back what somebody sends to a server that has a grudge against it."""
+        """Block traffic to servers as given by `grudges`."""
         await self.heal()
         for (source, target), link in self.links.items():
             link.hold(
@@ -77,7 +77,7 @@ class Loopback:
         await trio.lowlevel.checkpoint()
 
     async def dropped(self) -> int:
-        """Pieces that wait, or have waited since `drop`."""
+        """Number of pieces that wait, or have waited since `drop`."""
         await trio.lowlevel.checkpoint()
         return sum(link.held for link in self.links.values())
 

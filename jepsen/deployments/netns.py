@@ -1,10 +1,10 @@
-"""Processes that share a machine and not a network: a namespace for each, joined by a bridge, and cut off at will.
+"""Processes on one machine with separate networks: a namespace for each, joined by a bridge, and cut off on demand.
 
-A cut is silent: packets of the node disappear, nobody gets an error, connections stay open. That is what pulled cables
-and broken switches look like, and what a signal cannot do. Needs root, `ip` (iproute2) and `nft` (nftables).
+A cut is silent: packets of the node disappear, without errors, and connections stay open, as with pulled cables and
+broken switches. Needs root, `ip` (iproute2) and `nft` (nftables).
 
-Names and addresses are the same in every run, so only one run at a time has them; whatever an interrupted one left is
-removed by the next, by name.
+Names and addresses are the same in every run, so only one run at a time can use them; leftovers of an interrupted run
+are removed by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NETWORK_CARDS = Path("/sys/class/net")
 _CHECKOUT = Path(__file__).parent.parent.parent
 NETWORK = "10.78.0"
 OUTSIDE = f"{NETWORK}.254"
-"""The address of whoever is in no namespace."""
+"""The address outside of all namespaces."""
 
 CLIENT_PORT, REPLICATION_PORT, NAMESRV_PORT = 10911, 10931, 9876
 
@@ -45,7 +45,7 @@ _CUT = f"""table inet {PREFIX} {{
 }}
 """
 HEAL = f"table inet {PREFIX} {{ }}\ndelete table inet {PREFIX}\n"
-"""Made first, so that there is something to delete in any case."""
+"""Creates the table first, so that deleting it always works."""
 
 
 _LET_PASS = ("-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT")
@@ -60,7 +60,7 @@ class NetworksInUse(OSError):
 
 
 def unavailable() -> str | None:
-    """Why namespaces cannot be used here, in words; None when they can."""
+    """Why namespaces are not available here, as text; None if they are."""
     missing = [tool for tool in ("ip", "nft", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
@@ -68,7 +68,7 @@ def unavailable() -> str | None:
 
 
 def deaf_to(hosts: Iterable[str]) -> str:
-    """Rules under which a node hears nothing of some hosts, and counts what it would have heard."""
+    """Rules that drop and count everything a node receives from some hosts."""
     return f"""table inet {PREFIX} {{
   chain in {{ type filter hook input priority 0; ip saddr {{ {", ".join(sorted(hosts))} }} counter drop; }}
 }}
@@ -98,7 +98,7 @@ class Networks:
 
     count: int
     switch: trio.Process | None = None
-    """Through which all packets go, if links shall be slow or lose some; a bridge of the kernel otherwise."""
+    """The switch for all packets, if links can be slow or lossy; otherwise a kernel bridge."""
 
     # -- a network of a deployment -----------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Networks:
         return "netns"
 
     def clients_reach(self, name: str) -> Address:
-        """The server's address; nothing is in between."""
+        """The server's address, without a proxy."""
         return self.host(name), NAMESRV_PORT if name in NAME_SERVERS else CLIENT_PORT
 
     def listens(self, name: str) -> Address:
@@ -116,7 +116,7 @@ class Networks:
         return self.clients_reach(name)
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """The same for everybody."""
+        """The same for all."""
         return self.clients_reach(name_server)
 
     def replicates(self, node: str) -> Address:
@@ -124,15 +124,15 @@ class Networks:
         return self.host(node), REPLICATION_PORT
 
     def peer(self, node: str, other: str) -> Address:
-        """The same for everybody."""
+        """The same for all."""
         return self.replicates(other)
 
     def administrators(self) -> str:
-        """Whoever is in no namespace."""
+        """The address outside of all namespaces."""
         return OUTSIDE
 
     async def drop(self, grudges: Grudges) -> None:
-        """Drop what comes in from others, in the namespace of each server with a grudge."""
+        """Drop incoming packets in the namespaces of servers, as given by `grudges`."""
         await self.heal_all()
         for node, others in grudges.items():
             hosts = [OUTSIDE if other == CLIENTS else self.host(other) for other in others]
@@ -150,8 +150,8 @@ class Networks:
         return total
 
     def command(self, name: str) -> list[str]:
-        """What goes before a command so that it runs in the server's namespace, under its own process id."""
-        # Not `ip netns exec`: each would have mounts of its own, and keep disks mounted that are detached here.
+        """Prefix of a command to run in the server's namespace, with the same process id."""
+        # Not `ip netns exec`: each would have its own mounts, and keep disks mounted that are unmounted here.
         return ["nsenter", f"--net=/run/netns/{namespace(name)}"]
 
     def program(self, name: str, launch: Launch) -> list[str]:
@@ -167,9 +167,9 @@ class Networks:
         await self.heal_all()
 
     async def shape(self, shapes: Mapping[tuple[str, str], Shape]) -> dict[str, int]:
-        """Make links so, by who sends and who receives, servers or `CLIENTS`; all others are good.
+        """Shape links, by sender and receiver, servers or `CLIENTS`; all others are perfect.
 
-        Returns what became of packets of the shapes that there were until now, see `packets.Link`. Needs the switch.
+        Returns the packet counts of the previous shapes, see `packets.Link`. Needs the switch.
         """
         assert self.switch is not None, "links have no shape without the switch"
         assert self.switch.stdin is not None, "the switch is told by its input"
@@ -188,7 +188,7 @@ class Networks:
         await _run(*self.command(node), "nft", "-f", "-", stdin=_CUT)
 
     async def heal_all(self) -> None:
-        """Undo everything that was cut."""
+        """Undo all cuts."""
         for name in _servers(self.count):
             await _run(*self.command(name), "nft", "-f", "-", stdin=HEAL)
 
@@ -275,7 +275,7 @@ async def _make_bridge(count: int) -> None:
 
 @asynccontextmanager
 async def _open_switch(count: int) -> AsyncIterator[trio.Process]:
-    """Ends when its input does, also if this process is killed, and its cards with it."""
+    """Ends with its input, also if this process is killed, and its cards with it."""
     command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(namespace, _servers(count))]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(
@@ -303,7 +303,7 @@ async def _address(count: int, outside: str) -> None:
 
 @contextmanager
 def held(what: str) -> Iterator[None]:
-    """Keep other runs out, until the block ends or this process does. Raises NetworksInUse, OSError."""
+    """Lock out other runs, until the block or this process ends. Raises NetworksInUse, OSError."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}-{what}.lock"
     with path.open("a+") as file:
         try:
@@ -314,8 +314,8 @@ def held(what: str) -> Iterator[None]:
 
 
 async def _remove() -> None:
-    """Remove what this run or an interrupted one made, which may have had more brokers."""
-    # A namespace lives on, and its links with it, while a connection in it waits for the other side: for minutes.
+    """Remove leftovers of this run or an interrupted one, which may have had more brokers."""
+    # A namespace and its links exist as long as a connection in it waits for the other side: for minutes.
     commands: list[Sequence[str]] = [("ip", "link", "del", name) for name in left_in(NETWORK_CARDS)]
     commands += [("ip", "netns", "del", name) for name in left_in(NAMESPACES)]
     for command in commands:
@@ -332,7 +332,7 @@ def left_in(directory: Path) -> list[str]:
 
 
 def _is_filtered() -> bool:
-    """Whether packets of bridges go through the rules of this machine, which may drop them, as those of Docker do."""
+    """Whether bridged packets pass the firewall rules of this machine, which may drop them, as those of Docker do."""
     called = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     return called.exists() and called.read_text().strip() == "1" and shutil.which("iptables") is not None
 

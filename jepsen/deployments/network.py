@@ -1,4 +1,4 @@
-"""Where servers of a run reach each other, and what can be done to the links between them."""
+"""How servers of a run reach each other, and faults of the links between them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Protocol
 import trio
 
 CLIENTS = "clients"
-"""In a grudge: everybody who is no server."""
+"""In grudges: everything that is not a server."""
 
 NAME_SERVERS = ("ns0", "ns1")
 """Each knows all brokers; brokers and clients know both."""
 
 Grudges = Mapping[str, frozenset[str]]
-"""By server: from whom it hears nothing, servers or `CLIENTS`."""
+"""By server: the servers or `CLIENTS` from which it receives nothing."""
 
 Address = tuple[str, int]
 
 RAFTMQ = (sys.executable, "-m", "mq.cli")
-"""The command `raftmq` of the checkout in which it is run."""
+"""The command `raftmq` of the current checkout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a server finds where it starts, besides its arguments."""
+    """The environment of a starting server, besides its arguments."""
 
     data_dir: Path
     """Exists."""
     files: Sequence[Path] = ()
-    """Others that it reads."""
+    """Further files that it reads."""
     environment: Mapping[str, str] = field(default_factory=dict)
     source: Path | None = None
-    """The checkout that it is run from; None: that of the deployment."""
+    """The checkout to run; None: that of the deployment."""
     descriptors_max: int | None = None
-    """How many files it may have open; None: as many as others."""
+    """Limit of open files; None: the default."""
 
     @property
     def prefix(self) -> list[str]:
-        """A command that starts the command behind it so, on this machine."""
+        """A command prefix with these settings, on this machine."""
         number = self.descriptors_max
         limit = [] if number is None else ["prlimit", f"--nofile={number}:{number}"]
         environment = dict(self.environment)
@@ -59,7 +59,7 @@ class Network(Protocol):
         ...
 
     def clients_reach(self, name: str) -> Address:
-        """Where clients reach a server."""
+        """The address of a server for clients."""
         ...
 
     def listens(self, name: str) -> Address:
@@ -67,7 +67,7 @@ class Network(Protocol):
         ...
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """Where a broker reaches a name server."""
+        """The address of a name server for a broker."""
         ...
 
     def replicates(self, node: str) -> Address:
@@ -87,17 +87,17 @@ class Network(Protocol):
         ...
 
     def administrators(self) -> str:
-        """From where operators may change brokers, as their setting admin_from."""
+        """Addresses of operators, for the setting admin_from."""
         ...
 
     async def drop(self, grudges: Grudges) -> None:
-        """Servers hear nothing of whom they have a grudge against. Nobody gets an error; connections stay open."""
+        """Servers receive nothing from the others named here. There are no errors; connections stay open."""
         ...
 
     async def dropped(self) -> int:
-        """How much was lost or held back since `drop`, in packets or pieces: more than 0 once it takes effect."""
+        """Packets or pieces lost or blocked since `drop`: above 0 once it takes effect."""
         ...
 
     async def heal(self) -> None:
-        """Undo `drop`. Does nothing if there was none."""
+        """Undo `drop`. No effect without one."""
         ...

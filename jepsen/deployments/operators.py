@@ -1,4 +1,4 @@
-"""What operators do with a cluster and learn of it: who its members are, what is in the log of a stopped broker."""
+"""Operators' commands: membership of the group, and the log of a stopped broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq.client import ClientError
 
 @asynccontextmanager
 async def open_session(cluster: Cluster) -> AsyncIterator[GroupSession]:
-    """What `raftmq group` does, without the time that a process takes to start.
+    """As `raftmq group`, without starting a process.
 
     Calls raise ClientError and CommandFailed.
     """
@@ -26,7 +26,7 @@ async def open_session(cluster: Cluster) -> AsyncIterator[GroupSession]:
 
 
 async def members(cluster: Cluster) -> dict[str, str]:
-    """Roles of the group's members by node, as its leader sees them; empty if nobody says so."""
+    """Roles of the group's members by node, from its leader; empty if unknown."""
     try:
         async with open_session(cluster) as session:
             return {member.node_id: member.role for member in (await session.status()).view.members}
@@ -35,7 +35,7 @@ async def members(cluster: Cluster) -> dict[str, str]:
 
 
 async def verify_log(cluster: Cluster, node: str) -> Verified:
-    """What `raftmq log verify` says of the log of a stopped broker."""
+    """The result of `raftmq log verify` for a stopped broker."""
     done = await cluster.command("log", "verify", str(cluster.data_dir(node)), "--json")
     try:
         return msgspec.json.decode(done.stdout, type=Verified)
@@ -44,7 +44,7 @@ async def verify_log(cluster: Cluster, node: str) -> Verified:
 
 
 async def vote(cluster: Cluster, node: str) -> str | None:
-    """For whom a stopped broker has voted in its term, as `raftmq log term` says; None for nobody.
+    """The vote of a stopped broker in its term, from `raftmq log term`; None without one.
 
     Raises ClusterFailed.
     """

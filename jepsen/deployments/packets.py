@@ -1,4 +1,4 @@
-"""What becomes of each packet on a link that is slow, loses packets, or mixes them up. Pure."""
+"""The fate of each packet on a link that is slow, lossy, or reorders packets. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from random import Random
 import msgspec
 
 OUTSIDE_CARD, OUTSIDE_PORT = "rmqf-out", -1
-"""The card of whoever is in no namespace, and its number at the switch."""
+"""The network card outside of all namespaces, and its port number at the switch."""
 QUEUE_SECONDS_MAX = 0.5
-"""How long a packet may wait for a link of low rate; one that would wait longer is lost."""
+"""Maximum queueing time on a link of low rate; packets that would wait longer are lost."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What a link does to packets in one direction.
+    """The quality of a link in one direction.
 
     Attributes:
-        delay: seconds that each takes.
-        jitter: up to so many seconds more or less; each is delayed for itself, so that packets overtake each other.
-        loss: part that is lost, 0 to 1.
-        duplicate: part that comes twice.
-        reorder: part that is not delayed, and overtakes those before it.
-        rate: bytes a second, 0 for no limit.
-        large: packets of more bytes vanish, 0 for none.
+        delay: seconds for each packet.
+        jitter: plus or minus up to this many seconds, independently per packet, so that packets overtake each other.
+        loss: fraction lost, 0 to 1.
+        duplicate: fraction delivered twice.
+        reorder: fraction that is not delayed, and overtakes earlier packets.
+        rate: bytes per second, 0 for no limit.
+        large: larger packets are lost, 0 for none.
     """
 
     delay: float = 0.0
@@ -48,7 +48,7 @@ class Link:
         self._free_at = 0.0
 
     def due(self, now: float, nbytes: int, rng: Random) -> list[float]:
-        """When a packet that is sent now arrives: once, twice or never."""
+        """Arrival times of a packet sent now: one, two or none."""
         shape = self.shape
         if shape.large and nbytes > shape.large:
             self.counts["lost"] += 1

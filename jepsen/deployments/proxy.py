@@ -1,4 +1,4 @@
-"""TCP connections that pass through this process, and can be held back in either direction."""
+"""TCP connections that pass through this process, and can be blocked in either direction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Link:
     """A proxy that listens on ``port`` and connects to ``target``, both on the loopback address.
 
     Attributes:
-        held: pieces that waited since the last time this was set to 0.
+        held: pieces that waited since this was last set to 0.
     """
 
     def __init__(self, port: int, target: int) -> None:
@@ -27,7 +27,7 @@ class Link:
             event.set()
 
     def hold(self, *, forth: bool, back: bool) -> None:
-        """Hold back what goes from the caller to the target (``forth``), and what goes back; let pass the rest."""
+        """Block data from the caller to the target (``forth``), and back (``back``); let the rest pass."""
         for way, held in ((True, forth), (False, back)):
             if held and self._open[way].is_set():
                 self._open[way] = trio.Event()
@@ -43,14 +43,16 @@ class Link:
 
 
 async def serve(link: Link, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Pass connections on until cancelled. Raises OSError if its port cannot be listened on."""
+    """Forward connections until cancelled. Raises OSError if its port is not available."""
     listeners = await trio.open_tcp_listeners(link.port, host=HOST)
     task_status.started()
     await trio.serve_listeners(partial(_pass_on, link), listeners)
 
 
 async def _pass_on(link: Link, caller: trio.SocketStream) -> None:
-    """One connection, until either side ends it: then both ends are closed at once, as when its process dies."""
+    """Forward one connection, until either side ends it: then both ends are closed at once, as when its process
+    dies.
+    """
     async with caller:
         await link.pass_gate(forth=True)
         try:

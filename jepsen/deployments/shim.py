@@ -1,4 +1,4 @@
-"""A library between brokers and the C library (shim.c), and the pages by which it is told what to do."""
+"""A library between brokers and the C library (shim.c), and the pages that control it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ORDERS, _HITS = struct.Struct("=5q"), struct.Struct("=3q")
 
 
 def unavailable() -> str | None:
-    """Why the library cannot be built here, in words; None when it can."""
+    """Why the library cannot be built here, as text; None if it can."""
     return None if shutil.which("cc") is not None else "not installed: cc (a C compiler, as of Debian's gcc)"
 
 
 class Shim:
-    """What one broker is made to believe of its clock and its disk, in all its lives.
+    """The faked clock and disk of one broker, across restarts.
 
     Attributes:
-        path: the page that it reads.
+        path: the control page.
     """
 
     def __init__(self, library: Path, path: Path) -> None:
@@ -64,14 +64,14 @@ class Shim:
         sync_errno: int = 0,
         sync_seconds: float = 0.0,
     ) -> None:
-        """From now on, until the next order. Without arguments: everything as it is.
+        """Set faults until the next call. Without arguments: none.
 
         Args:
             skew_seconds: added to the wall clock.
-            strobe_seconds: for so long the skew is there, then for so long it is not; 0: it stays.
-            write_errno: with which writes to files fail; 0: they work.
-            sync_errno: with which syncs fail; 0: they work.
-            sync_seconds: how much longer each sync takes.
+            strobe_seconds: the skew is on and off for this long in turn; 0: always on.
+            write_errno: error of writes to files; 0: they work.
+            sync_errno: error of syncs; 0: they work.
+            sync_seconds: additional time of each sync.
         """
         self._hits_before = self._hits()
         skew, strobe = int(skew_seconds * 1e9), int(strobe_seconds * 1e9)
@@ -79,7 +79,7 @@ class Shim:
 
     @property
     def wrong_times(self) -> int:
-        """How often the broker was told a wrong time since the last order."""
+        """How often the broker got a wrong time since the last order."""
         return self._hits()[0] - self._hits_before[0]
 
     @property
@@ -99,7 +99,7 @@ class Shim:
 
 @asynccontextmanager
 async def open_shims(directory: Path, nodes: tuple[str, ...]) -> AsyncIterator[Mapping[str, Shim]]:
-    """Build the library, and make a page for each broker. Raises OSError, subprocess.CalledProcessError."""
+    """Build the library, and create a page for each broker. Raises OSError, subprocess.CalledProcessError."""
     library = directory / "shim.so"
     build = ["cc", "-O2", "-shared", "-fPIC", "-o", os.fspath(library), os.fspath(_SOURCE), "-ldl"]
     await trio.run_process(build, capture_stderr=True)

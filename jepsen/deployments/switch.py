@@ -1,10 +1,11 @@
-"""A network switch in a process: one virtual network card (TAP) in each namespace, and links of any quality between.
+"""A network switch in a process: one virtual network card (TAP) in each namespace, and links of any quality between
+them.
 
 Kernels without netem cannot delay or reorder packets; this can, on any Linux with TUN. Run as ``python -m
-jepsen.deployments.switch SEED NAMESPACE...`` by root: it makes a card ``eth0`` in each namespace and an `OUTSIDE_CARD`
-where it runs itself, and says "ready". Then each line of its input is a JSON list of [from, to, shape], which replaces
-all shapes there were; it answers each with the counts of the shapes until then, as a JSON object. Numbers of ports are
-those of the namespaces, in order, and -1 for the card outside. It ends when its input does.
+jepsen.deployments.switch SEED NAMESPACE...`` by root: it creates a card ``eth0`` in each namespace and an
+`OUTSIDE_CARD` in its own, and prints "ready". Then each line of its input is a JSON list of [from, to, shape], which
+replaces all shapes; the answer to each is a JSON object with the counts of the previous shapes. Port numbers are those
+of the namespaces, in order, and -1 for the card outside. It ends with its input.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Switch:
                 heapq.heappush(self._waiting, (at, next(self._order), target, frame))
 
     def deliver_due(self, now: float) -> float | None:
-        """Deliver what is due; seconds until the next one is, None if nothing waits."""
+        """Deliver due packets; returns the seconds until the next one, None if nothing waits."""
         while self._waiting and self._waiting[0][0] <= now:
             _, _, target, frame = heapq.heappop(self._waiting)
             self._deliver(target, frame)
@@ -133,7 +134,7 @@ def main(seed: str, namespaces: Sequence[str]) -> None:
 
 
 def _read_card(switch: _Switch, number: int, card: int) -> None:
-    for _ in range(64):  # then the others have their turn
+    for _ in range(64):  # then the others get their turn
         try:
             frame = os.read(card, FRAME_BYTES_MAX)
         except OSError:

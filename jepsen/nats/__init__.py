@@ -1,1 +1,1 @@
-"""The same checks on a system that is not ours: three nats-servers, which lose power."""
+"""The same checks on another system: three nats-servers that lose power."""

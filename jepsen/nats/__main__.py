@@ -1,7 +1,7 @@
-"""``python -m jepsen.nats``: does the harness see that a system which is not ours loses acknowledged messages?
+"""``python -m jepsen.nats``: does the harness detect that another system loses acknowledged messages?
 
-By default NATS' JetStream acknowledges what no disk has yet, and syncs every two minutes. When all servers lose power,
-acknowledged messages are gone. With ``--sync-interval always`` none may be. ``--write`` puts the result into
+By default NATS' JetStream acknowledges before any disk has synced, and syncs every two minutes. When all servers lose
+power, acknowledged messages are lost. With ``--sync-interval always`` none may be. ``--write`` puts the result into
 docs/jepsen.md.
 """
 
@@ -33,11 +33,11 @@ BEGIN = "<!-- written by python -m jepsen.nats -->\n"
 HEAD = "| server | acknowledged | lost | verdict |\n|---|---:|---:|---|\n"
 ALWAYS = "always"
 KNOWS_ALWAYS = (2, 12)
-"""Servers before refuse the word."""
+"""Older servers refuse the value."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one trial; returns the exit code of its verdict."""
+    """Run one trial; returns the exit code of its verdict."""
     parser = argparse.ArgumentParser(prog="python -m jepsen.nats", description="Take the power of three nats-servers.")
     parser.add_argument("--server", default="nats-server", metavar="PROGRAM", help="default: nats-server of the PATH")
     parser.add_argument("--sync-interval", choices=(DEFAULT, ALWAYS), default=DEFAULT)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _why_not(program: str | None, name: str, sync_interval: str) -> str | None:
-    """Why the trial cannot be had here, in words; None when it can."""
+    """Why the trial is not available here, as text; None if it is."""
     if program is None:
         return f"not installed: {name}; Debian has it as apt-get install nats-server"
     if (reason := disks.unavailable()) is not None:

@@ -1,4 +1,4 @@
-"""As much of NATS' protocol as it takes to append to a stream and to read it back: one request at a time."""
+"""A minimal NATS client that appends to a stream and reads it back: one request at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import trio
 STREAM = "LOG"
 SUBJECT = "jepsen.log"
 NOT_FOUND = 404
-"""What JetStream answers about a stream or a message that it does not have."""
+"""JetStream's code for an unknown stream or message."""
 _INBOX = "_INBOX.jepsen"
 _END = b"\r\n"
 
 
 class NatsError(Exception):
-    """JetStream answered that it did not do it; ``code`` is that of HTTP."""
+    """JetStream refused; ``code`` is an HTTP status."""
 
     def __init__(self, code: int, told: str) -> None:
         super().__init__(f"{code}: {told}")
@@ -35,7 +35,7 @@ class NatsClient:
         self._asked = 0
 
     async def connect(self) -> None:
-        """Say who we are, and listen for answers. Raises `NatsError`."""
+        """Send CONNECT, and subscribe to answers. Raises `NatsError`."""
         info = await self._line()
         if not info.startswith(b"INFO "):
             raise NatsError(0, f"no NATS server: {info[:40]!r}")
@@ -47,7 +47,7 @@ class NatsClient:
         return int((await self._ask(SUBJECT, body))["seq"])
 
     async def create_stream(self, replicas: int) -> None:
-        """Make the stream, in files. Raises `NatsError`."""
+        """Create the stream, in files. Raises `NatsError`."""
         settings = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "num_replicas": replicas}
         await self._ask(f"$JS.API.STREAM.CREATE.{STREAM}", json.dumps(settings).encode())
 
@@ -65,7 +65,7 @@ class NatsClient:
         return leader
 
     async def read(self, sequence: int) -> bytes | None:
-        """The body of a message, as its leader has it; None if there is none. Raises `NatsError`."""
+        """The body of a message, from the stream's leader; None if there is none. Raises `NatsError`."""
         try:
             answer = await self._ask(f"$JS.API.STREAM.MSG.GET.{STREAM}", json.dumps({"seq": sequence}).encode())
         except NatsError as error:
@@ -116,7 +116,7 @@ class NatsClient:
 
 def _answer(payload: bytes, header_bytes: int) -> dict[str, Any]:
     """JSON behind headers; an error in either raises `NatsError`."""
-    if header_bytes:  # "NATS/1.0 503": nobody listens
+    if header_bytes:  # "NATS/1.0 503": no responders
         status = payload.split(_END, 1)[0].decode().split(" ", 1)[-1]
         code = status.split()[0]
         if code.isdigit():

@@ -1,4 +1,4 @@
-"""Three nats-servers on this machine, each with a disk whose power can go."""
+"""Three nats-servers on this machine, each with a disk that can lose power."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mq.cli.dev_cluster import HOST, Ports
 
 READY_SECONDS_MAX = 60.0
 DEFAULT = "default"
-"""The `sync_interval` of a server that is told none."""
+"""The name for a server's default `sync_interval`."""
 
 
 class NatsFailed(Exception):
-    """The servers did not get where they should in time; the message says where, and where the logs are."""
+    """The servers did not reach a state in time; the message says which, and where the logs are."""
 
 
 def configuration(
@@ -33,7 +33,7 @@ def configuration(
     sync_interval: str,
     file_bytes_max: str = "512MB",
 ) -> str:
-    """What a server is told; ``ports``: for clients and for routes, by node."""
+    """A server's configuration; ``ports``: for clients and for routes, by node."""
     routes = ", ".join(f'"nats://{HOST}:{route}"' for other, (_, route) in ports.items() if other != node)
     sync = "" if sync_interval == DEFAULT else f"\n  sync_interval: {sync_interval}"
     return f"""server_name: {node}
@@ -100,7 +100,9 @@ class Servers:
                 nursery.start_soon(self.kill, node)
 
     async def wait_stream(self, followers: int) -> bool:
-        """Wait until the stream has a leader and so many followers; False if there is none. Raises `NatsFailed`."""
+        """Wait until the stream has a leader and this many followers; False if there is no stream. Raises
+        `NatsFailed`.
+        """
         missing, told = 0, ""
         with trio.move_on_after(READY_SECONDS_MAX):
             while missing < 20:  # a server that has just started may not know it yet
@@ -121,7 +123,7 @@ class Servers:
         raise NatsFailed(f"no stream within {READY_SECONDS_MAX:g} s ({told}); logs are in {self.directory / 'logs'}")
 
     async def create_stream(self) -> None:
-        """Make the stream on all servers, and have it on their disks. Raises `NatsFailed`."""
+        """Create the stream on all servers, and sync it. Raises `NatsFailed`."""
         told = ""
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
@@ -161,6 +163,6 @@ async def open_servers(
 
 
 def version_of(program: str) -> str:
-    """What ``program`` says of itself, as "2.9.10". Raises OSError, subprocess.CalledProcessError."""
+    """The version of ``program``, such as "2.9.10". Raises OSError, subprocess.CalledProcessError."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return said.strip().rpartition(" ")[2].removeprefix("v")

@@ -28,7 +28,7 @@ from mq.cli.errors import lone_errors
 NODES = ("n0", "n1", "n2")
 QUEUE = "Stream/0"
 READER = "its leader"
-"""Who reads the stream in the end: whichever server leads it then."""
+"""The final read is at the stream's current leader."""
 WORKLOAD = "nats"
 
 WORKERS = 8
@@ -43,7 +43,7 @@ BATCH = 200
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to do: ``seconds`` of appends before each of ``rounds`` losses of power."""
+    """The plan: ``seconds`` of appends before each of ``rounds`` power losses."""
 
     program: str
     version: str
@@ -54,25 +54,25 @@ class Trial:
 
     @property
     def system(self) -> str:
-        """What is tested, for people."""
+        """The tested system, as text."""
         return f"nats-server {self.version}, sync_interval {self.sync_interval}"
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The command that repeats it."""
         options = f"--time {self.seconds:g} --rounds {self.rounds} --seed {self.seed}"
         return f"python -m jepsen.nats --sync-interval {self.sync_interval} {options}"
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many messages were acknowledged, and how many of these the stream does not have in the end."""
+    """How many messages were acknowledged, and how many of these are missing in the stream at the end."""
 
     acknowledged: int
     lost: int
 
 
 def counts_of(history: History) -> Counts:
-    """Of a trial that was carried out."""
+    """Of a completed trial."""
     stored = {value for queue in final_reads(history).values() for value in queue.values.values()}
     acknowledged = [send.value for send in history.named("send") if send.outcome == "ok"]
     return Counts(len(acknowledged), sum(value not in stored for value in acknowledged))
@@ -126,7 +126,7 @@ def _described(trial: Trial) -> dict[str, object]:
 
 
 async def _lose_power(servers: Servers, recorder: Recorder, say: Callable[[str], None]) -> None:
-    """All at once; they start again, and the stream is made again if nobody has it any more."""
+    """All at once; they start again, and the stream is created again if no server has it."""
     number = recorder.fault_begins("power-loss", "power-loss all", NODES, majority=False)
     await servers.kill_all()
     lost: list[Lost] = []
@@ -152,7 +152,7 @@ async def _lose_power(servers: Servers, recorder: Recorder, say: Callable[[str],
 
 
 class Clients:
-    """Workers that append and read, each doing one thing after the other at a server that it draws."""
+    """Workers that append and read, each one operation at a time, at a random server."""
 
     def __init__(self, servers: Servers, recorder: Recorder, rng: random.Random) -> None:
         self.stopping = trio.Event()
@@ -163,7 +163,7 @@ class Clients:
         self._rng = rng
 
     async def work(self) -> None:
-        """Until `stopping` is set; returns when everything has an outcome."""
+        """Until `stopping` is set; returns when every operation has an outcome."""
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
                 nursery.start_soon(self._work, Worker(self._recorder), random.Random(self._rng.random()))
@@ -178,7 +178,7 @@ class Clients:
                             await self._operate(worker, client, node, rng)
                         await trio.sleep(REST_SECONDS * rng.random())
             except (NatsError, OSError, trio.BrokenResourceError, trio.TooSlowError):
-                await trio.sleep(0.1)  # what was under way is recorded as unknown
+                await trio.sleep(0.1)  # operations in flight are recorded as unknown
 
     async def _operate(self, worker: Worker, client: NatsClient, node: str, rng: random.Random) -> None:
         if rng.random() < READ_PART and self._newest:
@@ -188,7 +188,7 @@ class Clients:
         worker.invoke("send", k=QUEUE, v=value, n=node)
         try:
             sequence = await client.append(body_of(value))
-        except BaseException as error:  # cancelled by the time-out as well
+        except BaseException as error:  # cancelled by the timeout as well
             worker.info("send", str(error) or type(error).__name__, k=QUEUE)
             raise
         worker.ok("send", k=QUEUE, v=value, o=sequence - 1, n=node)
@@ -223,7 +223,7 @@ async def read_stream(servers: Servers, recorder: Recorder) -> None:
 
 
 def _message(sequence: int, body: bytes) -> tuple[int, str, int]:
-    """Offset, value and checksum; a body that nobody wrote has a value that nobody sent."""
+    """Offset, value and checksum; a body that was never written has a value that was never sent."""
     value = body.partition(b"/")[0].decode(errors="replace")
     try:
         whole = body == body_of(value)

@@ -1,4 +1,4 @@
-"""Carries out the faults of a schedule, and mends what they broke."""
+"""Executes the faults of a schedule, and heals them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ NEMESES: dict[str, CarryOut] = {
 
 
 async def torment(injection: Injection, steps: Sequence[Step], seconds: float) -> None:
-    """The steps, one after the other; after so long only the first ones of kinds that there were none of yet.
+    """Run the steps one after the other; after ``seconds`` only the first of each kind that has not run yet.
 
-    Mending a fault takes time that nobody knows before. Raises ClusterFailed if nobody leads within a minute after one.
+    Healing a fault takes an unpredictable time. Raises ClusterFailed if there is no leader within a minute after one.
     """
     until = trio.current_time() + seconds
     had: set[str] = set()
@@ -71,7 +71,7 @@ async def torment(injection: Injection, steps: Sequence[Step], seconds: float) -
 
 
 async def heal(cluster: Cluster) -> None:
-    """Mend everything: links, paused processes, dead ones. Does not wait until they serve."""
+    """Heal everything: links, paused and dead processes. Does not wait until they serve."""
     await cluster.network.heal()
     for name in (*NAME_SERVERS, *cluster.nodes):
         if cluster.is_running(name):

@@ -1,4 +1,4 @@
-"""Followers that come back when the others have removed what they need next, and must fetch whole files."""
+"""Followers that return after the others have removed their next entries, and must fetch whole files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ REMOVED_SECONDS_MAX = 60.0
 CATCH_UP_SECONDS_MAX = 90.0
 KILLS = 4
 MOMENTS = ("reset_begun", "node_restarts", "READY", "INSTALL")
-"""When it is killed: it logs one of these, or there is a file of that name beside those that it has fetched."""
+"""When to kill it: it logs one of these, or a file of that name exists next to those it has fetched."""
 MOMENT_SECONDS_MAX = 20.0
 REST_SECONDS = (0.0, 0.0, 0.01, 0.1, 0.5)
 
 
 async def behind(injection: Injection, step: Step, leader: str) -> None:
-    """A follower is away for so long. Confirmed by its files: afterwards the oldest one is behind all it had."""
+    """A follower is away. Confirmed by its files: afterwards the oldest one is after all that it had."""
     cluster = injection.cluster
     node = injection.rng.choice([each for each in cluster.nodes if each != leader])
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -40,12 +40,12 @@ async def behind(injection: Injection, step: Step, leader: str) -> None:
 
 
 def _begins(commitlog: Path) -> list[int]:
-    """Where the files of a log begin."""
+    """The beginnings of a log's files."""
     return [int(path.name) for path in commitlog.iterdir() if path.name.isdigit()]
 
 
 async def _removed(cluster: Cluster, position: int) -> None:
-    """Until the leader's log begins behind a position, or for too long; the fault is not confirmed then."""
+    """Wait until the leader's log begins after a position, or give up; then the fault is not confirmed."""
     with trio.move_on_after(REMOVED_SECONDS_MAX):
         while True:
             table = await cluster.figures(await cluster.leader())
@@ -55,7 +55,7 @@ async def _removed(cluster: Cluster, position: int) -> None:
 
 
 async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -> None:
-    """While it fetches, and while it puts what it fetched in the place of its log; once its source is killed, too."""
+    """Kill it while it fetches, and while it installs the fetched log; once its source, too."""
     cluster, rng = injection.cluster, injection.rng
     for attempt in range(KILLS):
         moment = rng.choice(MOMENTS)
@@ -75,7 +75,7 @@ async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -
 
 
 def has_logged(log: Path, text: str, since: int) -> bool:
-    """Whether a broker has written this to its log, from so many bytes on."""
+    """Whether a broker has logged this text, from ``since`` bytes on."""
     with log.open("rb") as file:
         file.seek(since)
         return text.encode() in file.read()

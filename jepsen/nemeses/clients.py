@@ -1,4 +1,4 @@
-"""Clients that die or stand still: members of a consumer group that also send, in processes of their own."""
+"""Clients that die or pause: members of a consumer group that also send, in separate processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jepsen.schedule import Step
 
 
 async def clients(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL or SIGSTOP of one or of all, or no packet of theirs reaches a server any more.
+    """SIGKILL or SIGSTOP of one or of all, or their packets are dropped.
 
-    Whoever hosts the killed ones starts them again.
+    The workload restarts killed ones.
     """
     cluster = injection.cluster
     if step.variant.what == "all cut off":

@@ -1,4 +1,4 @@
-"""Brokers whose clients take all file descriptors that they can get."""
+"""Brokers whose clients use up all available file descriptors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.schedule import Step, targets
 
 DESCRIPTORS = 256
-"""Of which a broker keeps half for itself."""
+"""A broker keeps half of them for itself."""
 CALLERS = DESCRIPTORS
 HUNG_UP_SECONDS_MAX = 0.5
 SERVES_SECONDS_MAX = 30.0
 
 
 async def descriptors(injection: Injection, step: Step, leader: str) -> None:
-    """A broker is started again with few descriptors, and callers take them all; when they leave, it serves again.
+    """A broker is restarted with few descriptors, and callers use them all up; when they leave, it serves again.
 
-    Confirmed by callers on whom it hung up, and by its open files. Raises ClusterFailed if it does not serve again.
+    Confirmed by connections that it closed, and by its open files. Raises ClusterFailed if it does not serve again.
     """
     cluster = injection.cluster
     (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
@@ -53,7 +53,7 @@ def open_files(pid: int) -> int:
 
 
 async def _hangs_up(address: tuple[str, int]) -> bool:
-    """Whether a new caller is hung up on at once."""
+    """Whether a new connection is closed at once."""
     try:
         async with await trio.open_tcp_stream(*address) as stream:
             with trio.move_on_after(HUNG_UP_SECONDS_MAX):

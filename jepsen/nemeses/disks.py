@@ -1,4 +1,4 @@
-"""Disks that change what is on them, and disks that are full."""
+"""Disks that corrupt data, and full disks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from jepsen.schedule import Step, targets
 
 REPAIR_SECONDS_MAX = 60.0
 FILES_MIN = 3
-"""Closed files of a log before one of them is damaged."""
+"""Required closed files of a log before one is damaged."""
 BITS_MAX = 20
 SMALL_DISK_BYTES = 64 * 1024 * 1024
 FILLED = (0.97, 1.0)
-"""Which part of a small disk may be in use when it is full."""
+"""Used fractions of a small disk that counts as full."""
 RUNNING = "one bit of a closed file while the broker runs"
 
 
 async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
-    """Wait until there is something to damage on each of these, or for `REPAIR_SECONDS_MAX`."""
+    """Wait until each of these has something to damage, or for `REPAIR_SECONDS_MAX`."""
     logs = [cluster.data_dir(node) / "commitlog" for node in nodes]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (files tell nobody)
@@ -41,7 +41,7 @@ async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
 
 
 async def damage(injection: Injection, step: Step, leader: str) -> None:
-    """A broker is killed, its files change, and it starts again: it must have the right bytes from its peers."""
+    """A broker is killed, its files are damaged, and it restarts: it must get the right bytes from its peers."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -63,9 +63,9 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def _damage_running(injection: Injection, step: Step, node: str, commitlog: Path) -> None:
-    """A bit flips under a running broker while another one is away, which may need those bytes when it comes back.
+    """A bit flips under a running broker while another one is away, which may need those bytes when it returns.
 
-    The broker notices by itself, when it reads them for somebody, or at its next start.
+    The broker detects it by itself, when the bytes are read, or at its next start.
     """
     cluster = injection.cluster
     other = injection.rng.choice([each for each in cluster.nodes if each != node])
@@ -104,7 +104,7 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
 
 
 async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> None:
-    """Wait until a broker has caught up, and files that must come back have; notes those that do not.
+    """Wait until a broker has caught up, and files that must be restored are; records those that are not.
 
     Raises ClusterFailed if it does not catch up.
     """
@@ -120,7 +120,7 @@ async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> N
 async def fill_disk(injection: Injection, step: Step, leader: str) -> None:
     """A broker's directory moves to a small file system, which is filled, and emptied again. Needs root.
 
-    A leader without room must let another one lead; whoever had no room catches up by itself when there is some again.
+    A leader with a full disk must transfer leadership; the replica catches up by itself when there is room again.
     """
     cluster = injection.cluster
     (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)

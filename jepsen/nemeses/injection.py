@@ -1,4 +1,4 @@
-"""What every fault needs: whom it hits, and where it is written down."""
+"""Common to all faults: targets, and recording."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIRM_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Faults are injected into a cluster, one at a time; ``say`` is told."""
+    """Injects faults into a cluster, one at a time; ``say`` is called with progress."""
 
     cluster: Cluster
     recorder: Recorder
@@ -29,7 +29,7 @@ class Injection:
 
     @asynccontextmanager
     async def fault(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool = True) -> AsyncIterator[int]:
-        """A fault of a scenario, over when the block is; yields its number."""
+        """A fault of a scenario, which ends with the block; yields its number."""
         number = self._begin(kind, what, nodes, "", majority)
         yield number
         self.end(number)
@@ -40,12 +40,12 @@ class Injection:
         return self.recorder.fault_begins(kind, described, nodes, majority=majority)
 
     def confirm(self, number: int, seen: str) -> None:
-        """Its effect was seen from outside."""
+        """Its effect was observed."""
         self.say(f"  seen: {seen}")
         self.recorder.fault_confirmed(number, seen)
 
     def misbehaved(self, node: str, did: str) -> None:
-        """A broker did what it must not, whatever the fault; the verdict is broken."""
+        """A broker did what no fault excuses; the verdict is broken."""
         self.say(f"  {node} {did}")
         self.recorder.note("misbehaved", n=node, err=did)
 
@@ -55,4 +55,4 @@ class Injection:
 
 
 CarryOut = Callable[[Injection, Step, str], Awaitable[None]]
-"""``carry_out(injection, step, leader)``: begins a fault, confirms it, waits, mends it."""
+"""``carry_out(injection, step, leader)``: begins a fault, confirms it, waits, heals it."""

@@ -1,4 +1,4 @@
-"""Replicas that leave the group under load, lose everything, and come as new ones."""
+"""Replicas that leave the group under load, lose everything, and join as new ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LEARN_SECONDS = (0.2, 1.5)
 """How long a new member may fetch the log until it is killed."""
 TOLD = "another directory"
 ELECTION_SECONDS = 6.0
-"""Longer than an election takes, if anybody can be elected."""
+"""Longer than a possible election takes."""
 
 
 async def members(injection: Injection, step: Step, leader: str) -> None:
-    """Operators change who belongs to the group; confirmed by the members that its leader tells."""
+    """Operators change the membership; confirmed by the members that the leader reports."""
     match step.variant.what:
         case "a fourth replica joins, one of them leaves":
             await _join_and_leave(injection, step, kills=False)
@@ -62,12 +62,12 @@ async def _readd(cluster: Cluster, node: str) -> None:
 
 
 async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> None:
-    """A spare joins and gets a vote; then any of the four leaves. With ``kills``, members die meanwhile."""
+    """A spare joins and becomes a voter; then any of the four leaves. With ``kills``, members die meanwhile."""
     cluster = injection.cluster
     node = await _prepare_spare(cluster)
     number = injection.begin(step, (node,))
     others = cluster.nodes
-    cluster.joined(node)  # it may lead as soon as it has a vote
+    cluster.joined(node)  # it may lead as soon as it is a voter
     async with trio.open_nursery() as nursery:
         if kills:
             nursery.start_soon(_kill_one_by_one, injection, others)
@@ -86,7 +86,7 @@ async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> N
 
 
 async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
-    """Two of these members, so that a majority is there at any time."""
+    """Kill two of these members, one at a time, so that there is always a majority."""
     cluster = injection.cluster
     for _ in range(2):
         await trio.sleep(injection.rng.uniform(0.0, 2.0))
@@ -98,7 +98,7 @@ async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
 
 
 async def _learner_dies(injection: Injection, step: Step) -> None:
-    """A spare is added and killed while it fetches the log, twice; then it gets a vote, and another one leaves."""
+    """A spare is added and killed twice while it fetches the log; then it becomes a voter, and another one leaves."""
     cluster = injection.cluster
     node = await _prepare_spare(cluster)
     number = injection.begin(step, (node,))
@@ -119,7 +119,7 @@ async def _learner_dies(injection: Injection, step: Step) -> None:
 
 
 async def _replace(injection: Injection, step: Step) -> None:
-    """A member dies for good, and a spare takes its place."""
+    """A member dies permanently, and a spare replaces it."""
     cluster = injection.cluster
     dead = injection.rng.choice(cluster.nodes)
     number = injection.begin(step, (dead,))
@@ -140,16 +140,17 @@ async def _replace(injection: Injection, step: Step) -> None:
 
 
 async def _wiped(injection: Injection, step: Step, leader: str) -> None:
-    """A follower comes back under its name with nothing: it elects nobody, until it is removed and added as a new one.
+    """A follower restarts under its name without data: it must elect nobody, until it is removed and added as a new
+    one.
 
-    The other follower asks it for its vote while the leader is dead: with that vote, what the leader and the wiped one
-    acknowledged together would be lost.
+    The other follower requests its vote while the leader is dead: with that vote, everything that only the leader and
+    the wiped one acknowledged would be lost.
     """
     cluster = injection.cluster
     wiped, other = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
     number = injection.begin(step, (wiped, leader))
     await cluster.kill(wiped)
-    # It may be started as one that waits to be added, or as the member that it was.
+    # It may start as a node that waits to be added, or as the member that it was.
     await (cluster.forget if injection.rng.random() < 0.5 else cluster.wipe)(wiped)
     logged = cluster.log_file(wiped).stat().st_size
     await cluster.start(wiped)
@@ -171,7 +172,7 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def look_at_wiped(injection: Injection, number: int, wiped: str, other: str) -> None:
-    """Two replicas are left, and one of them has nothing: neither may lead, and that one may have got nothing.
+    """Two replicas are left, one of them without data: neither may lead, and that one must not have received anything.
 
     Confirmed by its last entry.
     """
@@ -188,7 +189,7 @@ async def look_at_wiped(injection: Injection, number: int, wiped: str, other: st
 
 
 async def _prepare_spare(cluster: Cluster) -> str:
-    """Start a spare with nothing; it waits until it is added."""
+    """Start a spare without data; it waits until it is added."""
     node = cluster.spares[0]
     await cluster.forget(node)
     await cluster.start(node)
@@ -214,9 +215,9 @@ async def _confirm(injection: Injection, number: int) -> None:
 async def _change(
     cluster: Cluster, roles: Mapping[str, str | None], act: Callable[[GroupSession], Awaitable[GroupAnswer]]
 ) -> None:
-    """What a command of `raftmq group` does, until these nodes have these roles, None for none. Raises ClusterFailed.
+    """The effect of a `raftmq group` command, until these nodes have these roles, None for none. Raises ClusterFailed.
 
-    A leader that dies leaves the outcome open, so it is asked for again.
+    If the leader dies the outcome is unknown, so the command is repeated.
     """
     told = ""
     with trio.move_on_after(CHANGE_SECONDS_MAX):

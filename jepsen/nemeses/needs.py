@@ -1,4 +1,4 @@
-"""What kinds of faults need beyond processes and links that can be cut, and why that cannot be had here."""
+"""Requirements of kinds of faults beyond processes and links, and why they are not available here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHIMS = frozenset({"clock", "slow-disk", "disk-error"})
 SWITCH = frozenset({"packets"})
 FIVE_BROKERS = frozenset({"bridge"})
 SPARES = frozenset({"members"})
-"""Kinds for which brokers join that the group did not begin with."""
+"""Kinds for which brokers join that are not initial members."""
 SHORT_LOG = {
     "segment_bytes": str(128 * 1024),
     "entry_bytes_max": "32768",
@@ -25,16 +25,16 @@ SHORT_LOG = {
     "retention_check_seconds": "0.3",
     "catch_up_bytes_per_second": str(2 * 1024 * 1024),
 }
-"""So that the oldest files go all the time, and whoever was away for seconds must fetch whole files."""
+"""So that retention always removes the oldest files, and a replica that was away for seconds must fetch whole files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What a deployment is made of: so many brokers, and what some kinds of faults need."""
+    """Requirements of a deployment: number of brokers, and what some kinds of faults need."""
 
     count: int
     spares: int
-    """How many more brokers may join."""
+    """Number of further brokers that may join."""
     disks: bool
     shims: bool
     switch: bool
@@ -43,7 +43,7 @@ class Deployed:
 
 
 def needs(kinds: Collection[str]) -> Deployed:
-    """What is needed for all of these kinds."""
+    """The requirements of all of these kinds."""
     return Deployed(
         count=5 if FIVE_BROKERS.intersection(kinds) else 3,
         spares=1 if SPARES.intersection(kinds) else 0,
@@ -55,7 +55,7 @@ def needs(kinds: Collection[str]) -> Deployed:
 
 
 def why_not(kind: str, backend: str) -> str | None:
-    """Why a kind of fault cannot be had here with this back end; None when it can."""
+    """Why a kind of fault is not available with this back end; None if it is."""
     if kind in SWITCH and backend == "local":
         return "the back end local does not have it, netns and docker do"
     if kind == "disk-full" and os.geteuid() != 0:
@@ -74,11 +74,11 @@ def why_not(kind: str, backend: str) -> str | None:
 
 
 def why_not_together(workload: str, kinds: Collection[str], backend: str) -> str | None:
-    """Why these kinds cannot be had in one run with this workload and back end; None when they can."""
+    """Why these kinds cannot be combined with this workload and back end; None if they can."""
     for kind in kinds:
         if workload not in ONLY_TOGETHER.get(kind, (workload,)):
             return f"{kind} goes with the workloads {' and '.join(sorted(ONLY_TOGETHER[kind]))} only"
     if backend == "local" and "members" in kinds and {"partition", "bridge"}.intersection(kinds):
-        # A member that was added has one address for all, behind the proxies.
+        # An added member has one address for all, after the proxies.
         return "with the back end local, partitions do not reach members that were added; netns has both in one run"
     return None

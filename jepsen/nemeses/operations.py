@@ -1,4 +1,4 @@
-"""What operators do, or what happens to them: restarts in order, moved leadership, dead name servers."""
+"""Operations and outages: rolling restarts, leadership transfers, dead name servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 6
 
 
 async def restart(injection: Injection, step: Step, leader: str) -> None:
-    """SIGTERM, and started again; the next one when this one has caught up."""
+    """SIGTERM and restart; the next one when this one has caught up."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -35,7 +35,7 @@ async def restart(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def transfer(injection: Injection, step: Step, leader: str) -> None:
-    """`raftmq group transfer`; the new leader is the fault's effect, or that whoever should lead is dead."""
+    """`raftmq group transfer`; confirmed by the new leader, or by the death of the target."""
     match step.variant.what:
         case "leadership to a follower that is killed":
             await _transfer_to_dead(injection, step, leader)
@@ -62,7 +62,7 @@ async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: in
 
 
 async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> None:
-    """The follower dies just before it is asked for: the leader must not wait for it for long."""
+    """The follower dies just before the request: the leader must not wait for it for long."""
     cluster = injection.cluster
     to = injection.rng.choice([node for node in cluster.nodes if node != leader])
     number = injection.begin(step, (leader, to))
@@ -77,7 +77,7 @@ async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> No
 
 
 async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
-    """What the command does, without the time that a process takes to start."""
+    """As the command, without starting a process."""
     try:
         async with open_session(injection.cluster) as session:
             answer = await session.change("transfer", to)
@@ -89,7 +89,7 @@ async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
 
 
 async def kill_name_servers(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL of one or both; they come back and know no broker until it registers again."""
+    """SIGKILL of one or both; they restart empty until brokers register again."""
     cluster = injection.cluster
     names = {"the first": NAME_SERVERS[:1], "the second": NAME_SERVERS[1:], "both": NAME_SERVERS}[step.variant.what]
     number = injection.begin(step, names)

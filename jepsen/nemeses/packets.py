@@ -1,4 +1,4 @@
-"""Links that delay packets, lose some, bring some twice or out of order, or are slow."""
+"""Links that delay, lose, duplicate or reorder packets, or are slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK_SECONDS = 1.0
 
 
 async def packets(injection: Injection, step: Step, leader: str) -> None:
-    """All links of some brokers, in both directions, those to clients included. Confirmed by the switch's counts."""
+    """All links of some brokers, in both directions, including clients. Confirmed by the switch's counts."""
     cluster = injection.cluster
     network = cluster.network
     assert isinstance(network, Networks), f"{network.backend} has no switch"

@@ -13,7 +13,7 @@ from jepsen.schedule import Step, grudges
 
 
 async def partition(injection: Injection, step: Step, leader: str) -> None:
-    """Some hear nothing of others for a while."""
+    """Some servers receive nothing from others for a while."""
     planned = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, tuple(sorted(planned)))
     async with cut(injection, number, planned):
@@ -23,7 +23,7 @@ async def partition(injection: Injection, step: Step, leader: str) -> None:
 
 @asynccontextmanager
 async def cut(injection: Injection, number: int, planned: Grudges) -> AsyncIterator[None]:
-    """Links are cut until the block ends; confirmed by what was dropped."""
+    """Links are cut until the block ends; confirmed by dropped packets."""
     network = injection.cluster.network
     try:
         await network.drop(planned)

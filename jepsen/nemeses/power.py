@@ -1,4 +1,4 @@
-"""The power of brokers' machines goes: they die, and what they had not synced is gone."""
+"""Power failures of brokers' machines: they die, and unsynced data is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jepsen.schedule import Step, targets
 
 
 async def power_loss(injection: Injection, step: Step, leader: str) -> None:
-    """All at once; they start again after a while."""
+    """All at once; they restart after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -24,7 +24,7 @@ async def power_loss(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def lose_power(injection: Injection, number: int, nodes: Sequence[str]) -> None:
-    """Kill brokers and take from their disks what was not synced. Confirmed by two files that are none of theirs."""
+    """Kill brokers and drop unsynced data from their disks. Confirmed by two test files."""
     cluster = injection.cluster
     lost: dict[str, Lost] = {}
 

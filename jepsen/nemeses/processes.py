@@ -1,4 +1,4 @@
-"""Brokers that die, and brokers that stand still."""
+"""Brokers that die, and brokers that pause."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jepsen.schedule import Step, targets
 
 CHECKPOINT = "while it writes a checkpoint"
 UNFINISHED = ("checkpoint.tmp", "snapshot.tmp")
-"""Files of a checkpoint that is being written."""
+"""Files of an unfinished checkpoint."""
 SHORT_PAUSES = 5
-"""Of a leader that is paused shortly: so many, one after the other."""
+"""Number of consecutive short pauses of a leader."""
 
 
 async def kill(injection: Injection, step: Step, leader: str) -> None:
-    """SIGKILL, all at once; they start again after a while."""
+    """SIGKILL, all at once; they restart after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -42,7 +42,7 @@ async def kill(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def _checkpoint_begun(directory: Path) -> None:
-    """Until a broker writes a checkpoint, if it does so soon."""
+    """Wait until a broker writes a checkpoint, if it does so soon."""
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
         while not _unfinished(directory):  # noqa: ASYNC110 (files tell nobody)
             await trio.sleep(0.001)
@@ -70,7 +70,7 @@ async def pause(injection: Injection, step: Step, leader: str) -> None:
 
 @asynccontextmanager
 async def paused(injection: Injection, number: int | None, node: str) -> AsyncIterator[None]:
-    """A broker stands still until the block ends; confirmed by the kernel, unless ``number`` is None."""
+    """A broker is paused until the block ends; confirmed by the kernel, unless ``number`` is None."""
     cluster = injection.cluster
     cluster.send_signal(node, signal.SIGSTOP)
     try:
@@ -89,7 +89,7 @@ async def _confirm_paused(injection: Injection, number: int, pid: int) -> None:
 
 
 def state_of_process(pid: int) -> str:
-    """The letter of its state, T if it is stopped; empty if there is no such process."""
+    """The letter of its state, T if it is stopped; empty if the process does not exist."""
     try:
         return state_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:
@@ -97,5 +97,5 @@ def state_of_process(pid: int) -> str:
 
 
 def state_of(stat: str) -> str:
-    """The state of a process in its /proc/PID/stat; its name, in brackets, may hold anything."""
+    """The state of a process in its /proc/PID/stat; its name, in brackets, may contain anything."""
     return stat.rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""Brokers that get next to no processor time, or hardly any more memory."""
+"""Brokers with hardly any CPU time, or hardly any more memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.schedule import Step, targets
 
 PERIOD_US, QUOTA_US = 100_000, 8_000
-"""8 % of a processor: too little for heartbeats in time when there is work, and not nothing."""
+"""8 % of a core: too little for timely heartbeats under load, but not nothing."""
 MORE_BYTES = 3 * 1024 * 1024
-"""What a broker may have beyond what it has, the kernel's cache of its files included: that has to make room first."""
+"""Memory beyond the current use, which includes the kernel's cache of its files: that is reclaimed first."""
 
 CONTROLLERS = {"starve": "cpu", "memory": "memory"}
 """By kind, what control groups limit."""
@@ -31,7 +31,7 @@ _FILES = {
 
 
 def unavailable(kind: str) -> str | None:
-    """Why a kind of resource cannot be limited here, in words; None when it can."""
+    """Why a kind of resource cannot be limited here, as text; None if it can."""
     if os.geteuid() != 0:
         return "only root may make control groups"
     controller = CONTROLLERS[kind]
@@ -39,7 +39,7 @@ def unavailable(kind: str) -> str | None:
 
 
 def _root(controller: str) -> tuple[Path, int] | None:
-    """Where groups of a controller are made, and the version of control groups."""
+    """The parent directory for groups of a controller, and the version of control groups."""
     first = CGROUPS[1] / controller
     if (first / "cgroup.procs").exists():
         return first, 1
@@ -48,7 +48,7 @@ def _root(controller: str) -> tuple[Path, int] | None:
 
 
 async def starve(injection: Injection, step: Step, leader: str) -> None:
-    """A few milliseconds of each tenth of a second; confirmed by how often the kernel made it wait."""
+    """A few milliseconds of each tenth of a second; confirmed by the kernel's throttling count."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -62,14 +62,14 @@ async def starve(injection: Injection, step: Step, leader: str) -> None:
 
 
 def throttled(stat: str) -> int:
-    """How often a group had used up its time, of its cpu.stat."""
+    """How often a group was throttled, from its cpu.stat."""
     return _figure(stat, "nr_throttled")
 
 
 async def memory(injection: Injection, step: Step, leader: str) -> None:
-    """A broker gets hardly any memory that it does not have yet; the kernel may kill it for that, then it is started.
+    """A broker gets hardly any new memory; if the kernel kills it for that, it is restarted.
 
-    Confirmed by how often the kernel had to make room, or by its death.
+    Confirmed by how often the kernel reclaimed memory, or by its death.
     """
     cluster = injection.cluster
     (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
@@ -91,7 +91,7 @@ async def memory(injection: Injection, step: Step, leader: str) -> None:
 
 
 def _pressed(cluster: Cluster, node: str, group: Path) -> str:
-    """What the kernel says of a group that has too little memory; empty as long as it has enough."""
+    """The kernel's report on a group with too little memory; empty while it has enough."""
     if not cluster.is_running(node):
         return f"the kernel killed {node}: exit code {cluster.exit_code(node)}"
     first = group / "memory.failcnt"
@@ -110,7 +110,7 @@ def _figure(text: str, name: str) -> int:
 
 @contextmanager
 def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
-    """A control group with these processes, which share so much; they leave it in the end."""
+    """A control group with these processes, which share the limit; they leave it at the end."""
     found = _root(controller)
     assert found is not None, "asked for although it cannot be had"
     root, version = found
@@ -133,11 +133,11 @@ def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
         try:
             group.rmdir()
         except OSError:
-            pass  # somebody is left in it; the next run removes it when nobody is
+            pass  # a process is left in it; the next run removes it when there is none
 
 
 def _home(controller: str, pid: int, version: int) -> str:
-    """The group that a process is in, below the root."""
+    """The group of a process, below the root."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if (version == 1 and controller in controllers.split(",")) or (version == 2 and not controllers):

@@ -1,4 +1,4 @@
-"""Disks that change what lies on them for long, under brokers that run."""
+"""Disks that corrupt old data under running brokers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.protocol.records import RecordError, StoredMessage, decode_records
 
 
 def serves(message: StoredMessage, body: bytes) -> bool:
-    """Whether the body of a pull's answer holds this message, with its own body and properties, and nothing else."""
+    """Whether the body of a pull's answer contains this message, with its own body and properties, and nothing else."""
     try:
         served = decode_records(body)
     except RecordError:
@@ -25,8 +25,8 @@ def serves(message: StoredMessage, body: bytes) -> bool:
 async def rot(injection: Injection, step: Step, leader: str) -> None:
     """A property of an old message changes on the disk of a running broker, and the message is read there.
 
-    The broker is started again before, since it takes from the page cache what it has written itself. It must not hand
-    out what it finds, and must have the right bytes from its peers.
+    The broker is restarted before, since it trusts the page cache for what it has written itself. It must not serve the
+    damaged bytes, and must get the right ones from its peers.
     """
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)

@@ -1,4 +1,4 @@
-"""Wall clocks that are wrong, and disks that fail or are slow: what brokers are told instead of the truth."""
+"""Wrong wall clocks, and disks that fail or are slow, by a library that fakes them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _END_SECONDS_MAX = 15.0
 
 
 async def clock(injection: Injection, step: Step, leader: str) -> None:
-    """A wall clock steps, and steps back in the end; or it strobes. Confirmed by the wrong times that were told."""
+    """A wall clock jumps, and jumps back at the end; or it strobes. Confirmed by the number of wrong times."""
     whose, _, how = step.variant.what.partition(": ")
     nodes = targets(whose, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
     for node in nodes:
-        # Several clocks are wrong by different amounts: they are not wrong together.
+        # Several clocks are wrong by different amounts.
         by = SKEWS_SECONDS[how] * (injection.rng.uniform(-1, 1) if len(nodes) > 1 else 1)
         strobe = STROBE_SECONDS if how == "strobes" else 0.0
         injection.cluster.shims[node].order(skew_seconds=by, strobe_seconds=strobe)
@@ -50,9 +50,9 @@ async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def disk_error(injection: Injection, step: Step, leader: str) -> None:
-    """Writes or syncs of a broker fail with EIO. It ends by itself, as it should, and is started on a good disk.
+    """Writes or syncs of a broker fail with EIO. It must exit, and is restarted on a good disk.
 
-    One that goes on without its disk is killed: what it acknowledged since must be on the others.
+    One that continues without its disk is killed: what it acknowledged since must be on the others.
     """
     cluster = injection.cluster
     whose, _, what = step.variant.what.partition(": ")

@@ -1,4 +1,4 @@
-"""Brokers that are started with what is not theirs: each must be refused, say why, and leave everything as it is."""
+"""Brokers started with wrong options: each must be refused, say why, and change nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CATCH_UP_SECONDS_MAX = 60.0
 REFUSED = 2
 """The exit code of a broker that does not start."""
 _UNTOUCHED_BUT = frozenset({"LOCK"})
-"""Files that a start may write although it is refused."""
+"""Files that a refused start may write."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Options besides those of a broker's own, and what the refusal must say. ``runs``: the broker runs meanwhile."""
+    """Additional options, and the expected refusal. ``runs``: the broker runs meanwhile."""
 
     options: tuple[str, ...]
     says: str
@@ -31,7 +31,7 @@ class _Start:
 
 
 def _start(what: str, cluster: Cluster, node: str, other: str) -> _Start:
-    """``other`` is a broker that runs."""
+    """``other`` is a running broker."""
     host, _ = cluster.network.listens(node)
     match what:
         case "a second process of a broker that runs":
@@ -50,7 +50,7 @@ def _start(what: str, cluster: Cluster, node: str, other: str) -> _Start:
 
 
 async def wrong_start(injection: Injection, step: Step, leader: str) -> None:
-    """A start of a broker with wrong options. Confirmed by its exit code and by what it says."""
+    """Start a broker with wrong options. Confirmed by its exit code and its message."""
     cluster = injection.cluster
     node = injection.rng.choice([each for each in cluster.nodes if each != leader])
     start = _start(step.variant.what, cluster, node, leader)
