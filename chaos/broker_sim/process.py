@@ -285,7 +285,7 @@ class BrokerProcess(LogProcess):
         """Let the log begin later, as far as restarts, what waits in it and readers allow; see `LogProcess`."""
         log = self.log
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
-        held_pos = self.broker.services.bulk.leases.first_pos()
+        held_pos = self.broker.services.leases.first_pos()
         floor_pos = min(self.checkpointer.floor_pos, self._cluster.needed_from(), held_pos)
         files = [
             segment.start

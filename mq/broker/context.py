@@ -27,6 +27,7 @@ from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
+from mq.protocol.registration import DataVersion
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, parse_address
@@ -158,6 +159,10 @@ class BrokerContext:
         For a forwarded request, the forwarding replica has supplied it.
         """
         return connection.client_id or self.clients.client_id(connection, group)
+
+    def data_version(self) -> DataVersion:
+        """The version of topics and groups that name servers and tools compare."""
+        return self.metadata.topics_version(self.replica.core.term)
 
     def disk_used(self) -> float:
         """The used fraction of the disk, 0 to 1."""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Sequence
 import structlog
 import trio
 
-from mq.broker.access.addresses import is_loopback
 from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
@@ -31,6 +30,7 @@ from mq.broker.state.table import SnapshotDamaged
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
+from mq.protocol.address_patterns import is_loopback
 from mq.protocol.plain_acl import AclFileInvalid
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry

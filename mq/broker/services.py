@@ -10,14 +10,26 @@ import os
 import ssl
 from functools import partial
 
-from mq.broker.admin.administration import Administration
+from mq.broker.admin.broker_config import BrokerConfig
+from mq.broker.admin.cleanup import Cleanup
+from mq.broker.admin.consumer_groups import ConsumerGroups
 from mq.broker.admin.format_level import LevelRaises
+from mq.broker.admin.group_members import GroupMembers
+from mq.broker.admin.group_offsets import GroupOffsets
 from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.raft_members import RaftMembers
+from mq.broker.admin.replica_status import ReplicaStatus
+from mq.broker.admin.runtime_info import RuntimeInfo
 from mq.broker.admin.stats import Stats
+from mq.broker.admin.topic_queries import TopicQueries
+from mq.broker.admin.topics import Topics
+from mq.broker.admin.users import UserAdministration
 from mq.broker.base.disk import disk_usage
 from mq.broker.base.retention import Retention
-from mq.broker.bulk.service import Bulk
+from mq.broker.bulk.bulk_read import BulkReads
+from mq.broker.bulk.log_lease import LogLeases
+from mq.broker.bulk.topic_ends import TopicEndQueries
+from mq.broker.bulk.topic_plan import TopicPlans
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.follower_reads import FollowerReads
@@ -94,6 +106,7 @@ class Services:
             *self._waiting_messages(context),
             *self._production(context),
             *self._queries(context),
+            *self._bulk(context),
             *self._pops(context),
             *self._administration(context),
             *self._replication(context),
@@ -159,8 +172,13 @@ class Services:
         directory = str(context.settings.data_dir / INDEX_DIRECTORY)
         self.keys = KeyQueries(context, index=KeyIndex(directory, context.replica.log, context.applied_index))
         self.queue_repair = QueueRepair(context)
-        self.bulk = Bulk(context)
-        return self.lookup, self.keys, self.queue_repair, self.bulk
+        return self.lookup, self.keys, self.queue_repair
+
+    def _bulk(self, context: BrokerContext) -> tuple[Service, ...]:
+        self.leases = LogLeases(
+            settings=context.settings, base_pos=lambda: context.replica.log.base_pos, clock=context.clock
+        )
+        return self.leases, BulkReads(context), TopicPlans(context), TopicEndQueries(context)
 
     def _pops(self, context: BrokerContext) -> tuple[Service, ...]:
         self.pops = Pops(
@@ -182,24 +200,30 @@ class Services:
             store=context.store,
             floor_pos=context.floor_pos,
             waiting_pos=RetentionFloor(context.metadata, context.store, context.wall_clock_ms).first_pos,
-            leased_pos=self.bulk.leases.first_pos,
+            leased_pos=self.leases.first_pos,
             disk_usage=usage,
             wall_clock_ms=context.wall_clock_ms,
             log=context.log,
         )
-        administration = Administration(
-            context,
-            stats=stats,
-            offsets=self.offsets,
-            lookup=self.lookup,
-            disk_usage=usage,
-            cpu_seconds=partial(cpu_seconds, os.getpid()),
-            resident_bytes=resident_bytes,
-            delete_expired=self.retention.run,
-            is_allowed=self.group_admin.is_allowed,
-            on_settings_changed=self._settings_changed,
+        return (
+            stats,
+            self.group_admin,
+            Topics(context),
+            TopicQueries(context, store_time=self.lookup.store_time),
+            ConsumerGroups(context),
+            GroupOffsets(context, offsets=self.offsets, lookup=self.lookup),
+            GroupMembers(context, record_at=self.lookup.record_at),
+            BrokerConfig(context, is_allowed=self.group_admin.is_allowed, on_changed=self._settings_changed),
+            ReplicaStatus(
+                context,
+                runtime=RuntimeInfo(context, stats=stats, disk_usage=usage),
+                cpu_seconds=partial(cpu_seconds, os.getpid()),
+                resident_bytes=resident_bytes,
+            ),
+            UserAdministration(context),
+            Cleanup(delete_expired=self.retention.run),
+            LevelRaises(context),
         )
-        return stats, self.group_admin, administration, LevelRaises(context)
 
     def _replication(self, context: BrokerContext) -> tuple[Service, ...]:
         self.forwarder = Forwarder(

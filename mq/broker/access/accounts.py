@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mq.broker.access.addresses import Matches, compiled
+from mq.protocol.address_patterns import Matches, compiled
 from mq.protocol.names import RETRY_PREFIX, retry_topic
 from mq.protocol.plain_acl import GLOBAL_ADDRESSES, AclFileInvalid, PlainAccount, decode_plain_acl
 from mq.protocol.signing import Signer

@@ -11,11 +11,11 @@ import msgspec
 import structlog
 
 from mq.broker.access.accounts import Account, Accounts, Permission, parse_accounts
-from mq.broker.access.addresses import compiled
 from mq.broker.access.needs import ROWS, Role, Row
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import SealBroken, opened
 from mq.broker.state.users import User, Users
+from mq.protocol.address_patterns import compiled
 from mq.protocol.chunks import Incoming, headers_of
 from mq.protocol.errors import HeaderError
 from mq.protocol.headers import Response, UnknownRequest

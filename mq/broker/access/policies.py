@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mq.broker.access.accounts import Account, Permission
-from mq.broker.access.addresses import Matches, compiled
 from mq.broker.state.users import Policy
+from mq.protocol.address_patterns import Matches, compiled
 from mq.protocol.names import RETRY_PREFIX
 
 _ACTIONS: Final = {Permission.PUB: frozenset(("Pub", "All")), Permission.SUB: frozenset(("Sub", "All"))}

@@ -22,7 +22,6 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
 from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
-from mq.protocol.registration import DataVersion
 from mq.protocol.replies import VersionReply
 
 Log = structlog.stdlib.BoundLogger
@@ -41,8 +40,6 @@ class BrokerConfig(Service):
     """The current settings, and the handlers for them.
 
     Args:
-        leads: whether this replica leads.
-        version: the data version of topics and groups.
         is_allowed: whether the client at this address and port may change settings.
         on_changed: called after each change.
     """
@@ -51,14 +48,12 @@ class BrokerConfig(Service):
         self,
         context: BrokerContext,
         *,
-        leads: Callable[[], bool],
-        version: Callable[[], DataVersion],
         is_allowed: Callable[[str], bool],
         on_changed: Callable[[BrokerSettings], None],
     ) -> None:
         self._settings = context.settings
-        self._leads = leads
-        self._version = version
+        self._appender = context.appender
+        self._version = context.data_version
         self._is_allowed = is_allowed
         self._on_changed = on_changed
         self._log = context.log
@@ -98,7 +93,7 @@ class BrokerConfig(Service):
 
     def properties(self) -> dict[str, str]:
         """All settings, by our names, and by RocketMQ's where it has one."""
-        settings, leads = self._settings, self._leads()
+        settings, leads = self._settings, self._appender.is_open
         stock = BrokerProperties(
             auto_create_topic_enable=settings.auto_create_topics,
             file_reserved_time=f"{settings.retention_hours:g}",

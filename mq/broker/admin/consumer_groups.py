@@ -5,7 +5,7 @@ For the members of groups see `mq.broker.consume.heartbeat`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mq.broker.context import BrokerContext
@@ -30,24 +30,19 @@ from mq.protocol.operator_requests import (
     UpdateAndCreateSubscriptionGroup,
     UpdateAndCreateSubscriptionGroupList,
 )
-from mq.protocol.registration import DataVersion
 from mq.protocol.replies import GroupCountReply
 
 GROUPS_PER_REQUEST_MAX = 1000
 
 
 class ConsumerGroups(Service):
-    """The handlers for consumer group configurations.
+    """The handlers for consumer group configurations."""
 
-    Args:
-        version: the data version of topics and groups.
-    """
-
-    def __init__(self, context: BrokerContext, *, version: Callable[[], DataVersion]) -> None:
+    def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
         self._read = context.reads.read
-        self._version = version
+        self._version = context.data_version
         self._wall_clock_ms = context.wall_clock_ms
 
     def routes(self) -> Iterator[Route]:

@@ -24,7 +24,6 @@ class ReplicaStatus(Service):
 
     Args:
         runtime: figures that stock tools look for.
-        counters: figures of the running process.
         cpu_seconds: CPU time of the process and its children.
         resident_bytes: resident memory of the process.
     """
@@ -34,7 +33,6 @@ class ReplicaStatus(Service):
         context: BrokerContext,
         *,
         runtime: RuntimeInfo,
-        counters: Callable[[], dict[str, int]],
         cpu_seconds: Callable[[], float],
         resident_bytes: Callable[[], int],
     ) -> None:
@@ -42,7 +40,7 @@ class ReplicaStatus(Service):
         self._replica = context.replica
         self._metadata = context.metadata
         self._runtime = runtime
-        self._counters = counters
+        self._counters = context.counters
         self._cpu_seconds = cpu_seconds
         self._resident_bytes = resident_bytes
 

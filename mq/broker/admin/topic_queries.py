@@ -39,23 +39,16 @@ class TopicQueries(Service):
 
     Args:
         store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 without a message.
-        version: the data version of topics and groups.
     """
 
-    def __init__(
-        self,
-        context: BrokerContext,
-        *,
-        store_time: Callable[[str, int, int], int],
-        version: Callable[[], bodies.DataVersion],
-    ) -> None:
+    def __init__(self, context: BrokerContext, *, store_time: Callable[[str, int, int], int]) -> None:
         self._broker_name = context.settings.group
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.reads.read
         self._gradually = context.slow_answers
         self._store_time = store_time
-        self._version = version
+        self._version = context.data_version
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""

@@ -18,12 +18,11 @@ from typing import NamedTuple
 import structlog
 import trio
 
-from mq.broker.base.name_server_stream import Stream, open_stream
+from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
 from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
-from mq.protocol.frames import split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.headers import encode_request
 
 CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
@@ -146,19 +145,9 @@ class Registrar:
     async def _ask(self, stream: Stream, request: bytes, opaque: int) -> None:
         with trio.fail_after(ANSWER_SECONDS_MAX):
             await stream.send_all(request)
-            received = bytearray()
-            while True:
-                chunk = await stream.receive_some(65536)
-                if not chunk:
-                    raise _Refused("the name server closed the connection")
-                received += chunk
-                frames, _ = split_frames(memoryview(bytes(received)))
-                for serialization, header, _ in frames:
-                    answer = decode_header(serialization, header)
-                    if isinstance(answer, Response) and answer.opaque == opaque:
-                        if answer.code != ResponseCode.SUCCESS:
-                            raise _Refused(f"code {answer.code}: {answer.remark}")
-                        return
+            answer, _ = await receive_answer(stream, opaque)
+        if answer.code != ResponseCode.SUCCESS:
+            raise _Refused(f"code {answer.code}: {answer.remark}")
 
 
 class _Refused(Exception):

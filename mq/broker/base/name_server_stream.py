@@ -1,10 +1,13 @@
-"""Connections of a broker to its name servers, with or without TLS."""
+"""Connections of a broker to its name servers, with or without TLS, and their answers."""
 
 from __future__ import annotations
 
 import ssl
 
 import trio
+
+from mq.protocol.frames import split_frames
+from mq.protocol.headers import Response, decode_header
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -25,3 +28,21 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> S
         cause = error.__cause__ or error
         raise OSError(f"TLS failed: {cause}") from error
     return secured
+
+
+async def receive_answer(stream: Stream, opaque: int) -> tuple[Response, memoryview]:
+    """The header and the body of the answer to a request; other frames are ignored.
+
+    Raises ProtocolError, trio.BrokenResourceError, and OSError if the name server closes the connection.
+    """
+    received = bytearray()
+    while True:
+        chunk = await stream.receive_some(65536)
+        if not chunk:
+            raise OSError("the name server closed the connection")
+        received += chunk
+        frames, _ = split_frames(memoryview(bytes(received)))
+        for serialization, header, body in frames:
+            answer = decode_header(serialization, header)
+            if isinstance(answer, Response) and answer.opaque == opaque:
+                return answer, body

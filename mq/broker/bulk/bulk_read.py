@@ -18,7 +18,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.net.service import Route
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import SubscriptionError, parse_tags
 from mq.protocol.bulk import (
@@ -54,6 +54,7 @@ _ENTRIES_MAX: Final = 64 * 1024
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.@%-]")
 _NAME_LENGTH_MAX: Final = 64
 _OTHERS: Final = "others"
+_EXPIRE_SECONDS: Final = 0.02
 
 
 class _Read(NamedTuple):
@@ -77,7 +78,7 @@ _Wanted = tuple[ConsumeQueue, int, int]
 """A queue, and the existing part of the requested range of offsets."""
 
 
-class BulkReads:
+class BulkReads(Service):
     """The handler for bulk reads."""
 
     def __init__(self, context: BrokerContext) -> None:
@@ -103,6 +104,10 @@ class BulkReads:
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(BulkRead, self.handle)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions, with intervals in seconds; see `Service`."""
+        yield _EXPIRE_SECONDS, self.expire
 
     def counters(self) -> dict[str, int]:
         """Figures: requests, and rows and bytes by role and by client."""

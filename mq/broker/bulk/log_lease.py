@@ -12,7 +12,7 @@ from typing import Final
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Route
+from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
@@ -22,7 +22,7 @@ NOTHING: Final = 2**63 - 1
 LEASE_ID_LENGTH_MAX: Final = 128
 
 
-class LogLeases:
+class LogLeases(Service):
     """The leases of one replica.
 
     Args:

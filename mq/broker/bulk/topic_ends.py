@@ -12,7 +12,7 @@ from typing import Final
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
-from mq.broker.net.service import Route
+from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
@@ -25,7 +25,7 @@ _NAMED_MAX: Final = 10
 """Maximum number of topics named in a remark."""
 
 
-class TopicEndQueries:
+class TopicEndQueries(Service):
     """The handler for ends of many topics."""
 
     def __init__(self, context: BrokerContext) -> None:

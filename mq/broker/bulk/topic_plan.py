@@ -12,7 +12,7 @@ from typing import Final
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Route
+from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
@@ -30,7 +30,7 @@ _SAMPLE_ENTRIES: Final = 32
 _AT_A_STRETCH: Final = 64
 
 
-class TopicPlans:
+class TopicPlans(Service):
     """The handler for planning requests."""
 
     def __init__(self, context: BrokerContext) -> None:

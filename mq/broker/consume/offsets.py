@@ -19,6 +19,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
+from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
@@ -359,18 +360,11 @@ class Offsets(Service):
         self._answer_end(call, lambda queue: queue.min_offset)
 
     def _answer_end(self, call: Call[GetMaxOffset | GetMinOffset], end_of: Callable[[ConsumeQueue], int]) -> None:
-        call.drop_body()
+        def answer() -> bytes:
+            queue = self._store.get(call.request.ext.topic, call.request.ext.queue_id)
+            return _offset_reply(call, 0 if queue is None else end_of(queue))
 
-        def known(is_known: bool) -> None:
-            if is_known:
-                queue = self._store.get(call.request.ext.topic, call.request.ext.queue_id)
-                reply = _offset_reply(call, 0 if queue is None else end_of(queue))
-            else:
-                code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read"
-                reply = call.response(code, remark=remark)
-            call.connection.send(reply)
-
-        self._read(known)
+        when_current(self._read, call, answer)
 
     def _answer(self, call: Call[QueryConsumerOffset], key: Key) -> bytes:
         stored = self._known(key)

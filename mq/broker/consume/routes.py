@@ -9,13 +9,12 @@ from typing import NamedTuple
 import structlog
 import trio
 
-from mq.broker.base.name_server_stream import Stream, open_stream
+from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
 from mq.protocol.admin_requests import RouteExt
 from mq.protocol.bodies import Route
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
-from mq.protocol.frames import split_frames
-from mq.protocol.headers import Response, decode_header, encode_request
+from mq.protocol.headers import encode_request
 from mq.protocol.queue_tables import QueueRef
 
 FRESH_SECONDS = 5.0
@@ -134,22 +133,12 @@ class Routes:
 
 async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
     """The answer to the request in flight. Raises ProtocolError, OSError, trio.BrokenResourceError."""
-    received = bytearray()
-    while True:
-        chunk = await stream.receive_some(65536)
-        if not chunk:
-            raise OSError("the name server closed the connection")
-        received += chunk
-        frames, _ = split_frames(memoryview(bytes(received)))
-        for serialization, header, body in frames:
-            answer = decode_header(serialization, header)
-            if not isinstance(answer, Response) or answer.opaque != opaque:
-                continue
-            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                return None
-            if answer.code != ResponseCode.SUCCESS:
-                raise OSError(f"the name server answered code {answer.code}: {answer.remark}")
-            return readable_queues(topic, Route.decode(body))
+    answer, body = await receive_answer(stream, opaque)
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise OSError(f"the name server answered code {answer.code}: {answer.remark}")
+    return readable_queues(topic, Route.decode(body))
 
 
 def readable_queues(topic: str, route: Route) -> Queues | None:

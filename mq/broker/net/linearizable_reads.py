@@ -79,9 +79,10 @@ class LinearizableReads:
         self._read(known)
 
 
-def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes]) -> None:
-    """Send the result of ``answer``, or the refusal that it raises, once this replica is up to date."""
-
+def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]) -> None:
+    """Send the result of ``answer``, unless that is None, or the refusal that it raises, once this replica is up to
+    date.
+    """
     call.drop_body()
 
     def known(is_known: bool) -> None:
@@ -94,6 +95,7 @@ def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes]) -> No
         except Exception as error:
             call.refuse(error)
         else:
-            call.answer(reply)
+            if reply is not None:
+                call.answer(reply)
 
     read(known)

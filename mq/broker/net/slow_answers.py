@@ -10,7 +10,7 @@ import trio
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.linearizable_reads import Read
+from mq.broker.net.linearizable_reads import Read, when_current
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import FRAME_BYTES_MAX
 
@@ -78,20 +78,10 @@ class SlowAnswers:
     def when_current(self, read: Read, call: Call[Any], answer: Callable[[], Answer]) -> None:
         """`work`, once this replica is up to date."""
 
-        call.drop_body()
+        def begin() -> None:
+            self.work(call, answer())
 
-        def known(is_known: bool) -> None:
-            if call.connection.closed:
-                return
-            if is_known:
-                self.work(call, answer())
-            else:
-                refusal = RequestRefused(
-                    ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read"
-                )
-                call.refuse(refusal)
-
-        read(known)
+        when_current(read, call, begin)
 
     async def run(self) -> None:
         """Build unfinished answers, until cancelled."""

@@ -94,15 +94,11 @@ class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
-class PutTopic(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="kind",
-    tag="put_topic",
-):
+class _Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Base of the commands of this module; the tag names a command in the log."""
+
+
+class PutTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put_topic"):
     """Create a topic, or replace its configuration.
 
     With ``unless_there`` an existing one is not changed: automatic creation never replaces anything.
@@ -113,24 +109,14 @@ class PutTopic(
     unless_there: bool = False
 
 
-class DeleteTopic(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_topic"
-):
+class DeleteTopic(_Command, frozen=True, kw_only=True, tag="delete_topic"):
     """Delete a topic and every group's offsets in it: a later topic of that name starts empty."""
 
     name: str
     timestamp_ms: int
 
 
-class PutGroup(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="kind",
-    tag="put_group",
-):
+class PutGroup(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put_group"):
     """Create a consumer group, or replace its configuration.
 
     With ``unless_there`` an existing one is not changed: automatic creation never replaces anything.
@@ -141,9 +127,7 @@ class PutGroup(
     unless_there: bool = False
 
 
-class DeleteGroup(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="delete_group"
-):
+class DeleteGroup(_Command, frozen=True, kw_only=True, tag="delete_group"):
     """Delete a consumer group, and with ``remove_offsets`` its offsets."""
 
     name: str
@@ -157,9 +141,7 @@ class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
     offsets: list[tuple[str, str, int, int]]
 
 
-class ResetOffset(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="reset_offset"
-):
+class ResetOffset(_Command, frozen=True, kw_only=True, tag="reset_offset"):
     """Set one consumer offset, possibly to a lower value. Only this command moves an offset back.
 
     With ``restart``, running consumers have to restart there: until one has, their commits are ignored.
@@ -172,9 +154,7 @@ class ResetOffset(
     restart: bool = False
 
 
-class ForbidTopic(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="forbid_topic"
-):
+class ForbidTopic(_Command, frozen=True, kw_only=True, tag="forbid_topic"):
     """Forbid a group to read a topic, or allow it again."""
 
     group: str
@@ -182,9 +162,7 @@ class ForbidTopic(
     forbidden: bool
 
 
-class LockQueues(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="lock_queues"
-):
+class LockQueues(_Command, frozen=True, kw_only=True, tag="lock_queues"):
     """Assign queues (topic, queue id) to a client of a group, whoever held them; the leader has checked that they are
     free.
     """
@@ -194,9 +172,7 @@ class LockQueues(
     queues: list[tuple[str, int]]
 
 
-class UnlockQueues(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="unlock_queues"
-):
+class UnlockQueues(_Command, frozen=True, kw_only=True, tag="unlock_queues"):
     """Release queues of a client of a group. Queues that another client holds by now are not changed."""
 
     group: str
@@ -204,30 +180,25 @@ class UnlockQueues(
     queues: list[tuple[str, int]]
 
 
-class AdvanceDelay(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="advance_delay"
-):
+class AdvanceDelay(_Command, frozen=True, kw_only=True, tag="advance_delay"):
     """Everything below ``offset`` in the queue of a delay level is delivered. A lower offset changes nothing."""
 
     level: int
     offset: int
 
 
-class PutReplica(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="put_replica"
-):
+class PutReplica(_Command, frozen=True, kw_only=True, tag="put_replica"):
     """The address of a replica's client listener for other replicas, as an IP address and a port."""
 
     node_id: str
     address: str
 
 
-Command: TypeAlias = (
+_AsWritten: TypeAlias = (
     PutTopic
     | DeleteTopic
     | PutGroup
     | DeleteGroup
-    | CommitOffsets
     | ResetOffset
     | LockQueues
     | UnlockQueues
@@ -248,6 +219,8 @@ Command: TypeAlias = (
     | PutPolicies
     | DeletePolicies
 )
+"""Commands whose fields are encoded as they are."""
+Command: TypeAlias = _AsWritten | CommitOffsets
 
 OffsetRow = tuple[str, str, list[int]]
 """Encoded consumer offsets: group, topic, and alternating queue ids and offsets. Few containers make CBOR fast."""
@@ -259,32 +232,7 @@ class _WrittenOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     offsets: list[OffsetRow]
 
 
-_Written: TypeAlias = (
-    PutTopic
-    | DeleteTopic
-    | PutGroup
-    | DeleteGroup
-    | _WrittenOffsets
-    | ResetOffset
-    | LockQueues
-    | UnlockQueues
-    | AdvanceDelay
-    | PutReplica
-    | ForbidTopic
-    | CompleteEntries
-    | SkipEntries
-    | PutRequestMode
-    | RaiseLevel
-    | AdvanceChecks
-    | PopMessages
-    | AckMessages
-    | DeferMessage
-    | CreateUser
-    | UpdateUser
-    | DeleteUser
-    | PutPolicies
-    | DeletePolicies
-)
+_Written: TypeAlias = _AsWritten | _WrittenOffsets
 
 
 _KINDS: Final = {kind.__struct_config__.tag: kind for kind in get_args(_Written)}

@@ -224,9 +224,12 @@ async def test_settings_change_only_from_where_that_is_allowed(allowed: bool, ch
         return allowed
 
     running_settings = BrokerConfig(
-        context_of(settings=broker_settings(tmp_path), log=structlog.get_logger()),
-        leads=lambda: True,
-        version=DataVersion,
+        context_of(
+            settings=broker_settings(tmp_path),
+            log=structlog.get_logger(),
+            appender__is_open=True,
+            data_version=DataVersion,
+        ),
         is_allowed=is_allowed,
         on_changed=changed.append,
     )

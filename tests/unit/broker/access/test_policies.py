@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from mq.broker.access.accounts import Permission
-from mq.broker.access.addresses import compiled
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
 from mq.broker.state.commands import decode_command, encode_command
@@ -23,6 +22,7 @@ from mq.broker.state.users import (
     UpdateUser,
     Users,
 )
+from mq.protocol.address_patterns import compiled
 from mq.protocol.signing import Signer
 
 PUB, SUB = Permission.PUB, Permission.SUB
