@@ -375,7 +375,7 @@ CALLED_BY_LIBRARIES = frozenset(
 
 
 def dead_names(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Functions, classes and methods of production that no line of any source mentions.
+    """Functions, classes, methods and names of modules of production that no line of any source reads.
 
     ``sources``: path and text of each file, tests included. What a decorator registers is in use.
     """
@@ -384,8 +384,16 @@ def dead_names(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
     for path, source in sources:
         for node in ast.walk(ast.parse(source)):
             match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
+                case (
+                    ast.Name(id=name, ctx=ast.Load())
+                    | ast.Attribute(attr=name)
+                    | ast.alias(name=name)
+                    | ast.keyword(arg=str(name))
+                ):
                     mentioned.add(name)
+                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                    if node.col_offset == 0 and not path.startswith("tests/"):
+                        defined.setdefault(name, []).append(f"{path}:{node.lineno}: nothing uses {name}")
                 case ast.Constant(value=str(text)):  # __all__, and what is looked up by its name
                     mentioned.update(text.replace(":", ".").split("."))
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -472,6 +480,7 @@ def test_unused_names_are_found() -> None:
     used = "def f(): ...\nclass A:\n    @property\n    def size(self): ...\n    def closed(self): ...\nA().size"
     assert list(dead_names([("mq/a.py", used)])) == ["mq/a.py:1: nothing uses f", "mq/a.py:5: nothing uses closed"]
     assert not list(dead_names([("mq/a.py", "def f(): ..."), ("tests/b.py", "from mq.a import f")]))
+    assert list(dead_names([("mq/a.py", "A = 1\nB: int = 2\nprint(A)")])) == ["mq/a.py:2: nothing uses B"]
     assert not list(dead_names([("mq/a.py", "@app.command\ndef f(): ..."), ("tests/b.py", "def g(): ...")]))
 
 

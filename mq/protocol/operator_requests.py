@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from mq.protocol.admin_requests import BrokerExt, TopicExt
@@ -22,10 +20,6 @@ class TopicOfBrokerExt(TopicExt):
     """One topic; ``lo`` belongs to static topics, which we do not have."""
 
     lo: bool | None = None
-
-
-TOPIC_IDENTITY: Final = "topicIdentity"
-"""Our own header field in the answer to 351: the identity of the topic."""
 
 
 class GetTopicConfig(Request, tag=int(Code.GET_TOPIC_CONFIG)):

@@ -9,7 +9,7 @@ that was set back. A search then finds one of the places where they cross the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -38,8 +38,6 @@ from raftlog.segment import EntryGone
 UPPER = "upper"
 ENTRIES_MAX = 1024
 """Maximum number of queue entries in one answer."""
-
-_OnRead = Callable[[Callable[[bool], None]], None]
 
 
 class OffsetAndTimeQueries(Service):
