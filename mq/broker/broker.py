@@ -9,8 +9,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Sequence
 
-import structlog
-
 from mq.broker.admin.stats import local_day
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.event_loop_lag import EventLoopLag
@@ -54,8 +52,6 @@ from raftlog import (
 )
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment import HEADER_BYTES
-
-Log = structlog.stdlib.BoundLogger
 
 _EXPIRE_SECONDS_MAX = 0.005
 """Expired pulls are answered for about this long per call; the rest next time."""

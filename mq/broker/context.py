@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
 from mq.broker.access.control import AccessControl
 from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
 from mq.broker.base.process_tuning import DescriptorLimits
+from mq.broker.base.rate_limited_log import Log
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.linearizable_reads import LinearizableReads
@@ -32,8 +31,6 @@ from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
 from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, parse_address
 from raftlog.log_numbers import LogIndex
-
-Log = structlog.stdlib.BoundLogger
 
 
 def wall_clock_ms() -> int:

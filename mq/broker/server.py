@@ -21,6 +21,7 @@ import trio
 from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
+from mq.broker.base.rate_limited_log import Log
 from mq.broker.broker import Broker
 from mq.broker.context import Environment, wall_clock_ms
 from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
@@ -60,8 +61,6 @@ from raftlog import (
     stored_segment_bytes,
 )
 from raftlog.segment import SNAPSHOT_NAME, FormatTooNew
-
-Log = structlog.stdlib.BoundLogger
 
 _READERS = 4
 """Threads that load old messages into memory."""

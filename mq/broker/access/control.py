@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 
 from mq.broker.access.accounts import Account, Accounts, Permission, parse_accounts
 from mq.broker.access.needs import ROWS, Role, Row
 from mq.broker.access.policies import UserAccount, rules_of
 from mq.broker.access.sealing import SealBroken, opened
+from mq.broker.base.rate_limited_log import Log
 from mq.broker.state.users import User, Users
 from mq.protocol.address_patterns import compiled
 from mq.protocol.chunks import Incoming, headers_of
@@ -21,9 +21,6 @@ from mq.protocol.errors import HeaderError
 from mq.protocol.headers import Response, UnknownRequest
 from mq.protocol.plain_acl import AclFileInvalid
 from mq.protocol.signing import ACCESS_KEY, Signer, header_fields
-
-Log = structlog.stdlib.BoundLogger
-
 
 _NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-import structlog
 from pydantic import ValidationError
 
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
@@ -23,8 +22,6 @@ from mq.protocol.names import TRACE_TOPIC
 from mq.protocol.operator_bodies import decode_properties, encode_properties
 from mq.protocol.operator_requests import GetBrokerConfig, UpdateBrokerConfig
 from mq.protocol.replies import VersionReply
-
-Log = structlog.stdlib.BoundLogger
 
 CHANGEABLE: Final = {
     AUTO_CREATE_TOPIC: "auto_create_topics",

@@ -13,10 +13,9 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
-from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup, encode_command
+from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
 from mq.broker.state.metadata import GROUPS_MAX
-from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.replicate import replicate
+from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import (
     SubscriptionGroupConfig,
@@ -71,17 +70,12 @@ class ConsumerGroups(Service):
     def handle_delete(self, call: Call[DeleteSubscriptionGroup]) -> None:
         """Delete a group, and its offsets if requested; answered when that is replicated."""
         ext = call.request.ext
-        try:
-            command = encode_command(
-                DeleteGroup(
-                    name=ext.group_name,
-                    timestamp_ms=self._wall_clock_ms(),
-                    remove_offsets=ext.remove_offset or ext.clean_offset,
-                )
-            )
-        except CommandRefused as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        replicate(self._appender, [command], call, what="a group's deletion")
+        command = DeleteGroup(
+            name=ext.group_name,
+            timestamp_ms=self._wall_clock_ms(),
+            remove_offsets=ext.remove_offset or ext.clean_offset,
+        )
+        replicate(self._appender, [encoded(command)], call, what="a group's deletion")
 
     def handle_all(self, call: Call[GetAllSubscriptionGroupConfig]) -> None:
         """Request code 201."""
@@ -109,10 +103,7 @@ class ConsumerGroups(Service):
 
     def _put(self, call: Call[Any], groups: Sequence[SubscriptionGroupConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        try:
-            commands = [encode_command(PutGroup(config=_config(wanted), timestamp_ms=now_ms)) for wanted in groups]
-        except CommandRefused as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        commands = [encoded(PutGroup(config=_config(wanted), timestamp_ms=now_ms)) for wanted in groups]
         names = {wanted.group_name for wanted in groups}
         if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > GROUPS_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())

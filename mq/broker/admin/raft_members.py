@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import structlog
-
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -34,8 +32,6 @@ from raftlog import (
     why_invalid,
 )
 from raftlog.log_numbers import NO_INDEX, LogIndex
-
-Log = structlog.stdlib.BoundLogger
 
 CHANGE_SECONDS_MAX = 30.0
 """After this time, an uncommitted change is answered as one of unknown outcome; the change itself continues."""

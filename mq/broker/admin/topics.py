@@ -17,8 +17,7 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.metadata import TOPICS_MAX
-from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.replicate import replicate
+from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
@@ -84,12 +83,7 @@ class Topics(Service):
 
     def _put(self, call: Call[Any], topics: Sequence[bodies.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        try:
-            commands = [
-                encode_command(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics
-            ]
-        except CommandRefused as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        commands = [encoded(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics]
         names = {wanted.topic_name for wanted in topics}
         if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > TOPICS_MAX:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())

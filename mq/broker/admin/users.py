@@ -20,7 +20,6 @@ from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_USERS
-from mq.broker.state.table import CommandRefused
 from mq.broker.state.users import (
     ACTIONS,
     POLICIES_MAX,
@@ -35,7 +34,7 @@ from mq.broker.state.users import (
     is_meant,
 )
 from mq.broker.state.users import CreateUser as CreateUserCommand
-from mq.broker.write_path.replicate import replicate
+from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.signing import KEY_LENGTH_MIN
 from mq.protocol.user_bodies import (
@@ -256,17 +255,14 @@ class UserAdministration(Service):
         change: str,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        try:
-            encoded = encode_command(command)
-        except CommandRefused as error:
-            raise _invalid(str(error)) from error
+        body = encoded(command)
         call.drop_body()  # the body may contain a password
 
         def checked() -> None:
             check()
             self._log.info("user_changed", user=name, change=change)
 
-        replicate(self._appender, [encoded], call, what="a user", check=checked)
+        replicate(self._appender, [body], call, what="a user", check=checked)
 
     def _check_may_change(self, name: str) -> None:
         if self._access is None:

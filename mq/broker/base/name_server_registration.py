@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import NamedTuple
 
-import structlog
 import trio
 
 from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
+from mq.broker.base.rate_limited_log import Log
 from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -31,7 +31,6 @@ _TOPICS_AT_ONCE = 100
 """Above this number of topics, a worker thread encodes the body."""
 
 Address = tuple[str, int]
-Log = structlog.stdlib.BoundLogger
 
 
 class Registration(NamedTuple):

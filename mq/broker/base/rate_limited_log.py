@@ -1,4 +1,6 @@
-"""Rate-limited warnings for events that may occur per message: at most one per event name and minute."""
+"""The operators' log, and rate-limited warnings for events that may occur per message: at most one per event name and
+minute.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,15 @@ from collections.abc import Callable
 
 import structlog
 
+Log = structlog.stdlib.BoundLogger
+
 _EVERY_MS = 60_000
 
 
 class RateLimitedLog:
     """Logs an event unless it logged one of the same name less than a minute ago."""
 
-    def __init__(self, log: structlog.stdlib.BoundLogger, now_ms: Callable[[], int]) -> None:
+    def __init__(self, log: Log, now_ms: Callable[[], int]) -> None:
         self._log = log
         self._now_ms = now_ms
         self._logged_ms: dict[str, int] = {}

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import structlog
-
+from mq.broker.base.rate_limited_log import Log
 from mq.broker.settings import BrokerSettings
 from mq.protocol.records import RecordError, decode_record, iter_sizes
 from mq.store.errors import StoreError
@@ -20,8 +19,6 @@ from mq.store.queue_store import QueueStore
 from raftlog import EntryKind, PeerState, Replica, SegmentError
 from raftlog.log_numbers import index_range
 from raftlog.segment import HEADER_BYTES, RetentionPolicy, SegmentInfo, Situation, droppable
-
-Log = structlog.stdlib.BoundLogger
 
 LAG_GRACE_SEGMENTS = 2
 """A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.

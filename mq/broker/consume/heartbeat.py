@@ -16,7 +16,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.replicate import encoded
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -159,10 +159,7 @@ class Heartbeats(Service):
         if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
             return
         config = GroupConfig(name=group)
-        try:
-            put_group = encode_command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
-        except CommandRefused as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        put_group = encoded(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
         if not self._metadata.has_room_for_group(group):
             return  # it can consume, but is not stored
         self._creating.add(group)

@@ -15,8 +15,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import structlog
-
 from mq.broker.consume.lock_renewals import LockRenewals
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -32,8 +30,6 @@ from mq.protocol.group_bodies import LockedQueues, QueueLocks
 from mq.protocol.headers import LockBatchMq, UnlockBatchMq
 from mq.protocol.names import check_group
 from mq.protocol.queue_tables import QueueRef
-
-Log = structlog.stdlib.BoundLogger
 
 LOCK_SECONDS = 60.0
 """A lock expires when its holder was not heard for this long."""

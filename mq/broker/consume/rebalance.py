@@ -13,10 +13,9 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
-from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX, encode_command
+from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
-from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.replicate import replicate
+from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.allocation import STRATEGIES, share_with_next
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
@@ -99,12 +98,7 @@ class Rebalance(Service):
         topic, group = wanted.topic, wanted.consumer_group
         if topic.startswith(RETRY_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
-        try:
-            command = encode_command(
-                PutRequestMode(group=group, topic=topic, mode=wanted.mode, shared=wanted.pop_share_queue_num)
-            )
-        except CommandRefused as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        command = encoded(PutRequestMode(group=group, topic=topic, mode=wanted.mode, shared=wanted.pop_share_queue_num))
         if topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         if group not in self._metadata.groups:

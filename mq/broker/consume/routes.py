@@ -6,10 +6,10 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import structlog
 import trio
 
 from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
+from mq.broker.base.rate_limited_log import Log
 from mq.protocol.admin_requests import RouteExt
 from mq.protocol.bodies import Route
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
@@ -29,7 +29,6 @@ QUEUES_MAX = 100_000
 Address = tuple[str, int]
 Queues = tuple[QueueRef, ...]
 OnQueues = Callable[[Queues | None], None]
-Log = structlog.stdlib.BoundLogger
 
 
 class _Known(NamedTuple):

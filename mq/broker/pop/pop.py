@@ -15,8 +15,6 @@ from collections.abc import Callable, Container, Iterator
 from functools import partial
 from itertools import chain
 
-import structlog
-
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.long_polling import LongPolling, QueueKey
 from mq.broker.consume.record_reader import RecordReader
@@ -42,8 +40,6 @@ from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.protocol.replies import PollingInfoReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
-
-Log = structlog.stdlib.BoundLogger
 
 MESSAGES_MAX = 32
 _ANY = -1

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import structlog
 import trio
 
 import mq
@@ -32,8 +31,6 @@ from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog import SegmentError
-
-Log = structlog.stdlib.BoundLogger
 
 QUERIES_MAX = 64
 """Queued and running queries; further ones are refused with "busy"."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import structlog
-
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.store.dispatch import QUEUE_ENTRY
@@ -18,8 +16,6 @@ from mq.store.errors import QueueFileDamaged
 from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
 from mq.store.queue_store import DamagedBlock
 from raftlog import SegmentError
-
-Log = structlog.stdlib.BoundLogger
 
 _PAUSE_SECONDS = 1.0
 """Pause after a failure before the same block is retried."""

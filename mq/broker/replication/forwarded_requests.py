@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-import structlog
-
+from mq.broker.base.rate_limited_log import Log
 from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection, answer_failure
 from mq.broker.net.errors import RequestRefused
@@ -17,8 +16,6 @@ from mq.protocol.errors import FrameError
 from mq.protocol.forwarding import WrapEncoder
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import ONEWAY_FLAG, Forward, encode_response
-
-Log = structlog.stdlib.BoundLogger
 
 _HOST_BYTES = 8
 

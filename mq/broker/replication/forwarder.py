@@ -18,8 +18,6 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-import structlog
-
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -43,8 +41,6 @@ from mq.protocol.headers import (
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
 from raftlog import Deadline
-
-Log = structlog.stdlib.BoundLogger
 
 CONNECT_SECONDS_MAX = 1.0
 DRAIN_SECONDS_MAX = 1.0

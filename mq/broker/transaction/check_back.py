@@ -21,8 +21,6 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
 
-import structlog
-
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
@@ -43,8 +41,6 @@ from mq.protocol.records import RecordError, StoredMessage, encode_message
 from mq.protocol.requests import CheckTransactionStateExt
 from mq.store.errors import StoreError
 from raftlog import SegmentError
-
-Log = structlog.stdlib.BoundLogger
 
 _UNREADABLE = (StoreError, SegmentError, RecordError, OSError)
 _TOGETHER_MAX = 32

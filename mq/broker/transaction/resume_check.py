@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import structlog
-
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -29,8 +27,6 @@ from mq.protocol.operator_requests import ResumeCheckHalfMessage
 from mq.protocol.records import RawRecord, RecordError, decode_record, split_record
 from mq.store.log_records import LogRecords
 from raftlog import SegmentError
-
-Log = structlog.stdlib.BoundLogger
 
 _QUEUE_ID: Final = 0
 """The only queue of that topic."""
