@@ -28,6 +28,7 @@ from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
+from mq.compiled import IS_COMPILED
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
@@ -336,6 +337,7 @@ class _Host:
                 listen=settings.listen,
                 data_dir=str(settings.data_dir),
                 durability=settings.durability,
+                compiled=IS_COMPILED,
                 last_index=run.segment_log.last_index,
                 applied_index=replica.applied_index,
             )
