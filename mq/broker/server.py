@@ -13,13 +13,14 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
 import structlog
 import trio
 
 from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
+from mq.broker.base.periodic_task import repeat
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.broker import Broker
@@ -73,8 +74,6 @@ _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
 _ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _REFRESH_FILES_SECONDS = 1.0
-_AHEAD_SECONDS = 0.01
-"""Actions due this soon run together with those due now."""
 _FLUSH_QUEUES_SECONDS = 0.2
 """Each flush writes a part of the queues while the event loop waits: about 5 ms."""
 READY_SECONDS_MAX = 1.0
@@ -549,33 +548,6 @@ def _delete_expired(broker: Broker, log: Log) -> None:
         broker.delete_expired()
     except OSError as error:
         log.error("retention_failed", error=str(error))  # files stay longer than they should
-
-
-async def repeat(
-    actions: Sequence[tuple[float, Callable[[], None]]],
-    react: Callable[[], None],
-    note_delay: Callable[[float], None] = lambda seconds: None,
-) -> None:
-    """Run each action at its interval, and ``react`` after them; the first time after one interval.
-
-    ``note_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
-
-    Waking a task, and then the reactor, costs several times what most actions do. So one task runs all of them, an
-    action up to `_AHEAD_SECONDS` early if others are due, and ends a turn of the reactor itself.
-    """
-    now = trio.current_time()
-    due = [now + seconds for seconds, _ in actions]
-    while True:
-        wanted = min(due)
-        await trio.sleep_until(wanted)
-        now = trio.current_time()
-        note_delay(now - wanted)
-        for number, (seconds, action) in enumerate(actions):
-            if due[number] <= now + _AHEAD_SECONDS:
-                action()
-                due[number] = now + seconds
-        react()
-        note_delay(trio.current_time() - now)
 
 
 async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_without_the_headers_of_python_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: "/usr/bin/cc")
-    monkeypatch.setattr(__main__.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert __main__.main() == __main__.NOT_COMPILED
     assert f"{tmp_path}/Python.h is missing" in capsys.readouterr().out
 

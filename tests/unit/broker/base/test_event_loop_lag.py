@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker.base.event_loop_lag import EventLoopLag
-from mq.broker.server import repeat
+from mq.broker.base.periodic_task import repeat
 
 
 def test_longest_delay_is_kept_for_a_minute() -> None:

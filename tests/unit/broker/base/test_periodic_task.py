@@ -7,7 +7,7 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
-from mq.broker.server import repeat
+from mq.broker.base.periodic_task import repeat
 
 
 def done_in(seconds: float, *periods: float, each_takes: float = 0.0) -> list[list[float]]:
