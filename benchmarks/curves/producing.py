@@ -10,15 +10,27 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
-from benchmarks.curves.group_load import SETTINGS, Note, Plan, Shape, measure
-from benchmarks.curves.sample import Curve, bytes_name
+from benchmarks.curves.group_load import (
+    SETTINGS,
+    Note,
+    Plan,
+    Replicas,
+    Shape,
+    begin_after,
+    measure,
+    measure_jobs,
+    persist,
+)
+from benchmarks.curves.sample import Curve, Measured, bytes_name
 from benchmarks.frames import QUEUES, topic_name
 from benchmarks.load import Job
+from benchmarks.paced_load import PacedJob
 from benchmarks.store_load import BATCH
 from benchmarks.workers import drive, share_out
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
@@ -27,13 +39,16 @@ from mq.client.admin import Admin
 from mq.client.net.client_core import ClientCore
 from mq.protocol.codes import RequestCode
 
+GROUP_RATE = 2000.0
 CONNECTIONS = Curve("connections", "Connections that send", "connections", "1 KiB, one message in flight on each")
 IDLE = Curve("idle", "Connections that do nothing", "idle connections", "1 KiB, 4x256 on other connections")
 QUEUES_CURVE = Curve("queues", "Queues", "queues", "128 B, 4x2,500, which take turns in the queues")
 SIZE = Curve("size", "Size of a message", "bytes in the body", "4 connections with 256 messages or 1 MiB in flight")
 LOG = Curve("log", "Size of the log", "GB in the log", "1 KiB, 4x256, one replica")
 REPLICAS = Curve("replicas", "Replicas", "replicas", "1 KiB, 4x256")
-GROUPS = Curve("groups", "Broker groups", "groups of three replicas", "1 KiB, 4x256 for each group")
+GROUPS = Curve(
+    "groups", "Broker groups", "groups of three replicas", f"1 KiB, {GROUP_RATE:,.0f} messages/s in each group"
+)
 
 LOG_GB = (0, 1, 2, 5, 10, 20)
 DISK_GB_LEFT = 25
@@ -176,12 +191,33 @@ async def replicas(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def groups(plan: Plan, directory: Path, note: Note) -> None:
-    """1, 2 and 4 groups, each under the load of the first one."""
-    counts = (1, 2) if plan.quick else (1, 2, 4)
-    for count in up_and_down(counts):
+    """1, 2 and 4 groups, each with the same rate, which the cores of a small machine bear for all of them."""
+    for count in up_and_down((1, 2) if plan.quick else (1, 2, 4)):
         home = directory / f"{count}"
         async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=SETTINGS) as clusters:
             async with Admin(clusters[0].namesrv) as admin:
                 await admin.create_topic(topic_name(0), QUEUES)
-            note(await measure(clusters, Shape(connections=4 * count), plan, f"{count}"))
+            note(await persist(partial(_measure_groups, clusters, plan)))
         shutil.rmtree(home)
+
+
+async def _measure_groups(clusters: Sequence[DevCluster], plan: Plan) -> Measured:
+    found = await Replicas.find(clusters)
+    begin = begin_after(4 * len(clusters))
+    jobs = [
+        PacedJob(
+            Job(
+                address=address,
+                connections=4,
+                in_flight=256,
+                body_bytes=1024,
+                begin=begin,
+                window_seconds=plan.seconds,
+                windows=plan.windows,
+                first_slot=1,
+            ),
+            GROUP_RATE,
+        )
+        for address in found.addresses
+    ]
+    return await measure_jobs(clusters, found, jobs, f"{len(clusters)}", generator="benchmarks.paced_load")
