@@ -1,4 +1,4 @@
-"""Messages whose every part is told by a short value, so that a reader notices when any part was changed.
+"""Messages whose parts are all derived from a short value, so that a reader detects a change in any of them.
 
 A value is ``process.number.size``: unique in a run. Body, tag, key and property of its message are derived from it.
 """
@@ -18,7 +18,7 @@ def new_value(process: int, number: int, size: int) -> str:
 
 
 def body_of(value: str) -> bytes:
-    """The body of a value's message: the value, and bytes that nobody else would write behind it."""
+    """The body of a value's message: the value, followed by filler bytes specific to the value."""
     head = value.encode() + b"/"
     size = int(value.rpartition(".")[2])
     return head + hashlib.shake_128(head).digest(max(0, size - len(head)))
@@ -30,12 +30,12 @@ def tag_of(value: str) -> str:
 
 
 def properties_of(value: str) -> dict[str, str]:
-    """The properties of a value's message that its sender sets."""
+    """The properties that the sender sets on a value's message."""
     return {PROPERTY: value}
 
 
 def value_of(body: bytes, properties: Mapping[str, str], tag: str | None) -> str:
-    """The value of a message as it was received; a text that begins with `DAMAGED` if a part is not as it was sent."""
+    """The value of a received message; a text that begins with `DAMAGED` if a part differs from what was sent."""
     value = body.partition(b"/")[0].decode(errors="replace")
     try:
         whole = body == body_of(value) and tag == tag_of(value) and properties.get(PROPERTY) == value

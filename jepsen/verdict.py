@@ -16,8 +16,8 @@ Valid = bool | Literal["unknown"]
 class Result(msgspec.Struct, frozen=True):
     """What one checker found.
 
-    ``anomalies`` counts each kind of broken promise, ``examples`` describes the first ones of each. ``unknown`` says
-    why there is no answer, if there is none. ``counts`` says how much was looked at.
+    ``anomalies`` counts the violations by kind, ``examples`` describes the first ones of each. ``unknown`` says why
+    there is no verdict. ``counts`` says how much was checked.
     """
 
     name: str
@@ -29,18 +29,18 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> Valid:
-        """False if a promise was broken; "unknown" if nobody can tell; True otherwise."""
+        """False if a promise was broken; "unknown" if the checker cannot decide; True otherwise."""
         if self.anomalies:
             return False
         return "unknown" if self.unknown else True
 
 
 NEVER_CAME = frozenset({"unseen", "lost", "not-again", "never-seen", "given-back-and-lost"})
-"""Anomalies that only the end of a run can show: until then what is missing may still come."""
+"""Anomalies that only the end of a run can show: before that, what is missing may still arrive."""
 
 
 def of_unfinished(result: Result) -> Result:
-    """A result for a run that did not get to its end: nobody can tell whether what has not come would have come."""
+    """The result of an unfinished run: what is missing might still have arrived, so its absence is no anomaly."""
     missing = sorted(result.anomalies.keys() & NEVER_CAME)
     if not missing:
         return result
@@ -54,7 +54,7 @@ def of_unfinished(result: Result) -> Result:
 
 
 class Findings:
-    """What a checker gathers while it looks."""
+    """What a checker collects while it runs."""
 
     def __init__(self, name: str, promise: str) -> None:
         self._name = name
@@ -72,7 +72,7 @@ class Findings:
             examples.append(example)
 
     def cannot_tell(self, why: str) -> None:
-        """Something is missing without which there is no verdict."""
+        """Something required for a verdict is missing."""
         if why not in self._unknown:
             self._unknown.append(why)
 
@@ -91,7 +91,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> Valid:
-        """What is true of the run as a whole; nothing is true of a run that nobody checked."""
+        """The verdict of the whole run; "unknown" if nothing was checked."""
         return merge(result.valid for result in self.results)
 
 
@@ -114,7 +114,7 @@ EXIT_VALID, EXIT_BROKEN, EXIT_UNKNOWN, EXIT_CANNOT_RUN = 0, 1, 2, 3
 
 
 def exit_code(valid: Valid) -> int:
-    """What the command ends with."""
+    """The exit code of the command."""
     if valid == "unknown":
         return EXIT_UNKNOWN
     return EXIT_VALID if valid else EXIT_BROKEN

@@ -1,4 +1,4 @@
-"""Raw connections to brokers, and what these say of themselves."""
+"""Raw connections to brokers, and the runtime info that brokers report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PULL_SUBSCRIPTION = 4
 
 
 class Wire:
-    """A raw connection to one broker: requests leave without waiting, answers are handed to callbacks."""
+    """A raw connection to one broker: requests are sent without waiting, responses go to callbacks."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -38,7 +38,7 @@ class Wire:
             await self._stream.send_all(request)
 
     async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
-        """Send a request and wait for its answer. Raises trio.BrokenResourceError."""
+        """Send a request and wait for its response. Raises trio.BrokenResourceError."""
         done = trio.Event()
         answers: list[tuple[Response, bytes]] = []
 
@@ -51,7 +51,7 @@ class Wire:
         return answers[0]
 
     async def read(self) -> None:
-        """Hand out answers until the connection ends."""
+        """Dispatch responses until the connection ends."""
         received = bytearray()
         try:
             while chunk := await self._stream.receive_some():
@@ -83,7 +83,7 @@ async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
 
 
 async def ask_figures(host: str, port: int, seconds: float = 1.0) -> dict[str, str] | None:
-    """What a broker says of itself, or None if it does not answer in time."""
+    """A broker's runtime info, or None if it does not respond in time."""
     table: dict[str, str] | None = None
     with trio.move_on_after(seconds):
         try:
@@ -102,7 +102,7 @@ def send_fields(topic: str, queue_id: int, properties: str) -> dict[str, Any]:
 
 
 def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> dict[str, Any]:
-    """The fields of PULL_MESSAGE for a reader that waits for nothing and commits nothing."""
+    """The fields of PULL_MESSAGE for a reader that does not wait and does not commit."""
     return {
         "consumerGroup": "jepsen_readers",
         "topic": topic,
@@ -120,7 +120,7 @@ def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> 
 async def ask_once(
     address: tuple[str, int], code: int, ext: dict[str, Any], body: bytes = b"", seconds: float = 5.0
 ) -> tuple[Response, bytes] | None:
-    """One question over a connection of its own; None if no answer came in time, and nobody knows what became of it."""
+    """One request over a new connection; None if no response came in time: its outcome is unknown."""
     answer = None
     with trio.move_on_after(seconds):
         try:

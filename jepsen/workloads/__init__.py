@@ -1,4 +1,4 @@
-"""What clients do in a run. Workloads and checkers know each other by the history only."""
+"""What clients do in a run. Workloads and checkers share nothing but the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers that read queues by themselves, go back now and then, and are sent to followers and back."""
+"""Consumers with assigned queues that seek back at times, and are redirected to followers and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mq.client import ClientError, MessageQueue, PullConsumer
 READERS = 2
 POLL_SECONDS = 0.5
 BACK_MAX = 300
-"""How far a reader goes back, in messages."""
+"""How far a reader seeks back, in messages."""
 
 
 class AssignedWorkload(Workload):
@@ -26,7 +26,7 @@ class AssignedWorkload(Workload):
 
     name = "assigned"
     summary = "pull consumers of the SDK with seeks, served by the leader and by followers"
-    # Whoever went back is sent to a follower, and returns to the leader near the end.
+    # A reader that seeks back is redirected to a follower, and returns to the leader near the end.
     settings: ClassVar[dict[str, str]] = {**SETTINGS, "slow_consumer_bytes": "65536"}
     seek_chance: ClassVar[float] = 0.02
     """After each poll."""
@@ -46,7 +46,7 @@ class AssignedWorkload(Workload):
                 nursery.start_soon(self._read, f"jepsen_reader_{number}")
 
     async def wait_drained(self) -> None:
-        """Until some reader has everything."""
+        """Until one reader has everything."""
         await self._wait_consumed()
 
     async def _read(self, group: str) -> None:
@@ -62,7 +62,7 @@ class AssignedWorkload(Workload):
                         await self._seek(worker, consumer, queue, 0)
                     await self._poll(worker, consumer, queues, rng)
             except ClientError:
-                await trio.sleep(0.5)  # then it begins anew, with seeks
+                await trio.sleep(0.5)  # then it starts again, with seeks
 
     async def _seek(self, worker: Worker, consumer: PullConsumer, queue: MessageQueue, offset: int) -> None:
         name = f"{self.topic}/{queue.queue_id}"

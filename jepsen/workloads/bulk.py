@@ -1,7 +1,7 @@
-"""A topic that is appended to and read in bulk at any replica, as Spark's executors do; everything by raw requests.
+"""A topic that is appended to and bulk-read at any replica, as Spark's executors do; with raw requests only.
 
-Whoever reads in bulk asks a replica first where the queues end, up to date or as far as it knows, and reads some of
-what lies before that, or a little more.
+A bulk reader first asks a replica for the ends of the queues (current or local), then reads up to there, or a little
+beyond.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 
 BACK_MAX = 200
 BEYOND_MAX = 20
-"""How far beyond the end that was told a read may ask."""
+"""How far beyond the reported end a read may request."""
 BYTES_MAX = 256 * 1024
 WAITS_MS = (0, 0, 0, 200)
 
@@ -40,13 +40,13 @@ class BulkWorkload(LogWorkload):
             await super().operate(worker, wire, node, number, rng)
 
     async def _read_newest_apart(self, wire: Wire, node: str, queue_id: int) -> None:
-        """Read in bulk what the replica shows behind the ends that it knows, as a reader does who has read all."""
+        """Bulk-read what the replica serves beyond the known ends, like a reader that is up to date."""
         await self._read_in_bulk(wire, node, self.rng, 0, is_current=False, wait_ms=0)
 
     async def _read_in_bulk(
         self, wire: Wire, node: str, rng: random.Random, back_max: int, *, is_current: bool, wait_ms: int
     ) -> None:
-        """Ask for the ends of all queues, then read from at most ``back_max`` messages before them."""
+        """Get the ends of all queues, then read from at most ``back_max`` messages before them."""
         workers = [Worker(self.recorder) for _ in range(QUEUES)]
         fields: dict[str, Any] = {"topic": self.topic, "current": "true" if is_current else "false"}
         name = "end" if is_current else "known-end"

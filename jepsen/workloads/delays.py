@@ -1,4 +1,4 @@
-"""Messages that are seen later: after a delay level, after a time, at a time; and some that are taken back before."""
+"""Messages with a delay level, a delay or a delivery time; some are recalled before."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mq.client import ClientError, Message, NotRecalled, Producer
 
 WORKERS = 8
 LEVELS_MS = {1: 1000, 2: 5000}
-"""Delay levels that are used, of the usual table."""
+"""Delay levels in use, from the usual table."""
 DELAYS_MS = (1, 90, 700, 1500, 4000)
 RECALL_CHANCE = 0.4
 RECALL_SECONDS_MAX = 2.0
-"""How long after the send; some come too late."""
+"""How long after the send; some recalls come too late."""
 RACE_SECONDS = 0.05
-"""Some recalls race with the delivery: they begin this long before it at most."""
+"""Some recalls race with the delivery: they are sent at most this long before it."""
 REST_SECONDS = 0.05
 TIMEOUTS = (1.0, 3.0)
 
 
 class DelaysWorkload(LaterWorkload):
-    """See the module. Clients and brokers are on one machine, and its clock is set by nobody."""
+    """See the module. Clients and brokers share one machine, whose clock is not set during a run."""
 
     name = "delays"
     summary = "messages with delay levels and exact times, some recalled, and readers that note when they come"
 
     async def produce(self) -> None:
-        """All workers; a message is not sent again when its outcome is unknown, so that each is stored once."""
+        """Run all workers; a message with an unknown outcome is not sent again, so that each is stored once."""
         async with (
             Producer(self.cluster.namesrv, "jepsen_delays", retry_unknown=False) as producer,
             trio.open_nursery() as nursery,
@@ -56,7 +56,7 @@ class DelaysWorkload(LaterWorkload):
     async def _send(
         self, worker: Worker, producer: Producer, value: str, delay_ms: int, rng: random.Random
     ) -> str | None:
-        """Returns what the message is recalled with, None if it cannot be."""
+        """Returns the recall handle, None if the message cannot be recalled."""
         level = None
         if rng.random() < 0.3:
             level = rng.choice(tuple(LEVELS_MS))

@@ -1,7 +1,7 @@
-"""A queue as a log: raw requests at any replica append, read, and ask for the end.
+"""A queue as a log: raw requests to any replica append, read, and query the end.
 
-No retries and no hidden state of a client library: what a broker answers is what is recorded. Replicas that do not
-lead hand appends to the leader, and answer reads and questions themselves.
+No retries and no hidden client state: the response of a broker is what is recorded. Followers forward appends to the
+leader, and answer reads and queries themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
 
 ANSWER_SECONDS = (5.0, 5.0, 5.0, 20.0)
-"""By worker. Who waits for longer than a leader is cut off learns what that one says in the end."""
+"""By worker. One waits longer than a leader is cut off, and so learns how that leader's appends ended."""
 REST_SECONDS = 0.005
 READ_BACK_MAX = 100
 """How far behind the newest acknowledged message a read may begin."""
@@ -42,9 +42,10 @@ class LogWorkload(Workload):
     summary = "raw appends, reads and questions for the end of queues, at any replica"
 
     async def produce(self) -> None:
-        """All workers, each doing one thing after the other; for each replica, one that asks for ends, one that reads.
+        """Run all workers, each doing one operation at a time; and per replica one that queries ends and one that
+        reads.
 
-        Those two never wait for an append. So they see what a replica shows while appends take long.
+        Those two never wait for an append, so they see what a replica serves while appends are slow.
         """
         async with trio.open_nursery() as nursery:
             for node in self.cluster.nodes:
@@ -63,18 +64,18 @@ class LogWorkload(Workload):
                         connecting.deadline = math.inf
                         await self._session(worker, wire, node, number, rng)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # what was under way is recorded as unknown
+                pass  # what was in flight is recorded as unknown
             await trio.sleep(0.05)
 
     async def _ask_end_apart(self, wire: Wire, node: str, queue_id: int) -> None:
         await self._ask_end(Worker(self.recorder), wire, node, queue_id)
 
     async def _read_newest_apart(self, wire: Wire, node: str, queue_id: int) -> None:
-        """Read the newest acknowledged message and all that the replica shows behind it."""
+        """Read the newest acknowledged message and everything that the replica serves behind it."""
         await self._read(Worker(self.recorder), wire, node, queue_id, 0)
 
     async def _session(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Some operations over one connection. Raises what ends it."""
+        """Some operations over one connection. Raises the error that ends it."""
         for _ in range(rng.randrange(10, 200)):
             if self.stopping.is_set():
                 return
@@ -139,7 +140,7 @@ class LogWorkload(Workload):
 
 @contextmanager
 def unknown_unless_answered(worker: Worker, name: str, **fields: object) -> Iterator[None]:
-    """An operation begins; if the block ends by any exception, nobody knows what became of it."""
+    """Record an operation; if the block ends by an exception, its outcome is unknown."""
     worker.invoke(name, **fields)
     try:
         yield

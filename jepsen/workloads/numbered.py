@@ -1,7 +1,7 @@
-"""Sends with sequence numbers: whatever nobody knows the outcome of is sent again until somebody does.
+"""Sends with sequence numbers: a send with an unknown outcome is retried until its outcome is known.
 
-Every attempt goes to any replica over a connection of its own, some to two at once, and some are made again although
-the message is known to be stored. All of them must tell the same place.
+Each attempt goes to any replica over its own connection, some to two at once, and some messages are resent although
+they are known to be stored. All responses must report the same place.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mq.protocol.codes import RequestCode, ResponseCode
 
 PRODUCERS = 6
 PATIENCES = (0.05, 0.5, 3.0)
-"""Seconds that an attempt waits for its answer; one of them is drawn. The shortest gives up what is on its way."""
+"""Seconds that an attempt waits for its response; one is drawn. The shortest abandons requests in flight."""
 AT_ONCE_CHANCE = 0.2
-"""Of an attempt that is made twice at the same time."""
+"""Chance of making an attempt twice at the same time."""
 AGAIN_CHANCE = 0.2
-"""Of sending again what is known to be stored."""
+"""Chance of resending what is known to be stored."""
 REMEMBERED = 200
-"""Of which of its latest messages a producer sends one again; brokers know the last 1,024."""
+"""A producer resends one of its latest so many messages; brokers remember the last 1,024."""
 REST_SECONDS = 0.02
 
 
@@ -40,7 +40,7 @@ class NumberedWorkload(Workload):
     patiences: ClassVar[tuple[float, ...]] = PATIENCES
 
     async def produce(self) -> None:
-        """All producers, each with an id and numbers of its own."""
+        """Run all producers, each with its own id and numbers."""
         async with trio.open_nursery() as nursery:
             for number in range(PRODUCERS):
                 nursery.start_soon(self._send_all, f"jepsen-{number}", random.Random(self.rng.random()))
@@ -62,7 +62,7 @@ class NumberedWorkload(Workload):
     async def _send_until_known(
         self, worker: Worker, producer: str, number: int, value: str, queue_id: int, rng: random.Random
     ) -> None:
-        """Attempts, until one is answered. A producer that counts has no other choice: the number must not be lost."""
+        """Attempts until one is answered. A numbering producer must not skip a number."""
         worker.invoke("send", k=f"{self.topic}/{queue_id}", v=value)
         while True:
             answers: list[tuple[str, int] | None] = []

@@ -1,6 +1,6 @@
-"""Offsets of consumer groups: committed and asked for by raw requests, at any replica.
+"""Offsets of consumer groups: committed and queried by raw requests at any replica.
 
-Each worker has a group of its own and commits ever higher offsets; it asks for the offsets of all groups.
+Each worker has its own group and commits increasing offsets; it queries the offsets of all groups.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jepsen.workloads.workload import QUEUES
 from mq.protocol.codes import RequestCode, ResponseCode
 
 NOWHERE = -1
-"""The offset of a group that never committed one."""
+"""The offset of a group that never committed."""
 
 
 class OffsetsWorkload(LogWorkload):
@@ -24,7 +24,7 @@ class OffsetsWorkload(LogWorkload):
     summary = "raw commits of consumer offsets, and questions for them, at any replica; appends in between"
 
     async def operate(self, worker: Worker, wire: Wire, node: str, group: int, rng: random.Random) -> None:
-        """A commit, a question, or an operation of the log."""
+        """A commit, a query, or an operation of the log."""
         chance = rng.random()
         queue_id = rng.randrange(QUEUES)
         if chance < 0.3:
@@ -37,7 +37,7 @@ class OffsetsWorkload(LogWorkload):
 
     async def _commit(self, worker: Worker, wire: Wire, node: str, group: str, queue_id: int) -> None:
         queue = f"{self.topic}/{queue_id}"
-        offset = self.newest[queue]  # grows, and is no further than there are messages
+        offset = self.newest[queue]  # only grows, and stays within the queue
         fields = {"consumerGroup": group, "topic": self.topic, "queueId": queue_id, "commitOffset": offset}
         with unknown_unless_answered(worker, "commit", k=queue, v=group, o=offset, n=node):
             answer, _ = await wire.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
@@ -48,7 +48,7 @@ class OffsetsWorkload(LogWorkload):
 
 
 async def ask_stored_offset(worker: Worker, wire: Wire, node: str, topic: str, group: str, queue_id: int) -> None:
-    """Ask a replica how far a group is. Raises trio.BrokenResourceError; then its answer is unknown."""
+    """Query a group's offset at a replica. Raises trio.BrokenResourceError; then the outcome is unknown."""
     queue = f"{topic}/{queue_id}"
     fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": "false"}
     with unknown_unless_answered(worker, "stored", k=queue, v=group, n=node):

@@ -1,4 +1,4 @@
-"""A consumer group whose members lock their queues and handle messages in order."""
+"""A consumer group whose members lock their queues and consume in order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HANDLE_SECONDS_MAX = 0.003
 
 
 class OrderWorkload(QueueWorkload):
-    """See the module. Each membership handles messages under a process id of its own."""
+    """See the module. Each membership records its messages under a new process id."""
 
     name = "order"
     summary = "as queue, and members lock their queues: one after the other, in order, by one member at a time"
     exclusive = True
-    # A member that could not say that it leaves keeps its queues for a minute, and for another if the leader dies.
+    # A member that could not unregister keeps its queues for a minute, and for another if the leader dies.
     drain_seconds_max = 140.0
 
     async def _receive(self, worker: Worker, consumer: PushConsumer) -> None:

@@ -1,4 +1,4 @@
-"""Members of a consumer group in processes of their own, which also send: what they tell goes to the history."""
+"""Members of a consumer group in separate processes that also send; what they report goes to the history."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jepsen.workloads.workload import SIZES, Workload
 
 REST_SECONDS = 0.05
 AWAY_SECONDS = (0.1, 2.0)
-"""Before a process that ended is started again."""
+"""Delay before a process that ended is restarted."""
 PIECE_BYTES = 65536
 
 _TOLD = msgspec.json.Decoder(Told)
 
 
 async def be_outside(workload: Workload, name: str, command: Sequence[str]) -> None:
-    """One client, started again whenever it has ended, until cancelled; then none is left."""
+    """Run one client, restarted whenever it ends, until cancelled; then it is stopped."""
     rng = random.Random(workload.rng.random())
     sent = received = 0
     try:
@@ -45,7 +45,7 @@ class _Life:
 
     Attributes:
         sent: how many of its messages were acknowledged.
-        received: how many it was handed.
+        received: how many messages it got.
     """
 
     def __init__(self, workload: Workload, name: str, process: trio.Process, rng: random.Random) -> None:
@@ -59,7 +59,7 @@ class _Life:
         self._answered = trio.Event()
 
     async def live(self) -> None:
-        """Until its output ends; what was under way then may have happened or not."""
+        """Until its output ends; what was in flight then has an unknown outcome."""
         member = self._member
         member.invoke("join")
         ready = False
@@ -84,13 +84,13 @@ class _Life:
             self._producer.info("send", "its process has ended", v=self._under_way)
 
     async def _send_one_by_one(self) -> None:
-        """One message after the other, each when the one before has an outcome, until the workload stops."""
+        """One message at a time, each once the previous one has an outcome, until the workload stops."""
         assert self._process.stdin is not None, "clients take orders by their input"
         worker = self._producer
         while not self._workload.stopping.is_set():
             value = new_value(worker.process, worker.next_number(), self._rng.choice(SIZES))
             self._under_way, self._answered = value, trio.Event()
-            # A client library may repeat what it is in doubt about, and a killed one tells nobody.
+            # A client library may retry on its own, and a killed one reports nothing.
             worker.invoke("send", v=value, again=True)
             order = Order(value, body_of(value), tag_of(value), *properties_of(value).values())
             try:
@@ -101,7 +101,7 @@ class _Life:
             await trio.sleep(REST_SECONDS * self._rng.random())
 
     def _take(self, told: Told) -> None:
-        """Note what the client tells."""
+        """Record what the client reports."""
         workload, worker = self._workload, self._producer
         queue = f"{workload.topic}/{told.queue}"
         if told.event == "received":

@@ -1,7 +1,7 @@
-"""Consumers that pop messages by raw requests at any replica, acknowledge most, give some back, and forget some.
+"""Consumers that pop messages by raw requests at any replica: they acknowledge most, postpone some, and drop some.
 
-A message is sent once, so that its value stands for one stored message. When the senders have stopped, consumers
-acknowledge all that they get, until everything is done.
+A message is sent once, so its value identifies one stored message. When the senders have stopped, consumers acknowledge
+everything they get until nothing is left.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORGET_CHANCE = 0.02
 HANDLE_SECONDS_MAX = 0.1
 LAST_MOMENT_CHANCE = 0.03
 LAST_MOMENT_SECONDS = (-0.06, 0.01)
-"""When some acknowledgements are sent: before and after the end of the time for which their messages are hidden."""
+"""Some acknowledgements are sent just before or after the end of the invisible time."""
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 
@@ -53,21 +53,21 @@ class PopWorkload(Workload):
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
         self._done: set[str] = set()
-        """Values whose acknowledgement was answered, or may have been taken."""
+        """Values whose acknowledgement was answered, or may have taken effect."""
         self._attempts = 0
 
     async def produce(self) -> None:
-        """All producers."""
+        """Run all producers."""
         await produce_with_sdk(self, NEVER_TWICE)
 
     async def consume(self) -> None:
-        """All consumers."""
+        """Run all consumers."""
         async with trio.open_nursery() as nursery:
             for _ in range(CONSUMERS):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
 
     async def wait_drained(self) -> None:
-        """Until everything that was acknowledged to producers is acknowledged by consumers."""
+        """Until consumers have acknowledged everything that was acknowledged to producers."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._done))
 
     async def _consume(self, rng: random.Random) -> None:
@@ -81,11 +81,11 @@ class PopWorkload(Workload):
                         for _ in range(rng.randrange(5, 50)):
                             await self._pop(worker, wire, node, rng)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # what was under way is recorded as unknown
+                pass  # what was in flight is recorded as unknown
             await trio.sleep(0.05)
 
     async def _pop(self, worker: Worker, wire: Wire, node: str, rng: random.Random) -> None:
-        """One pop, and what becomes of its messages. Raises trio.TooSlowError, trio.BrokenResourceError."""
+        """One pop, and the handling of its messages. Raises trio.TooSlowError, trio.BrokenResourceError."""
         invisible_ms = rng.choice(INVISIBLE_MS)
         self._attempts += 1
         fields = {
@@ -131,24 +131,24 @@ class PopWorkload(Workload):
                     nursery.start_soon(self._settle_line, wire, line, random.Random(rng.random()))
 
     async def _settle_at(self, at: float, wire: Wire, message: PoppedMessage, value: str) -> None:
-        """Acknowledge a message at the moment when it may be handed to somebody else."""
+        """Acknowledge a message at the moment when it becomes visible again."""
         await trio.sleep_until(at)
         await self._settle(wire, message, value, 1.0)
 
     async def _settle_line(self, wire: Wire, line: list[tuple[PoppedMessage, str]], rng: random.Random) -> None:
-        """One message after the other, until one is left open: in order, those behind it come again with it."""
+        """One message at a time until one is left unacknowledged: in order, those behind it are redelivered with it."""
         for message, value in line:
             await trio.sleep(rng.uniform(0, HANDLE_SECONDS_MAX / len(line)))
             if not await self._settle(wire, message, value, rng.random()):
                 return
 
     def _queue(self, message: PoppedMessage) -> str:
-        """Its queue, also of a message that comes again."""
+        """Its original queue, also of a redelivered message."""
         topic = self.topic if message.receipt.mark == NORMAL else pop_retry_topic(CONSUMER_GROUP, self.topic)
         return f"{topic}/{message.receipt.queue_id}"
 
     async def _settle(self, wire: Wire, message: PoppedMessage, value: str, chance: float) -> bool:
-        """Acknowledge it, or let it come again; returns whether it is done."""
+        """Acknowledge it, or leave it to redelivery; returns whether it is done."""
         receipt = message.receipt
         fields = {
             "consumerGroup": CONSUMER_GROUP,
@@ -167,7 +167,7 @@ class PopWorkload(Workload):
         worker = Worker(self.recorder)
         queue = self._queue(message)
         if name == "ack":
-            # As far as the end of the run is concerned: whatever is not certain to come again need not come.
+            # Done for the end of the run: a message that may not be redelivered need not be.
             self._done.add(value)
         with (
             unknown_unless_answered(worker, name, k=queue, v=value, o=receipt.offset),
@@ -177,7 +177,7 @@ class PopWorkload(Workload):
         if answer.code == ResponseCode.SUCCESS:
             worker.ok(name, k=queue, v=value)
         elif answer.code == ResponseCode.NO_MESSAGE:
-            # A replica may have handed it to a leader that died, and to the next one, which knows it is done.
+            # A replica may have forwarded it to a leader that died, and then to the next one, where it is done already.
             worker.info(name, "it is not hidden for this receipt any more", k=queue, v=value)
         else:
             worker.info(name, f"code {answer.code}: {answer.remark}", k=queue, v=value)
@@ -185,7 +185,7 @@ class PopWorkload(Workload):
 
 
 class OrderedPopWorkload(PopWorkload):
-    """As above, and queue by queue in order; nothing is given back before its time, which would hurry those behind."""
+    """As above, and in order per queue; nothing is postponed, which would release those behind early."""
 
     name = "ordered-pop"
     summary = "as pop, in the order of each queue"

@@ -22,7 +22,7 @@ GROUP = "jepsen_members"
 STAY_SECONDS = (5.0, 15.0)
 MEMBERS_THAT_LEAVE = 2
 JAVA_SECONDS_MAX = 75.0
-"""RocketMQ's client asks every 30 s who leads; until then it may pull from a broker that is dead, or led before."""
+"""RocketMQ's client refreshes its routes every 30 s; until then it may pull from a dead broker or a former leader."""
 
 
 class QueueWorkload(Workload):
@@ -34,11 +34,11 @@ class QueueWorkload(Workload):
     """Whether members lock their queues."""
 
     async def produce(self) -> None:
-        """All producers."""
+        """Run all producers."""
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
-        """Members that stay, leave and come back, or have processes of their own; and who asks replicas for offsets."""
+        """Members that stay, rejoin, or run in separate processes; and queries of offsets at all replicas."""
         never = trio.Event()
         async with trio.open_nursery() as nursery:
             for node in (*self.cluster.nodes, *self.cluster.spares):
@@ -50,11 +50,11 @@ class QueueWorkload(Workload):
                 nursery.start_soon(self._be_member, STAY_SECONDS)
 
     async def wait_drained(self) -> None:
-        """Until the group has everything, be it after the Java client has looked who leads now."""
+        """Until the group has everything, if need be after the Java client has refreshed its routes."""
         await self._wait_consumed(max(self.drain_seconds_max, JAVA_SECONDS_MAX if self.programs else 0.0))
 
     async def _be_member(self, stay_seconds: tuple[float, float] | None) -> None:
-        """Join, receive, leave after a while, and come back; ``stay_seconds`` is None for one that never leaves."""
+        """Join, receive, leave after a while, and rejoin; ``stay_seconds`` is None for one that never leaves."""
         rng = random.Random(self.rng.random())
         worker = Worker(self.recorder)
         while True:
@@ -84,7 +84,7 @@ class QueueWorkload(Workload):
         await ask_stored_offset(Worker(self.recorder), wire, node, self.topic, GROUP, queue_id)
 
     async def _receive(self, worker: Worker, consumer: PushConsumer) -> None:
-        """Note what is handed out, until cancelled. The stream ends when the consumer does, and raises nothing."""
+        """Record what is delivered, until cancelled. The stream ends with the consumer, and raises nothing."""
         async for message in consumer:
             queue = f"{self.topic}/{message.queue.queue_id}"
             value = value_of(message.body, message.properties, message.tags)

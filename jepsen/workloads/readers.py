@@ -1,4 +1,4 @@
-"""Workloads whose messages become visible later, at a place that no answer tells: they are followed by their values."""
+"""Workloads whose messages become visible later, at a place that no response reports: they are tracked by value."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class LaterWorkload(AssignedWorkload):
     """Readers without seeks follow the topic.
 
     Attributes:
-        expected: values that are to become visible, as far as clients know.
+        expected: values that should become visible, as far as clients know.
     """
 
     seek_chance: ClassVar[float] = 0.0
     linger_seconds: ClassVar[float] = 2.0
-    """What must not come has so long to come all the same."""
+    """How long to keep reading for messages that must not arrive."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
         self.expected: set[str] = set()
 
     async def wait_drained(self) -> None:
-        """Until all that is expected was read, or nothing new was for a while."""
+        """Until everything expected was read, or nothing new arrived for a while."""
         await self._wait_none_left(lambda: len(self.expected - self.read_values))
         await trio.sleep(self.linger_seconds)

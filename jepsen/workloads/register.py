@@ -1,6 +1,7 @@
 """Registers: a topic's configuration and a group's offset, written and read by raw requests at any replica.
 
-A register has few operations and few processes, since it is searched for an order afterwards; then the next one begins.
+A register gets few operations by few processes, since the checker searches for a linearization; then the next one
+begins.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 
 OPERATIONS_MAX = (180, 200)
-"""On one key, drawn."""
+"""Per key, drawn."""
 PROCESSES = 5
 VALUES = 1024
-"""Numbers of queues that a topic may have. Offsets have the same, and never twice on a key."""
+"""Numbers of queues that a topic may have. Offsets use the same range, each at most once per key."""
 
 
 class RegisterWorkload(LogWorkload):
@@ -84,7 +85,7 @@ class RegisterWorkload(LogWorkload):
 
 
 class _Key:
-    """A register, how many operations it may have, and the values that were not written yet, in any order."""
+    """A register, its number of operations, and the values not yet written, in random order."""
 
     def __init__(self, kind: str, number: int, rng: random.Random) -> None:
         self.kind = kind

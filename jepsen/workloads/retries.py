@@ -1,6 +1,6 @@
-"""A consumer group whose members fail at some messages and give them back: they come again, or die.
+"""A consumer group whose members fail on some messages: these are redelivered, or become dead letters.
 
-Which messages fail, and how often, is told by their values. A message is sent once.
+The value of a message says whether and how often it fails. A message is sent once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STAY_SECONDS = (8.0, 20.0)
 
 
 class GivenBack(Exception):
-    """A handler fails on purpose."""
+    """Raised by a handler on purpose."""
 
 
 class RetriesWorkload(Workload):
@@ -40,21 +40,21 @@ class RetriesWorkload(Workload):
 
     name = "retries"
     summary = "SDK producers, and a consumer group that gives messages back until they are handled or dead"
-    # The first repetition waits for the third level.
+    # The first redelivery waits for level 3.
     settings: ClassVar[dict[str, str]] = {**SETTINGS, "delay_levels": "1s 1s 1s 1s 2s 2s 2s"}
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
         self._finished: set[str] = set()
-        """Values that were handled, or were given back for the last time."""
+        """Values that were handled, or sent back for the last time."""
 
     async def produce(self) -> None:
-        """All producers."""
+        """Run all producers."""
         await produce_with_sdk(self, NEVER_TWICE)
 
     async def consume(self) -> None:
-        """Members of the group, some of which leave and come back."""
-        # The SDK logs each failure of a handler with its traceback; here they are the point.
+        """Members of the group, some of which leave and rejoin."""
+        # The SDK logs each handler failure with its traceback; here they are intended.
         logging.getLogger("mq.client").setLevel(logging.CRITICAL)
         async with trio.open_nursery() as nursery:
             for number in range(MEMBERS):
@@ -99,7 +99,7 @@ class RetriesWorkload(Workload):
                     with trio.move_on_after(rng.uniform(*STAY_SECONDS) if leaves else float("inf")):
                         await consumer.run()
             except ClientError:
-                pass  # it comes back
+                pass  # it is redelivered
             await trio.sleep(rng.uniform(0.1, 2.0))
 
     async def _read_dead_letters(self, node: str) -> None:

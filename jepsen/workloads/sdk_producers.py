@@ -1,4 +1,4 @@
-"""Producers of the SDK: one that sends one by one, one that never repeats, one with many messages on their way."""
+"""SDK producers: one that sends one at a time, one that never retries, one with many messages in flight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUTS = (1.0, 5.0, 20.0)
 Plans = Sequence[tuple[str, int, bool]]
 PLANS: Plans = (("one", 1, True), ("once", 2, False), ("many", 8, True))
 NEVER_TWICE: Plans = (("once", 4, False),)
-"""Name, messages on their way, and whether a message is sent again when nobody knows whether it is stored."""
+"""Name, messages in flight, and whether a message with an unknown outcome is sent again."""
 
 
 async def produce_with_sdk(workload: Workload, plans: Plans = PLANS) -> None:

@@ -1,7 +1,7 @@
-"""Transactional messages: half a message, then an end, or none; then the broker asks how it ended.
+"""Transactional messages: a half message, then an end or none; if none, the broker checks back.
 
-How a transaction is to end is drawn before it begins, so that every check is answered the same. Some are left open on
-purpose, and some checks are answered with "not known yet".
+The outcome of a transaction is drawn before it begins, so that every check gets the same answer. Some are left open on
+purpose, and some checks are answered "unknown".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ WORKERS = 8
 COMMIT, ROLLBACK = "commit", "rollback"
 COMMIT_CHANCE = 0.7
 OPEN_CHANCE = 0.25
-"""Of a transaction that its producer does not end."""
+"""Chance that a producer leaves a transaction open."""
 NOT_YET_CHANCE = 0.2
-"""Of a check."""
+"""Chance that a check is answered "unknown"."""
 HOLD_SECONDS_MAX = 0.2
 REST_SECONDS = 0.03
 TIMEOUTS = (1.0, 3.0)
@@ -50,13 +50,13 @@ class TransactionsWorkload(LaterWorkload):
         self._ended = trio.Event()
 
     async def consume(self) -> None:
-        """Readers, and the producer, which must be there as long as brokers ask."""
+        """Readers, and the producer, which must run as long as brokers check back."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().consume)
             nursery.start_soon(self._be_producer)
 
     async def produce(self) -> None:
-        """Returns when every transaction that was begun is ended or left open; checks go on."""
+        """Returns when every transaction is ended or left open; checks continue."""
         await self._ended.wait()
 
     async def _be_producer(self) -> None:
@@ -68,7 +68,7 @@ class TransactionsWorkload(LaterWorkload):
             await trio.sleep_forever()
 
     def _check(self, message: ReceivedMessage) -> bool | None:
-        """What the broker is told that asks."""
+        """The answer to a check."""
         value = value_of(message.body, message.properties, message.tags)
         wanted = self._wanted.get(value)
         answer = None if self._check_rng.random() < NOT_YET_CHANCE else wanted

@@ -1,4 +1,4 @@
-"""Questions to one replica, again and again, none of which waits for the answers to those before."""
+"""Repeated queries to one replica that do not wait for the responses to earlier ones."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _REST_SECONDS = 0.05
 async def watch(
     cluster: Cluster, node: str, ask: Callable[[Wire, str, int], Awaitable[None]], until: trio.Event
 ) -> None:
-    """Call ``ask`` for one queue id after the other until ``until`` is set; connect again whenever that fails.
+    """Call ``ask`` for one queue id after another until ``until`` is set; reconnect whenever that fails.
 
-    A replica that stood still finds questions when it wakes up, on connections that it knows, the newest of them a
-    moment old: what it answers must not be out of date. ``ask`` records its outcome itself, as unknown if it raises or
-    is cancelled.
+    A replica that was paused finds queries when it resumes, on known connections, the newest sent a moment ago: its
+    responses must not be stale. ``ask`` records the outcome itself, as unknown if it raises or is cancelled.
     """
     queue_ids = itertools.cycle(range(QUEUES))
 
@@ -42,5 +41,5 @@ async def watch(
                         questions.start_soon(ask_in_time, wire, next(queue_ids))
                         await trio.sleep(_REST_SECONDS)
         except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-            pass  # what was under way is recorded as unknown
+            pass  # what was in flight is recorded as unknown
         await trio.sleep(_REST_SECONDS)

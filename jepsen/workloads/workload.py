@@ -1,4 +1,4 @@
-"""What every workload is: clients that send and read, told to stop, and what they have seen so far."""
+"""The base of all workloads: clients that send and read until stopped, and what they have observed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jepsen.recorder import Recorder
 
 QUEUES = 4
 SIZES = (0, 0, 0, 0, 100, 100, 100, 1000, 1000, 20_000)
-"""Bytes of bodies; one of them is drawn for each message. Some are compressed by the SDK."""
+"""Body sizes in bytes; one is drawn per message. The SDK compresses some."""
 
 SETTINGS = {
-    # Small files roll often, and checkpoints and flushes meet the faults.
+    # Small files roll often, so that checkpoints and flushes coincide with faults.
     "segment_bytes": str(256 * 1024),
     "message_bytes_max": "60000",
     "entry_bytes_max": "65536",
     "checkpoint_seconds": "0.5",
     "offset_commit_seconds": "0.05",
-    # A name server that comes back soon knows all brokers, and one that is cut off is missed soon.
+    # A restarted name server soon knows all brokers, and a broker that is cut off soon expires.
     "register_seconds": "1",
 }
 
@@ -33,11 +33,11 @@ class Workload(abc.ABC):
     """Clients of one kind at work on one topic.
 
     Attributes:
-        acknowledged: queue and offset of every message that was acknowledged.
-        acknowledged_values: the same messages by their values.
+        acknowledged: queue and offset of every acknowledged message.
+        acknowledged_values: the same messages by value.
         newest: the highest offset acknowledged in each queue, 0 before there is one.
         consumed: queue and offset of every message that a consumer got.
-        programs: command lines of clients in processes of their own, by name; for workloads that host them.
+        programs: command lines of clients in separate processes, by name; for workloads that host them.
     """
 
     name: ClassVar[str]
@@ -45,7 +45,7 @@ class Workload(abc.ABC):
     settings: ClassVar[dict[str, str]] = SETTINGS
     """Of the brokers."""
     drain_seconds_max: ClassVar[float] = 20.0
-    """How long consumers may get nothing although something is left, before they are given up."""
+    """How long consumers may get nothing although messages are left, before draining stops."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         self.cluster = cluster
@@ -60,7 +60,7 @@ class Workload(abc.ABC):
 
     @property
     def topic(self) -> str:
-        """What they work on."""
+        """The topic in use."""
         return self.name.capitalize()
 
     @property
@@ -69,17 +69,17 @@ class Workload(abc.ABC):
         return [f"{self.topic}/{queue_id}" for queue_id in range(QUEUES)]
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
-        """A message was acknowledged."""
+        """Record an acknowledged message."""
         self.acknowledged.add((queue, offset))
         self.acknowledged_values.add(value)
         self.newest[queue] = max(self.newest[queue], offset)
 
     @abc.abstractmethod
     async def produce(self) -> None:
-        """Send until `stopping` is set; returns when everything has an outcome."""
+        """Send until `stopping` is set; returns when every send has an outcome."""
 
     async def consume(self) -> None:
-        """Read until cancelled; by default nobody does."""
+        """Read until cancelled; by default there are no readers."""
         await trio.sleep_forever()
 
     async def wait_drained(self) -> None:
