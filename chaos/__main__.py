@@ -1,8 +1,8 @@
 """Simulate groups from the command line.
 
-``python -m chaos --seed 42 --trace`` repeats one run, ``--seeds 0-999`` tries a range, ``--hours 50`` goes on until so
-much time was simulated. ``--workload delay`` runs whole brokers with clients of one kind instead of the log alone. It
-runs from a checkout; the wheel does not contain it.
+``python -m chaos --seed 42 --trace`` repeats one run, ``--seeds 0-999`` tries a range, ``--hours 50`` runs seeds until
+so much time was simulated. ``--workload delay`` runs whole brokers with clients of one kind instead of the log alone.
+It runs from a checkout; the wheel does not contain it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raftlog.consensus.trace import Trace
 LOG = "log"
 """The workload of the log alone."""
 BUSY_HOST = "busy-host"
-"""The log alone, on hosts that give the processor to others."""
+"""The log alone, on hosts that take the CPU away from processes."""
 LOGS = (LOG, BUSY_HOST)
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
@@ -47,7 +47,7 @@ def _seed_range(text: str) -> range:
 
 
 def regressions(workload: str = LOG) -> list[int]:
-    """Seeds that broke a promise once; a line is a seed, or the name of a workload and a seed."""
+    """Seeds that once broke a promise; a line is a seed, or the name of a workload and a seed."""
     lines = (line.partition("#")[0].split() for line in REGRESSIONS.read_text().splitlines())
     named = [words if len(words) == 2 else [LOG, *words] for words in lines if words]
     return [int(seed) for name, seed in named if name == workload]
@@ -82,7 +82,7 @@ def broker_cluster(
 
 
 def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[Outcome, float]:
-    """Run one seed quietly; returns its outcome and the CPU seconds it took."""
+    """Run one seed without a trace; returns its outcome and the CPU seconds it took."""
     started = time.process_time()
     return simulate_seed(seed, seconds, workload), time.process_time() - started
 
@@ -90,7 +90,7 @@ def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tu
 def _run_all(
     seeds: Iterable[int], seconds: float | None, workload: str, jobs: int
 ) -> Generator[tuple[Outcome, float], None, None]:
-    """Outcomes as they come; closing the iterator ends the work."""
+    """Outcomes as they complete; closing the iterator stops the workers."""
     if jobs == 1:
         yield from (run_seed(seed, seconds, workload) for seed in seeds)
         return
@@ -164,7 +164,7 @@ def _run_many(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; returns 1 if a promise was broken."""
+    """Run what the command line says; returns 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
         prog="python -m chaos", description="Raft groups, and brokers on them, in simulated time."
     )

@@ -1,7 +1,7 @@
-"""Named points at the seams of a simulation where something rare, but allowed, happens on purpose.
+"""Named points in a simulation where something rare, but allowed, happens on purpose.
 
-Each run switches every point on or off, so that their combinations get room; a point that is on happens with a chance
-of its own. The report lists points that never happened: what they were made for was not tried.
+Each run switches every point on or off, so that all combinations occur; a point that is on triggers with its own
+chance. The report lists points that never triggered: what they are for was not tested.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ POINTS: Final[dict[str, float]] = {
     "slow-reconnect": 0.2,
     "slow-write": 0.02,
     "turn-with-many-inputs": 0.1,
-    # Behind the others, so that which of those a seed switches on stays as it was.
+    # Behind the others, so that the draws for those stay the same.
     "evicted-cache": 0.3,
 }
-"""Every point with the chance that it happens, each time it is asked about, in a run that has it switched on."""
+"""Every point with its chance to trigger at each evaluation, in a run that has it switched on."""
 
 
 class Buggify:
-    """The points of one run; ``asked`` and ``happened`` count by name."""
+    """The points of one run; ``asked`` counts evaluations and ``happened`` triggers, by name."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -41,10 +41,10 @@ class Buggify:
         self.asked: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
         self.calm = False
-        """Nothing happens any more: the end of a run is for what must work."""
+        """No point triggers any more: the end of a run is for what must work."""
 
     def __call__(self, name: str) -> bool:
-        """Whether the point ``name`` happens now."""
+        """Whether the point ``name`` triggers now."""
         chance = POINTS[name]
         self.asked[name] += 1
         if self.calm or name not in self._on or self._rng.random() >= chance:

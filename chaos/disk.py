@@ -1,24 +1,24 @@
 """A disk in memory that forgets what was not synced.
 
-`MemoryDisk` behaves as `raftlog.segment.disk.Disk` asks, and passes the same tests as the real one. Beyond that:
+`MemoryDisk` behaves as `raftlog.segment.disk.Disk` specifies, and passes the same tests as the real one. In addition:
 
-- `crash` cuts the power: of the changes that no sync covered, any subset of 512-byte sectors survives, whatever
-  order they were written in, and so does any subset of the changed names that no directory sync covered;
+- `crash` cuts the power: of the unsynced changes, any subset of 512-byte sectors survives, whatever
+  order they were written in, and so does any subset of the unsynced directory changes;
 - `kill` ends the process only: everything written stays, locks are released;
-- `cut_power_after` ends everything in the middle of somebody's work, `fail` makes single operations fail,
-  `capacity_bytes` fills the disk up, `flip_bit` damages what is stored;
-- a sync that fails marks what it was to write as clean, as Linux does. Reads go on to return the new content, later
+- `cut_power_after` cuts the power in the middle of an operation, `fail` makes single operations fail,
+  `capacity_bytes` limits the space, `flip_bit` damages what is stored;
+- a failed sync marks the dirty pages as clean, as Linux does. Reads continue to return the new content, later
   syncs succeed and do not write it, and a power cut or `evict` brings the old content back. Only bytes that are
   written again reach the disk.
 
-The last point was checked on Linux 6.18 with ext4 on a loop device whose backing file had no room left: `fdatasync`
-failed once per descriptor that was open, the next call succeeded although nothing had been written, a descriptor opened
-after that saw no error, the new content was read until ``/proc/sys/vm/drop_caches`` was written to, and the old content
-afterwards. Once there was room again, `fdatasync` and `sync` still wrote nothing; writing the same bytes again and
-syncing them did. XFS behaves in the same way; Btrfs gives the old content back at once, which is the case of `evict`.
+The last point was checked on Linux 6.18 with ext4 on a loop device whose backing file had no space left: `fdatasync`
+failed once per open descriptor, the next call succeeded although nothing had been written, a descriptor opened after
+that saw no error, reads returned the new content until ``/proc/sys/vm/drop_caches`` was written to, and the old content
+afterwards. Once there was space again, `fdatasync` and `sync` still wrote nothing; writing the same bytes again and
+syncing them did. XFS behaves in the same way; Btrfs returns the old content at once, which is the case of `evict`.
 Lengths and names are metadata: a file system keeps them in its journal, and shuts down if that cannot be written.
 
-All of it is deterministic; chance comes in as a `random.Random`.
+Everything is deterministic; randomness comes from a `random.Random`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from typing import Final
 Buffer = bytes | bytearray | memoryview
 
 SECTOR_BYTES: Final = 512
-"""What a disk writes whole or not at all."""
+"""The unit that a disk writes atomically."""
 
 _Change = tuple[int, bytes] | int
 """A write of whole sectors, or a length."""
 
 
 class _State(enum.Enum):
-    """What became of a change so far. Lost ones are in the cache only, and no sync writes them."""
+    """How far a change has got. Lost ones are in the cache only, and no sync writes them."""
 
     DIRTY = enum.auto()
     DURABLE = enum.auto()
@@ -49,25 +49,27 @@ class _State(enum.Enum):
 
 
 class PowerCut(Exception):
-    """The simulated machine has no power: nothing works until `MemoryDisk.crash`."""
+    """The simulated machine has no power: every operation fails until `MemoryDisk.crash`."""
 
 
 class _File:
-    """Content as everybody sees it, content that survives, and the changes between the two (a write, or a length)."""
+    """The content that reads return, the content that survives, and the changes between the two (a write, or a
+    length).
+    """
 
     __slots__ = ("_settled", "current", "durable", "locked_by", "pending", "unreadable")
 
     def __init__(self) -> None:
         self.current = bytearray()
         self.durable = bytearray()
-        # In order. Durable ones are kept for their place behind others that may still reach the disk, or partly have.
+        # In order. Durable ones stay in place behind others that may still reach the disk, or have partly.
         self.pending: list[tuple[_Change, _State]] = []
-        self._settled = 0  # how many of them are durable or lost, with nothing dirty before them
+        self._settled = 0  # how many leading ones are durable or lost
         self.locked_by: int | None = None
         self.unreadable: set[int] = set()  # numbers of sectors
 
     def change(self, change: _Change, state: _State = _State.DIRTY) -> None:
-        """Apply a change; ``state`` says how far it gets. A durable one survives, whatever becomes of those before."""
+        """Apply a change; ``state`` says how far it gets. A durable one survives, whatever happens to earlier ones."""
         _apply(self.current, change)
         if not isinstance(change, int):
             # The cache is written back in whole sectors, with whatever else is in them.
@@ -99,14 +101,14 @@ class _File:
             self._settled = 0
 
     def fail_sync(self) -> None:
-        """Mark everything that waits to be written as clean without writing it. Lengths stay in the journal."""
+        """Mark all dirty pages as clean without writing them. Lengths stay in the journal."""
         for number in range(self._settled, len(self.pending)):
             change, state = self.pending[number]
             if state is _State.DIRTY and not isinstance(change, int):
                 self.pending[number] = (change, _State.LOST)
 
     def evict(self, random: Random) -> None:
-        """Drop what is clean from the cache: reads return what is on the disk, and what still waits to be written."""
+        """Drop clean pages from the cache: reads return what is on the disk, and what is still dirty."""
         pending, self.pending, self._settled = self.pending, [], 0
         keep = random.choice((0.0, 0.5))
         for change, state in pending:
@@ -167,8 +169,8 @@ def _apply(content: bytearray, change: _Change) -> None:
 class MemoryDisk:
     """See the module. Attributes:
 
-    capacity_bytes: how much all files may hold together; None for no limit.
-    operations: how many operations have changed something so far.
+    capacity_bytes: how much all files may hold together; None for no limit. operations: how many changing operations
+    there were.
     """
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
@@ -176,7 +178,7 @@ class MemoryDisk:
         self.operations = 0
         self._files: dict[str, _File] = {}
         self._durable_files: dict[str, _File] = {}
-        # Changes of names since the last sync of their directory: (directory, {path: file or None}).
+        # Directory changes since the last sync: (directory, {path: file or None}).
         self._pending_names: list[tuple[str, dict[str, _File | None]]] = []
         self._directories: set[str] = {"/"}
         self._open: dict[int, _File] = {}
@@ -186,8 +188,8 @@ class MemoryDisk:
         self._faults: dict[str, list[tuple[int, int]]] = {}
 
     def crash(self, random: Random) -> None:
-        """Cut the power and start again: what was not synced survives in any subset. All descriptors are dead."""
-        # File systems tend to journal names in order, but nothing promises it.
+        """Cut the power and start again: any subset of what was not synced survives. All descriptors are closed."""
+        # File systems tend to journal names in order, but do not guarantee it.
         for _, change in self._pending_names:
             if random.random() < 0.5:
                 _rename(self._durable_files, change)
@@ -200,7 +202,7 @@ class MemoryDisk:
         self._boot += 1
 
     def kill(self) -> None:
-        """End the process: descriptors and locks go, everything written stays (in the page cache)."""
+        """End the process: descriptors and locks are released, everything written stays (in the page cache)."""
         self._open.clear()
         self._power_cut_at = None
         for file in self._files.values():
@@ -212,16 +214,16 @@ class MemoryDisk:
         return any(file.has_lost for file in self._files.values())
 
     def evict(self, random: Random) -> None:
-        """Drop clean pages from the cache: what a failed sync lost reads as it was before, or partly so."""
+        """Drop clean pages from the cache: what a failed sync lost reads as before the write, or partly so."""
         for file in {id(file): file for file in self._files.values()}.values():
             file.evict(random)
 
     def cut_power_after(self, operations: int) -> None:
-        """Let that many more changing operations happen, then raise `PowerCut` from every one until `crash`."""
+        """Allow that many more changing operations, then raise `PowerCut` from every one until `crash`."""
         self._power_cut_at = self.operations + operations
 
     def power_stays(self) -> None:
-        """Take a power cut back that has not come yet."""
+        """Cancel a pending power cut."""
         self._power_cut_at = None
 
     def fail(self, operation: str, number: int, *, after: int = 0) -> None:
@@ -233,11 +235,11 @@ class MemoryDisk:
         self._files[path].flip_bit(offset, bit)
 
     def lose_sectors(self, path: str, offset: int, length: int) -> None:
-        """Give the sectors with these bytes to nobody who reads, until they are written as a whole."""
+        """Make the sectors with these bytes unreadable until they are written as a whole."""
         self._files[path].unreadable.update(range(offset // SECTOR_BYTES, -(-(offset + length) // SECTOR_BYTES)))
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
-        """Put bytes into a file behind everybody's back, durably."""
+        """Overwrite bytes of a file durably, bypassing the descriptors."""
         file = self._files[path]
         file.sync()
         file.change((offset, data), _State.DURABLE)
@@ -247,12 +249,12 @@ class MemoryDisk:
         return bytes(self._files[path].current)
 
     def durable(self, path: str, offset: int, length: int) -> bytes:
-        """Bytes that a power cut leaves for certain; empty when not even the file's name is durable."""
+        """Bytes that certainly survive a power cut; empty when not even the file's name is durable."""
         file = self._durable_files.get(path)
         return b"" if file is None else bytes(file.durable[offset : offset + length])
 
     def first_undurable(self, path: str, begin: int, end: int) -> int | None:
-        """The first offset in ``begin..end`` at which a power cut may leave another byte than is read now."""
+        """The first offset in ``begin..end`` at which the byte after a power cut may differ from what is read now."""
         now, later = self.content(path)[begin:end], self.durable(path, begin, end - begin)
         if now == later:
             return None
@@ -260,7 +262,7 @@ class MemoryDisk:
 
     @contextlib.contextmanager
     def faults_withheld(self) -> Iterator[None]:
-        """Let nothing fail meanwhile: for whoever looks at the disk from outside."""
+        """Suspend all faults: for checks from outside."""
         faults, self._faults = self._faults, {}
         try:
             yield
@@ -268,17 +270,17 @@ class MemoryDisk:
             self._faults = faults
 
     def no_faults(self) -> None:
-        """Forget failures that were ordered and have not happened, and any limit of room."""
+        """Cancel pending failures, and any limit of space."""
         self._faults.clear()
         self.capacity_bytes = None
 
     def names(self, directory: str) -> list[str]:
-        """Names in a directory, ascending; without fault or cost."""
+        """Names in a directory, ascending; without faults or latency."""
         return sorted(os.path.basename(name) for name in self._files if os.path.dirname(name) == directory)
 
     @property
     def used_bytes(self) -> int:
-        """What all files hold together."""
+        """The space that all files use."""
         return sum(len(file.current) for file in self._files.values())
 
     def open(self, path: str, *, create: bool = False) -> int:
@@ -321,11 +323,11 @@ class MemoryDisk:
         return bytes(file.current[offset : offset + length])
 
     def is_cached(self, fd: int, length: int, offset: int) -> bool:
-        """Every read of this disk may have to wait."""
+        """Any read of this disk may block."""
         return False
 
     def pread_cached(self, fd: int, length: int, offset: int) -> bytes | None:
-        """Every read of this disk may have to wait."""
+        """Any read of this disk may block."""
         return None
 
     def pread_disk(self, fd: int, length: int, offset: int) -> tuple[bytes, bool]:
@@ -333,11 +335,11 @@ class MemoryDisk:
         return self.pread(fd, length, offset), True
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
-        """Knows of no holes."""
+        """There are no holes."""
         return [(offset, end)]
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Disk.pwritev`; a disk with too little room takes what fits."""
+        """See `Disk.pwritev`; a disk with too little space takes what fits."""
         file = self._file(fd)
         self._fault("pwritev")
         self._step()
@@ -353,7 +355,7 @@ class MemoryDisk:
         return len(data)
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """See `Disk.write_synced`; the sync can fail, or lose its power, on its own."""
+        """See `Disk.write_synced`; the sync can fail, or lose power, on its own."""
         file = self._file(fd)
         taken = self.pwritev(fd, buffers, offset)
         change, _ = file.pending[-1]
@@ -384,7 +386,7 @@ class MemoryDisk:
         self._resize(fd, max(length, self.size(fd)))
 
     def truncate(self, fd: int, length: int) -> None:
-        """See `Disk.truncate`; holes count against the capacity like everything else."""
+        """See `Disk.truncate`; holes count against the capacity like data."""
         self._fault("truncate")
         self._resize(fd, length)
 
@@ -436,7 +438,7 @@ class MemoryDisk:
         self._pending_names = [names for names in self._pending_names if names[0] != path]
 
     def usage(self, path: str) -> tuple[int, int]:
-        """See `Disk.usage`; without a capacity there is a TiB beyond what the files take."""
+        """See `Disk.usage`; without a capacity there is a TiB of free space."""
         self._fault("usage", path)
         if path not in self._directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -1,4 +1,4 @@
-"""Faults as values: what a schedule is made of, and what a trace prints."""
+"""Faults as values: what a schedule consists of, and what a trace prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raftlog.consensus.types import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Nodes of different groups hear nothing of each other."""
+    """Nodes of different groups cannot reach each other."""
 
     groups: tuple[tuple[NodeId, ...], ...]
 
@@ -24,7 +24,7 @@ class OneWay:
 
 @dataclass(frozen=True, slots=True)
 class CutLink:
-    """Two nodes hear nothing of each other; both reach the rest."""
+    """Two nodes cannot reach each other; both reach the rest."""
 
     one: NodeId
     other: NodeId
@@ -58,23 +58,21 @@ class Weather:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The process of a node is killed: what it wrote stays in the machine's memory at least, what it had in its own is
-    gone.
-    """
+    """The process of a node is killed: what it wrote stays in the machine's page cache, its memory is lost."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class PowerCut:
-    """The machine of a node stops; of what was not synced any subset of sectors survives."""
+    """The machine of a node loses power; any subset of the unsynced sectors survives."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A node is stopped in order."""
+    """A node is stopped cleanly."""
 
     node: NodeId
 
@@ -88,21 +86,21 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A node stands still, as under SIGSTOP; what arrives waits."""
+    """A node is paused, as by SIGSTOP; what arrives is queued."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A paused node goes on."""
+    """A paused node continues."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A node does not run for ``seconds``, as when its host gives the processor to others; what arrives waits.
+    """A node does not run for ``seconds``, as when its host takes the CPU away; what arrives is queued.
 
     Without ``node``, it is one that does not lead.
     """
@@ -113,7 +111,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class ClockJump:
-    """The clock of a node leaps ahead, as after a suspended machine."""
+    """The clock of a node jumps ahead, as after a suspended machine."""
 
     node: NodeId
     seconds: float
@@ -121,7 +119,7 @@ class ClockJump:
 
 @dataclass(frozen=True, slots=True)
 class WallStep:
-    """The wall clock of a node is set; it is wrong by ``ahead_ms`` from then on."""
+    """The wall clock of a node is set; it is off by ``ahead_ms`` from then on."""
 
     node: NodeId
     ahead_ms: int
@@ -138,7 +136,7 @@ class DiskError:
 
 @dataclass(frozen=True, slots=True)
 class DiskRoom:
-    """The disk of a node takes ``nbytes`` more, or any number for None."""
+    """The disk of a node has space for ``nbytes`` more, or no limit for None."""
 
     node: NodeId
     nbytes: int | None
@@ -154,7 +152,7 @@ class DiskSpeed:
 
 @dataclass(frozen=True, slots=True)
 class BitFlip:
-    """A bit of what the log of a node holds durably is another one; ``place`` (0 to 1) says where, 1 being its end."""
+    """A bit of a node's durable log flips; ``place`` (0 to 1) says where, 1 being its end."""
 
     node: NodeId
     place: float
@@ -162,10 +160,10 @@ class BitFlip:
 
 @dataclass(frozen=True, slots=True)
 class SharedDamage:
-    """A bit of a committed entry with more behind it flips on every node that runs, and each is found at once.
+    """A bit of a committed entry that is not the last flips on every running node, and each detects it at once.
 
-    With ``same_entry`` it is the same entry, and ``absence_seconds`` later an operator brings one of the nodes back as
-    it was; else each loses another entry, and they can help one another. ``place`` (0 to 1) says where in the log.
+    With ``same_entry`` it is the same entry, and ``absence_seconds`` later an operator restores one of the nodes; else
+    each loses another entry, and they can repair one another. ``place`` (0 to 1) says where in the log.
     """
 
     place: float
@@ -175,7 +173,7 @@ class SharedDamage:
 
 @dataclass(frozen=True, slots=True)
 class QueueFlip:
-    """A bit of one of a node's consume queue files is another one, whether its process runs or not.
+    """A bit of one of a node's consume queue files flips, whether its process runs or not.
 
     ``place`` (0 to 1) says in which file, and where in it.
     """
@@ -186,14 +184,14 @@ class QueueFlip:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """The leader is asked for a change of membership; ``choice`` (0 to 1) says which of those that make sense."""
+    """The leader gets a membership change; ``choice`` (0 to 1) picks one of those that make sense."""
 
     choice: float
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The leader is asked to hand over, to a node or, for None, to whom it likes."""
+    """The leader is asked to transfer leadership, to a node or, for None, to one it chooses."""
 
     to: NodeId | None
 
@@ -208,23 +206,23 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Depose:
-    """The leader is cut off, and all others hear that its process has ended: soon there are two who believe to lead."""
+    """The leader is cut off, and all others learn that its process has ended: soon two nodes believe that they lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nap:
-    """The leader stands still while answers are on their way to it, and all others hear that its process has ended.
+    """The leader is paused while responses to it are in flight, and all others learn that its process has ended.
 
-    When it goes on it is read first, then hears those answers, and at last that there is another leader.
+    When it continues it first gets a read, then those responses, and last that there is another leader.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LateSuccessor:
-    """The leader hands over to a node that stands still, gives that up, and commits more with the help of ``victim``.
+    """The leader transfers leadership to a paused node, aborts that, and commits more with ``victim`` in the majority.
 
-    That one loses its power or is killed. When it is back, the leader is cut off, and the successor goes on and asks
-    for votes.
+    That one loses power or is killed. When it is back, the leader is cut off, and the successor resumes and requests
+    votes.
     """
 
     victim: NodeId
@@ -232,7 +230,7 @@ class LateSuccessor:
 
 @dataclass(frozen=True, slots=True)
 class Rumor:
-    """A node believes that the process of another one has ended, rightly or not."""
+    """A node is told that the process of another one has ended, rightly or wrongly."""
 
     node: NodeId
     about: NodeId
@@ -240,10 +238,10 @@ class Rumor:
 
 @dataclass(frozen=True, slots=True)
 class Ambush:
-    """From now on each new leader is hit within ``delay_seconds_max`` of its election: its power cut or made deaf.
+    """From now on each new leader is hit within ``delay_seconds_max`` of its election: powered off or cut off.
 
-    It comes back ``absence_seconds`` later. Elections that follow one another leave short ends of many terms in the
-    logs, which is where commit rules are tried.
+    It comes back ``absence_seconds`` later. Consecutive elections leave short tails of many terms in the logs, which
+    exercise the commit rules.
     """
 
     delay_seconds_max: float

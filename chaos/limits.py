@@ -1,4 +1,4 @@
-"""Limits of the production code, drawn small for the length of a run, so that what lies behind them is common."""
+"""Limits of the production code, drawn small for a run, so that code beyond them runs often."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 @contextmanager
 def drawn(limits: Mapping[str, int]) -> Iterator[None]:
-    """Let ``limits`` hold until the end of the block, in every module of the log that knows them by name."""
+    """Apply ``limits`` until the end of the block, in every module of the log that imports them by name."""
     before: list[tuple[ModuleType, str, int]] = []
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("raftlog.")]
     try:
@@ -28,7 +28,7 @@ def drawn(limits: Mapping[str, int]) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
-    """Let a module have another ``value`` under ``name`` until the end of the block."""
+    """Replace ``name`` in a module by ``value`` until the end of the block."""
     before = vars(module)[name]
     vars(module)[name] = value
     try:

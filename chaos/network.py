@@ -1,8 +1,8 @@
-"""A simulated network between nodes: it delays, drops, doubles, reorders, garbles and partitions frames.
+"""A simulated network between nodes: it delays, drops, duplicates, reorders, corrupts and partitions frames.
 
-Frames travel in one of two ways, which a run keeps to. As *streams*, like the real connections: in order per lane, and
-a loss breaks the connection with all that is under way in it. As *datagrams*, each on its own: that is harsher than
-any connection, and the consensus core must stand it all the same.
+Frames travel in one of two ways, fixed per run. As *streams*, like the real connections: in order per lane, and a loss
+breaks the connection with everything in flight. As *datagrams*, each on its own: that is harsher than any connection,
+and the consensus core must tolerate it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftlog.consensus.types import NodeId
 from raftlog.net.transport import Lane
 
 STUCK_FRAMES_MAX = 1000
-"""What a connection across a cut link takes before it is full."""
+"""What a connection across a cut link buffers before it is full."""
 
 
 class Network:
@@ -54,7 +54,7 @@ class Network:
         return (src, dst) not in self._cut
 
     def latency(self) -> float:
-        """How many seconds the next frame takes."""
+        """Seconds that the next frame takes."""
         weather = self.weather
         return self._rng.uniform(weather.latency_seconds_min, weather.latency_seconds_max)
 
@@ -75,14 +75,14 @@ class _Stream:
 
 
 Deliver = Callable[[NodeId, NodeId, bytearray, bool], bool]
-"""``deliver(src, dst, frame, garbled)``; returns False when the receiver gives up the connection."""
+"""``deliver(src, dst, frame, garbled)``; returns False when the receiver closes the connection."""
 
 
 class Wires:
     """Carries frames between nodes.
 
     Args:
-        at: ``at(time, step, *arguments)`` lets something happen then.
+        at: ``at(time, step, *arguments)`` runs something at that time.
         now: the time.
     """
 
@@ -109,7 +109,7 @@ class Wires:
         """Frames that a cut link held up."""
 
     def send(self, src: NodeId, dst: NodeId, lane: Lane, frame: bytes) -> bool:
-        """Take one frame; returns False when its lane has no connection or no room."""
+        """Send one frame; returns False when its lane has no connection or no room."""
         if self._buggify("no-room-in-lane"):
             return False
         weather, rng, now = self._network.weather, self._rng, self._now()
@@ -140,7 +140,7 @@ class Wires:
                 self._break(stream)
 
     def healed(self) -> None:
-        """Links may work again: what is stuck in connections arrives late, or they broke meanwhile."""
+        """Links may work again: frames stuck in connections arrive late, unless the connections broke meanwhile."""
         for (src, dst, _), stream in self._streams.items():
             if stream.stuck and self._network.connected(src, dst):
                 if not self._buggify("old-frames-after-heal"):

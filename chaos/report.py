@@ -1,4 +1,4 @@
-"""What a series of runs came to, as text for people and as JSON for programs."""
+"""The result of a series of runs, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Totals:
 
     @property
     def never_hit(self) -> list[str]:
-        """Points that never happened."""
+        """Points that never triggered."""
         return sorted(name for name in POINTS if not self.happened[name])
 
     def summary(self, cpu_seconds: float) -> str:
@@ -150,5 +150,5 @@ def write(path: Path, totals: Totals, cpu_seconds: float, command: str) -> None:
 
 
 def shown(arguments: Sequence[str]) -> str:
-    """The command that was given, for a report."""
+    """The command line, for a report."""
     return " ".join(["python -m chaos", *arguments])

@@ -1,4 +1,4 @@
-"""Bodies that stand for a value, so that a changed one is noticed."""
+"""Bodies derived from a value, so that a changed one is detected."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _VALUE_BYTES = 8
 
 
 def body_of(value: int, nbytes: int) -> bytes:
-    """The body that stands for a value: ``nbytes`` bytes, all of which are told by it."""
+    """The body of a value: ``nbytes`` bytes, all derived from it."""
     return value.to_bytes(_VALUE_BYTES).ljust(nbytes, bytes((value % 251,)))
 
 
 def value_of(body: bytes) -> int:
-    """The value that a body stands for. Raises `Violation` if a byte of it is wrong."""
+    """The value of a body. Raises `Violation` if a byte of it is wrong."""
     value = int.from_bytes(body[:_VALUE_BYTES])
     if body != body_of(value, len(body)):
         raise Violation(f"the body of value {value} was changed: {body[:40]!r}")

@@ -1,4 +1,4 @@
-"""Simulated clients: connections to brokers, requests with an answer, a refusal or an outcome that nobody knows."""
+"""Simulated clients: connections to brokers, and requests that end with a response or an unknown outcome."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PATIENCE_SECONDS = 3.0
 
 
 class Lost(Enum):
-    """Why a request has no answer."""
+    """Why a request has no response."""
 
     UNREACHABLE = auto()
-    """It never left: certainly nothing happened."""
+    """It was never sent: certainly nothing happened."""
     UNKNOWN = auto()
-    """The connection broke, or nobody answered in time."""
+    """The connection broke, or no response came in time."""
 
 
 class Answer(NamedTuple):
@@ -60,7 +60,7 @@ class Connection:
         self._line.carry(0, encode_response(opaque, 0, body=body))
 
     def give_up(self, opaque: int) -> None:
-        """Wait no longer for an answer."""
+        """Stop waiting for a response."""
         if (on_done := self._waiting.pop(opaque, None)) is not None:
             on_done(Lost.UNKNOWN)
 
@@ -96,11 +96,11 @@ class Connection:
 
 
 class Client:
-    """One client process: a connection to each broker that it talks to.
+    """One client process: a connection to each broker that it uses.
 
     Args:
-        number: tells clients apart; goes into its address.
-        on_asked: gets the requests of brokers.
+        number: distinguishes clients; part of its address.
+        on_asked: receives the requests of brokers.
     """
 
     def __init__(self, cluster: Surroundings, number: int, on_asked: OnAsked = lambda *_: None) -> None:
@@ -132,7 +132,7 @@ class Client:
         seconds: float = PATIENCE_SECONDS,
         serialization: int = JSON,
     ) -> None:
-        """Ask a broker; without ``on_done`` one-way."""
+        """Send a request to a broker; one-way without ``on_done``."""
         connection = self.connection(node)
         if connection is None:
             if on_done is not None:
@@ -147,12 +147,12 @@ class Client:
         self._cluster.at(self._cluster.now + seconds, connection.give_up, opaque)
 
     def forget(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         if self._connections.get(connection.node) is connection:
             del self._connections[connection.node]
 
     def reset(self) -> None:
-        """Close all connections, whatever is under way."""
+        """Close all connections, whatever is in flight."""
         for connection in list(self._connections.values()):
             connection.close()
 

@@ -57,7 +57,7 @@ class BrokerCluster(Cluster):
         self._upgrades = random.Random(f"{scenario.seed} upgrades")
         self._levels: dict[str, int] = {}
         self.dropped_pos = 0
-        """Physical offset below which some log may have been dropped at some time."""
+        """Some log may have been dropped up to this physical offset."""
         self.workload = workload(self)
 
     def run(self) -> None:
@@ -84,11 +84,11 @@ class BrokerCluster(Cluster):
             "data_dir": self._directory / node.node_id,
             "entry_bytes_max": scenario.entry_bytes_max,
             "checkpoint_seconds": scenario.checkpoint_seconds,
-            "retention_check_seconds": 10.0**9,  # the log is dropped when the schedule says so
+            "retention_check_seconds": 10.0**9,  # the schedule says when the log is dropped
             "message_bytes_max": 1024,
             "format_level_max": self._level_of(node.node_id),
         }
-        # Smaller than a user may have them.
+        # Smaller than users may set them.
         small: dict[str, Any] = {
             "segment_bytes": scenario.segment_bytes,
             "heartbeat_seconds": config.heartbeat_seconds,
@@ -98,10 +98,10 @@ class BrokerCluster(Cluster):
         return BrokerSettings(**chosen).model_copy(update=small | self.workload.settings())
 
     def _level_of(self, node_id: str) -> int:
-        """The format level that a node understands: some begin with older software, and are upgraded at a restart.
+        """The format level that a node supports: some start with older software, and are upgraded at a restart.
 
-        All have the newest where nodes come and go: one that left with older software and comes back would be refused
-        by the others' handshake, which is not simulated.
+        All have the newest where nodes join and leave: a node that rejoins with older software would be refused by the
+        others' handshake, which is not simulated.
         """
         if self.scenario.spares:
             return LEVEL_NEWEST
@@ -110,7 +110,7 @@ class BrokerCluster(Cluster):
         return self._levels[node_id]
 
     def software_of(self, node_id: str) -> Software | None:
-        """What the running process of a node says of itself; a name of no node here is one that does not run."""
+        """The software that the running process of a node reports; None for a node that does not run."""
         node = self.nodes.get(NodeId(node_id))
         if node is None or not isinstance(node.process, BrokerProcess):
             return None
@@ -144,24 +144,24 @@ class BrokerCluster(Cluster):
         return next(node for node in self.nodes.values() if self.address_of(node)[0] == address[0])
 
     def wall_ms(self, node: Node) -> int:
-        """What a machine takes for the time of day."""
+        """A machine's wall clock."""
         return self.true_ms() + node.wall_ahead_ms
 
     def true_ms(self) -> int:
-        """The time of day."""
+        """The true time."""
         return EPOCH_MS + round(self.now * 1000)
 
     def client_latency(self) -> float:
-        """Seconds that the next bytes of a client or for one take."""
+        """Seconds until the next bytes from or to a client arrive."""
         return sockets.latency(self._client_rng)
 
     def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:
-        """Let something happen in a turn of a process, unless it has ended."""
+        """Run a step in a turn of a process, unless it has ended."""
         if process.node.process is process:
             self.on(process.node, what, step)
 
     def accept(self, node: Node, line: Line, side: int, peer: tuple[str, int]) -> None:
-        """A connection is made to a broker that runs."""
+        """A connection to a running broker is opened."""
         process = node.process
         if isinstance(process, BrokerProcess):
             process.accept(line, side, peer)
@@ -169,7 +169,7 @@ class BrokerCluster(Cluster):
             line.carry(side, None)
 
     def some_node(self, rng: random.Random) -> Node:
-        """Whom a client asks: mostly who leads, if it has heard of that."""
+        """The node that a client sends a request to: mostly the leader, if the client knows it."""
         leaders = [process.node for process in self.brokers() if process.leads]
         if leaders and rng.random() < 0.7:
             return rng.choice(leaders)
@@ -180,13 +180,13 @@ class BrokerCluster(Cluster):
         return [cast("BrokerProcess", node.process) for node in self.nodes.values() if node.process is not None]
 
     def _members(self) -> list[BrokerProcess]:
-        """Those of them that promise something: members of the group, as far as anybody knows who they are."""
+        """Those of them that must keep promises: members of the group, as far as is known."""
         leader = self.leader()
         known = self.scenario.nodes if leader is None else leader.core.conf.members
         return [process for process in self.brokers() if process.node_id in known]
 
     def needed_from(self) -> int:
-        """Physical offset from which on the log must stay."""
+        """Physical offset from which the log must be kept."""
         return self.workload.needed_from()
 
     def committed(self, index: int, body: bytes) -> None:
@@ -194,7 +194,7 @@ class BrokerCluster(Cluster):
         self.workload.committed(index, body)
 
     def told(self, line: str) -> None:
-        """A line of a log or a client, for the trace only."""
+        """A log line of a broker or client, for the trace only."""
         if self.trace is not None:
             self.trace(f"{self.now:.6f} {line}")
 
@@ -218,7 +218,7 @@ class BrokerCluster(Cluster):
             self.workload.act()
 
     def _check_liveness(self) -> None:
-        """A leader is elected in time, everything that waits comes to its end, and all replicas agree."""
+        """A leader is elected in time, everything pending ends, and all replicas agree."""
         patience = 10 * self.scenario.config.election_timeout_seconds_max + _QUIET_SECONDS
         self._settle(patience)
         if self.rng.random() < 0.3:
@@ -226,9 +226,9 @@ class BrokerCluster(Cluster):
         self.workload.check_end()
 
     def _settle(self, patience: float) -> None:
-        """Run until everything that waits has come to its end, at the latest when nothing has moved for ``patience``.
+        """Run until nothing is pending, or nothing has progressed for ``patience``.
 
-        With windows as small as some scenarios have them, catching up takes long; but it must never stand still.
+        With the small windows of some scenarios, catching up takes long; but it must always progress.
         """
         begun = self.now
         deadline = begun + patience
@@ -236,7 +236,7 @@ class BrokerCluster(Cluster):
         while self.now < deadline:
             self._run_until(self.now + 0.25)
             running = self._members()
-            if self.now > begun + 4.0:  # whoever has asked has been answered, or has given up
+            if self.now > begun + 4.0:  # every request was answered, or has timed out
                 self.workload.stop()
             if not self.workload.stopped or not any(process.leads for process in running):
                 continue
@@ -261,7 +261,7 @@ class BrokerCluster(Cluster):
         )
 
     def _has_level(self, members: list[BrokerProcess]) -> bool:
-        """Whether the format level of all members is the highest that all of them understand."""
+        """Whether the format level is the highest that all members support."""
         understood = min(announced_level(process.settings.format_level_max) for process in members)
         levels = {process.metadata.format_level.level for process in members}
         if max(levels) > understood:
@@ -269,7 +269,7 @@ class BrokerCluster(Cluster):
         return levels == {understood}
 
     def _derive_again(self, patience: float) -> None:
-        """One replica forgets what it derived from its log, as far as it has all of it, and comes to the same again."""
+        """One replica deletes its derived state, as far as its log reaches back, and must derive the same again."""
         node = self.rng.choice([process.node for process in self._members()])
         assert node.process is not None, "a process ended without a cause"
         complete = node.process.log.base[0] == 0

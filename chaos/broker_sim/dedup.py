@@ -1,9 +1,9 @@
-"""The workload "dedup": producers that number their messages, and send many of them again and again.
+"""The workload "dedup": producers that number their messages, and resend many of them.
 
-What must hold: each number of a producer is stored once at most, and once if one of its sends was acknowledged; all
-acknowledgements of it tell the same place; a delayed one is delivered once, and that counts as no repeat. Some
-producers send batches, and send them again divided in another way: each number is still stored once, and what is stored
-of a batch is in one entry, as far as its first record says that it goes.
+What must hold: each number of a producer is stored at most once, and exactly once if one of its sends was acknowledged;
+all its acknowledgements report the same place; a delayed one is delivered once, and its delivery does not count as a
+duplicate. Some producers send batches, and resend them split in another way: each number is still stored once, and what
+is stored of a batch is in one entry, up to the count in its first record.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from mq.protocol.sequencing import stored_range
 
 _PRODUCERS = 3
 _BATCH_MAX = 4
-"""Messages of a batch: the largest message of simulated brokers has no room for more."""
+"""Messages of a batch: the small message limit of simulated brokers has no room for more."""
 _BATCH_BODY_BYTES_MAX = 20
 
 
 class _Part(NamedTuple):
-    """Which messages are to follow in an entry."""
+    """The messages that must follow in an entry."""
 
     producer: str
     next: int
@@ -53,13 +53,13 @@ class Dedup(Workload):
         self._first: dict[int, Stored] = {}
         self._waiting = 0
         self._batched: dict[str, list[Sent]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
-        """What each of the producers of batches has sent, by its numbers."""
+        """What each producer of batches has sent, by number."""
         self._part: _Part | None = None
         self._known: set[int] = set()
         """Values that were acknowledged without a place."""
 
     def limits(self) -> AbstractContextManager[None]:
-        """See `Workload.limits`: soon a producer has sent more than brokers know the places of."""
+        """See `Workload.limits`: a producer soon exceeds the places that brokers remember."""
         return replaced(producer_sequences, "WINDOW", self.rng.choice((5, 20, producer_sequences.WINDOW)))
 
     def act(self) -> None:
@@ -89,7 +89,7 @@ class Dedup(Workload):
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def _act_in_batches(self, producer: str) -> None:
-        """Send a new batch, and often what was sent before: the latest ones or older ones, divided anew."""
+        """Send a new batch, and often earlier messages again: the latest ones or older ones, split anew."""
         known = self._batched[producer]
         low = len(known)
         for number in range(low, low + self.rng.randint(1, _BATCH_MAX)):
@@ -153,7 +153,7 @@ class Dedup(Workload):
                 self._check_places(sent)
 
     def _check_part(self, stored: Stored) -> None:
-        """A record of a batch comes behind those that its first record says, and in the same entry."""
+        """A record of a batch follows those that its first record counts, and is in the same entry."""
         part, found = self._part, stored_range(stored.record.properties)
         if found is not None:
             if part is not None:
@@ -169,7 +169,7 @@ class Dedup(Workload):
         if self._part is not None:
             raise Violation(f"half a batch: {self._part} were to follow, and the entry ends")
 
-    # -- what comes of it ----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
         """See `Workload.acknowledged`: of what the log dropped only the position is known."""

@@ -1,9 +1,8 @@
-"""The workload "delay": messages at delay levels and at any time among plain ones, and some are recalled.
+"""The workload "delay": messages with delay levels and delivery times among plain ones; some are recalled.
 
-What must hold: every delayed message that was stored becomes visible exactly once, in one entry with what says that it
-is done, never before its time by the clock of the leader that shows it (and by no more than the clocks differ), and in
-the end all are visible, but for those whose recall was asked for; of these each is either visible or recalled, as its
-client was told.
+What must hold: every stored delayed message becomes visible exactly once, in the same entry as its done mark, never
+before its time by the clock of the leader that delivers it (and by no more than the clocks differ). In the end all are
+visible except recalled ones; a message with a recall is either visible or recalled, as its client was told.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.protocol.recall import RecallHandle
 
 Waiting = tuple[str, int, int]
-"""Topic, queue id and offset of a message that waits."""
+"""Topic, queue id and offset of a pending message."""
 
 
 class Delay(Workload):
@@ -36,18 +35,18 @@ class Delay(Workload):
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
         self._waiting: dict[Waiting, tuple[int, Stored]] = {}
-        """What waits, with its due time by the clock of the leader that stored it."""
+        """Pending messages with their due time by the clock of the leader that stored them."""
         self._levels: Counter[int] = Counter()
-        """How far each delay level has come."""
+        """The delivery position of each delay level."""
         self._shown: dict[int, list[Stored]] = {}
         self._done: set[Waiting] = set()
         self._done_singly: set[Waiting] = set()
-        """Done before others that come before them in their queue: some message there could not be read."""
+        """Done before earlier ones in their queue, one of which could not be read."""
         self._skips: list[SkipEntries] = []
         self._origins: Counter[int] = Counter()
-        """How often each message was stored for its client, be it where it waits."""
+        """How often each message was stored for its client, pending copies included."""
         self._recalls: dict[Waiting, bool] = {}
-        """Recalls that were asked for, and whether their client was told that it did."""
+        """Requested recalls, and whether their client got success."""
         self._recalled: set[Waiting] = set()
 
     # -- what clients do -----------------------------------------------------------------------------------------------
@@ -55,7 +54,7 @@ class Delay(Workload):
     def act(self) -> None:
         """See `Workload.act`."""
         choice = self.rng.random()
-        # What waits keeps the log from being dropped.
+        # Pending messages keep the log from being dropped.
         brief = "retention" in self.cluster.plan.kinds
         if choice < 0.2:
             self.send(self.new("plain", {}))
@@ -70,7 +69,7 @@ class Delay(Workload):
                 self.send(self.new("delayed", {props.TIMER_DELIVER_MS: str(self.cluster.true_ms() + delay_ms)}))
 
     def was_sent(self, sent: Sent, answer: Answer) -> None:
-        """See `Workload.was_sent`: some are recalled, at once, late, or when they are just being delivered."""
+        """See `Workload.was_sent`: some are recalled, at once, late, or around their delivery."""
         if (handle := answer.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
         left = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
@@ -131,8 +130,8 @@ class Delay(Workload):
             self._skips.append(command)
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: what is done is shown by the same entry, and the other way round."""
-        # Of a message that was sent twice one may be recalled, and the other one shown, by the same entry.
+        """See `Workload.entry_ends`: the done mark and the visible copy are in the same entry."""
+        # Of a message that was sent twice, one copy may be recalled and the other delivered, by the same entry.
         for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
             if waiting not in self._waiting:
                 raise Violation(f"duplicate: {waiting} is done a second time")
@@ -164,7 +163,7 @@ class Delay(Workload):
         self.late("shown after its time", max(0.0, copy.at - origin.at - delay))
 
     def _check_at_once(self, copy: Stored) -> None:
-        """It was visible without having waited: its time must have passed when it was sent."""
+        """It became visible without being pending: it must have been due when it was sent."""
         self._origins[copy.value] += 1
         due_ms = int(self.ledger.sent[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
         if due_ms > copy.record.store_timestamp_ms + 2 * self.cluster.plan.wall_skew_ms:

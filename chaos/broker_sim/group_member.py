@@ -1,8 +1,8 @@
-"""Members of consumer groups as clients of others write them: heartbeats, queues shared out, long pulls, commits.
+"""Members of consumer groups as other clients implement them: heartbeats, rebalancing, long polls, commits.
 
-A member handles what it pulls and commits what lies below everything that it still has to handle. One of a group that
-consumes in order handles a queue only while it knows that it has the queue for itself, one message after another. What
-it does is told to `Standing` when it does it.
+A member handles what it pulls and commits the offset below everything that is still unhandled. In a group that consumes
+in order, a member handles a queue only while it holds its lock, one message at a time. It reports each step to
+`Standing` when it takes it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _SHARE_SECONDS = 1.0
 _COMMIT_SECONDS = 0.5
 _SEEK_SECONDS = 3.0
 _RARE_COMMIT_SECONDS = 4.0
-"""Of a group that consumes in order: much is handled and not committed when somebody else gets a queue."""
+"""For a group that consumes in order: much is handled and not committed when a queue changes hands."""
 _LOCK_PERIOD_SECONDS = 0.7
 _AGAIN_SECONDS = 0.3
 _BUFFERED_MAX = 64
 
 
 class GivingBack(Protocol):
-    """Decides which messages are given back, and sees to it."""
+    """Decides which messages are sent back, and sends them."""
 
     def wants_to_give_back(self, record: StoredMessage) -> bool:
-        """Whether to give a message back instead of handling it."""
+        """Whether to send a message back instead of handling it."""
 
     def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
-        """Give a message back; `Member.gave_back` is called in the end."""
+        """Send a message back; `Member.gave_back` is called in the end."""
 
 
 class MemberQueue:
-    """A queue in the hands of a member. ``position`` is what it pulls next, None until it knows."""
+    """A queue that a member owns. ``position`` is what it pulls next, None until it knows."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -56,15 +56,15 @@ class MemberQueue:
         self.buffered: dict[int, StoredMessage] = {}
         self.asked = False
         self.round = 0
-        """Grows whenever the member begins anew somewhere: answers and timers of before do not count."""
+        """Incremented whenever the member restarts at some offset: responses and timers of before are ignored."""
 
     @property
     def reached(self) -> int | None:
-        """What may be committed."""
+        """The offset that may be committed."""
         return min(self.buffered, default=self.position)
 
     def begin_at(self, position: int | None) -> None:
-        """Go on elsewhere."""
+        """Continue at another offset."""
         self.position = position
         self.buffered.clear()
         self.round += 1
@@ -75,9 +75,9 @@ class Member:
     """One client of a group.
 
     Args:
-        number: tells its address from others.
-        client_id: its name in the group; never used again once it has left.
-        backs: what gives messages back; without it all are handled.
+        number: distinguishes its address from others.
+        client_id: its name in the group; never reused once it has left.
+        backs: what sends messages back; without it all are handled.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class Member:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so long, without knowing it."""
+        """Do nothing for so long, without noticing."""
         self._awake_at = self._cluster.now + seconds
 
     def lose_connections(self) -> None:
-        """All connections break; brokers do not know who comes with the next ones until the next heartbeat."""
+        """All connections break; brokers cannot map the new ones to this client until the next heartbeat."""
         self._client.reset()
 
     def leave(self, *, politely: bool) -> None:
-        """Leave the group, with a word or without."""
+        """Leave the group, with or without unregistering."""
         if politely:
             self._commit_all()
             for queue in list(self._queues.values()):
@@ -137,7 +137,7 @@ class Member:
         self._again(period * self._rng.uniform(0.8, 1.2), self._regularly, period, step)
 
     def _again(self, seconds: float, step: Any, *arguments: object) -> None:
-        """Do something later, or when this client wakes up; never once it is gone."""
+        """Run a step later, or when this client wakes up; never once it has left."""
         self._cluster.at(self._cluster.now + seconds, self._if_awake, step, arguments)
 
     def _if_awake(self, step: Any, arguments: tuple[object, ...]) -> None:
@@ -149,7 +149,9 @@ class Member:
             step(*arguments)
 
     def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Any) -> None:
-        """Ask some replica; the answer is looked at when this client is awake, and not any more once it is gone."""
+        """Send a request to some replica; the response is handled when this client is awake, and dropped once it has
+        left.
+        """
 
         def answered(answer: Answer | Lost) -> None:
             self._if_awake(done, (answer,))
@@ -223,7 +225,7 @@ class Member:
 
         self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), done)
 
-    # -- queues of one's own -------------------------------------------------------------------------------------------
+    # -- own queues ----------------------------------------------------------------------------------------------------
 
     def _locks_of(self, keys: list[Key]) -> bytes:
         refs = [QueueRef(topic, _BROKER, queue_id) for _, topic, queue_id in keys]
@@ -252,7 +254,7 @@ class Member:
             queue.begin_at(None)
             return
         self._standing.locks(self.client_id, queue.key, since)
-        if not self._has(queue):  # somebody else may have been here meanwhile
+        if not self._has(queue):  # another member may have had it meanwhile
             queue.begin_at(None)
         queue.locked_until = max(queue.locked_until, since + LOCK_SECONDS / 2)
         self._go_on(queue)
@@ -272,7 +274,7 @@ class Member:
             self._pull(queue, queue.position)
 
     def _answered(self, queue: MemberQueue, begun: int) -> bool:
-        """Whether an answer is still of use."""
+        """Whether a response is still valid."""
         if queue.dropped or queue.round != begun:
             return False
         queue.asked = False
@@ -343,10 +345,10 @@ class Member:
                 self._handle_in_order(queue, queue.round)
 
     def _seek_back(self) -> None:
-        """Read something again, and commit from there on."""
+        """Seek back, and commit from there on."""
         queues = [queue for queue in self._queues.values() if queue.reached and self._has(queue)]
         if self._backs is not None or not queues:
-            return  # what was given back is not to be given back twice
+            return  # a message is sent back only once
         queue = self._rng.choice(queues)
         reached = queue.reached or 0
         self._workload.counts["members that sought back"] += 1
@@ -367,7 +369,7 @@ class Member:
             self._go_on(queue)
 
     def gave_back(self, queue: MemberQueue, offset: int, begun: int, *, taken: bool) -> None:
-        """A message that was given back in the queue's round ``begun`` was taken, or comes up here once more."""
+        """A message that was sent back in the queue's round ``begun`` was accepted, or is handled here once more."""
         if taken:
             if queue.round == begun:
                 queue.buffered.pop(offset, None)
@@ -401,7 +403,7 @@ class Member:
         group, topic, queue_id = queue.key
         if (offset := queue.reached) is None:
             return
-        # Who waits for an answer is taken at its word even if its connection is nobody's; no fence is in its way.
+        # A commit that wants a response takes effect even if its connection maps to no client; no fence applies.
         waits = not self._plan.ordered and self._rng.random() < 0.5
         begun = self._standing.commits(self.client_id, queue.key, offset, waits=waits)
 

@@ -1,7 +1,7 @@
 """What a group's log holds for consumers, as committed: every queue, and what clients were told about it.
 
-The rules are those of queues: offsets are contiguous, one offset holds one message for ever, each message was sent by
-somebody and is as it was sent, none is there that was refused, and what was acknowledged is where it was said to be.
+The rules are those of queues: offsets are contiguous, one offset holds one message for ever, each message was sent and
+is unchanged, no refused message is there, and an acknowledged message is at the reported place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mq.protocol import properties as props
 from mq.protocol.records import StoredMessage
 
 OWN = "own"
-"""A property that only clients set; it must stay as it is in all copies of a message."""
+"""A property that only clients set; it must be the same in all copies of a message."""
 
 
 class Stored(NamedTuple):
@@ -29,14 +29,14 @@ class Stored(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """The place, for messages."""
         record = self.record
         return f"{record.topic}/{record.queue_id}/{record.queue_offset} at {record.physical_offset}"
 
 
 @dataclass(slots=True)
 class Sent:
-    """One message of a client, and how it went: how many attempts are open or unknown, refused, acknowledged."""
+    """One message of a client and its sends: how many attempts are open or unknown, refused, acknowledged."""
 
     value: int
     kind: str
@@ -45,11 +45,11 @@ class Sent:
     properties: dict[str, str]
     since: float
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What the workload wants to know later."""
+    """What the workload needs later."""
     unknown: int = 0
     refused: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
-    """Queue offset and physical offset, as told."""
+    """Queue offset and physical offset, as reported."""
 
     @property
     def copies_max(self) -> int:
@@ -58,23 +58,23 @@ class Sent:
 
 
 class Ledger:
-    """See the module. Every method raises `Violation` when what it is told cannot be."""
+    """See the module. Every method raises `Violation` when what it gets is impossible."""
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.sent: dict[int, Sent] = {}
         self.at_position: dict[int, Stored] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
-        """How often a value is in a topic."""
+        """Register a message that a client is about to send."""
 
     def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **asked: Any) -> Sent:
-        """A message that a client is about to send."""
+        """A record is committed, the next one in the log."""
         value = len(self.sent) + 1
         sent = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, asked)
         return sent
 
     def committed(self, at: float, record: StoredMessage) -> Stored:
-        """A record is committed, the next one in the log."""
+        """A client was told that its message is at a place."""
         queue = self.queues[record.topic, record.queue_id]
         if record.queue_offset != len(queue):
             raise Violation(
@@ -116,7 +116,7 @@ class Ledger:
             raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, read was {record}")
 
     def check_stored(self, topic: str, sent: Sent) -> int:
-        """How often a value is in the topic that it was sent to, which is told by what its sender heard."""
+        """How often a value is in the topic it was sent to; raises `Violation` if that contradicts the responses."""
         copies = self.copies[topic][sent.value]
         if copies < len(sent.acked):
             raise Violation(f"lost: {sent} is {copies} times in {topic}")

@@ -1,10 +1,10 @@
 """The workload "everyday": producers of single messages, batches and one-way messages, and two groups of consumers.
 
-One group shares the topic out, gives messages back until they are dead, and is sent elsewhere by operators; the other
-one consumes messages in their order, with queues locked. Members come and go, and sleep. What must hold: what was
-acknowledged is there, once for each time; a batch is there as a whole; what was given back comes again after its delay,
-one time for each, and is dead after the last attempt; messages that were sent in order are first stored in order; and
-what `chaos.broker_sim.offset_checker` says about offsets and locks.
+One group balances the topic among its members, sends messages back until they are dead letters, and has its offsets
+reset by operators; the other consumes in order, with locked queues. Members come and go, and sleep. What must hold: an
+acknowledged message is stored, once per acknowledgement; a batch is stored as a whole; a message that was sent back is
+redelivered after its delay, once for each time, and becomes a dead letter after the last attempt; messages sent in
+order are first stored in order; and what `chaos.broker_sim.offset_checker` says about offsets and locks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SHARED, _ORDERED = "SG", "OG"
 _ORDERED_TOPIC = "TO"
 _ORDERED_QUEUES = 2
 _ATTEMPTS_MAX = 2
-"""So often a message comes again; then it is dead."""
+"""The highest number of redeliveries; then a message becomes a dead letter."""
 _DIE_AT_ONCE = -1
 _MEMBERS = 3
 _DISTURBANCES = ("leaves", "vanishes", "sleeps", "is cut off", "is cut off", "loses connections", "reset", "reset")
 
 _Copy = tuple[int, int]
-"""A message and how often it was given back."""
+"""A message and how often it was sent back."""
 
 
 class Everyday(Workload):
@@ -66,16 +66,16 @@ class Everyday(Workload):
         self._members: dict[GroupPlan, list[Member]] = {plan: [] for plan in self._plans}
         self._joined = 0
         self._due_in_order = [0] * _ORDERED_QUEUES
-        """How many messages of a queue have come for the first time."""
+        """How many messages of a queue were stored for the first time."""
         self._batched: list[Stored] = []
         self._asked_back: Counter[_Copy] = Counter()
         self._asked_dead: set[_Copy] = set()
         self._back: Counter[_Copy] = Counter()
         self._waiting: dict[tuple[int, int], _Copy] = {}
-        """What was given back and is delayed, by level and offset."""
+        """Messages that were sent back and are delayed, by level and offset."""
         self._levels: Counter[int] = Counter()
         self._done_singly: set[tuple[int, int]] = set()
-        """Levels and offsets: delivered before others that wait before them, one of which could not be read."""
+        """Levels and offsets: delivered before earlier ones, one of which could not be read."""
         self._due: Counter[_Copy] = Counter()
         self._shown: Counter[_Copy] = Counter()
 
@@ -139,7 +139,7 @@ class Everyday(Workload):
         self._ask(RequestCode.SEND_MESSAGE_V2, ext, sent.body, None)
 
     def _send_in_order(self, queue_id: int, number: int) -> None:
-        """The next message for a queue; the one after it is sent once this one is acknowledged."""
+        """The next message of a queue; the one after it is sent once this one is acknowledged."""
         if self.stopped:
             return
         nbytes = self.rng.randint(8, 60)
@@ -181,7 +181,7 @@ class Everyday(Workload):
         self._members[plan].append(made)
 
     def _disturb(self) -> None:
-        """Somebody leaves, or is away for a while, or operators send a group elsewhere."""
+        """A member leaves or sleeps for a while, or operators reset the offsets of a group."""
         if self.stopped:
             return
         plan = self.rng.choice(self._plans)
@@ -238,16 +238,16 @@ class Everyday(Workload):
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
         self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
 
-    # -- giving back ---------------------------------------------------------------------------------------------------
+    # -- sending back --------------------------------------------------------------------------------------------------
 
     def wants_to_give_back(self, record: StoredMessage) -> bool:
-        """See `GivingBack`; what came again is given back more often, or few messages would die."""
+        """See `GivingBack`; redelivered messages are sent back more often, or few would become dead letters."""
         return not self.stopped and self.rng.random() < (0.5 if record.reconsume_times else 0.1)
 
     def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
         """See `GivingBack`."""
         copy: _Copy = (value_of(record.body), record.reconsume_times)
-        # What waits keeps the log from being dropped.
+        # Pending messages keep the log from being dropped.
         level = 1 if "retention" in self.cluster.plan.kinds else self.rng.choice((1, 1, 1, 2))
         if self.rng.random() < 0.05:
             level = _DIE_AT_ONCE
@@ -279,7 +279,7 @@ class Everyday(Workload):
         member.ask_to_take_back(ext, done)
 
     def _came_back(self, stored: Stored, *, dead: bool) -> _Copy:
-        """A message that was given back is stored, to come again or as dead."""
+        """A message that was sent back is stored, for redelivery or as a dead letter."""
         copy: _Copy = (stored.value, stored.record.reconsume_times - 1)
         self._back[copy] += 1
         if self._back[copy] > self._asked_back[copy]:
@@ -334,7 +334,7 @@ class Everyday(Workload):
                 raise Violation(f"lost: {command}, and {min(left)} still waits")
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: batches are whole, and what is done waiting is in the retry topic."""
+        """See `Workload.entry_ends`: batches are whole, and done delayed messages are in the retry topic."""
         if self._due != self._shown:
             raise Violation(f"retry: {self._due} waited, {self._shown} came")
         self._due.clear()
@@ -350,7 +350,7 @@ class Everyday(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`: what waits, and what groups have not come to."""
+        """See `Workload.needed_from`: pending messages, and what groups have not consumed."""
         positions = [
             self.ledger.queues[SCHEDULE_TOPIC, level - 1][offset].record.physical_offset
             for level, offset in self._waiting

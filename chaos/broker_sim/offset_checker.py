@@ -1,10 +1,10 @@
-"""Where consumer groups stand: every committed offset and lock, against what their members did and were told.
+"""Consumer offsets and locks: every committed one, checked against what members did and were told.
 
-What must hold: an offset goes back by a reset, or by the commit of a member that read from there again or wanted an
-answer; no commit is answered that had no effect. An offset is told as it is; it passes nothing that nobody handled,
-gave back, or was sent past by a reset; after a reset it stays until somebody has begun there. A queue that a member
-knows to be its own is nobody else's, what is handled in order leaves nothing out, and who lost a queue moves its offset
-no more.
+What must hold: an offset moves back only by a reset, or by the commit of a member that read from there again or wanted
+a response; no commit is answered with success that had no effect. A queried offset is the current one; an offset passes
+no message that was neither handled, sent back, nor skipped by a reset; after a reset it stays until a member has
+started there. A queue that a member knows to hold locked is held by no other member, ordered handling skips nothing,
+and a member that lost a queue cannot move its offset any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chaos.broker_sim.workload import Workload
 
 LOCK_SECONDS = 4.0
-"""For how long brokers keep a queue for its holder; a member counts on half of that."""
+"""How long brokers keep a lock; a member relies on half of that."""
 
 _CLOCK_RATE_MAX = 1.05
 _KEPT_SECONDS = LOCK_SECONDS / _CLOCK_RATE_MAX
@@ -45,10 +45,10 @@ class GroupPlan(NamedTuple):
 
 
 class Standing:
-    """See the module. It learns what members do; every method raises `Violation` when that must not be.
+    """See the module. Members report what they do; every method raises `Violation` when that must not happen.
 
     Args:
-        exact: whether the clocks of brokers only run, so that locks last.
+        exact: whether the clocks of brokers are never set, so that locks last their full time.
     """
 
     def __init__(self, workload: Workload, plans: tuple[GroupPlan, ...], *, exact: bool) -> None:
@@ -61,43 +61,43 @@ class Standing:
         self._resets: Counter[Key] = Counter()
         self._done: dict[Key, set[int]] = defaultdict(set)
         self._passable: Counter[Key] = Counter()
-        """Up to where everything was handled, or sent past."""
+        """Up to where everything was handled or skipped."""
         self._awaited: dict[Key, int] = {}
-        """Where somebody has to begin before the offset moves on."""
+        """Where a member must start before the offset may move on."""
         self._pulls: Counter[tuple[Key, int]] = Counter()
-        """Those that are or may be on their way."""
+        """Pulls that are or may be in flight."""
         self._said: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
-        """Who committed which offset, and when."""
+        """Which member committed which offset, and when."""
         self._answerable: dict[Key, set[int]] = defaultdict(set)
-        """Offsets that members committed and wanted an answer to."""
+        """Offsets that members committed with a response."""
         self._read_from: dict[Key, dict[str, int]] = defaultdict(dict)
         """The lowest offset from which each member pulled."""
         self._back: dict[Key, set[tuple[str, int]]] = defaultdict(set)
-        """Who committed which offset, whether it wanted an answer or not."""
+        """Which member committed which offset, with a response or without."""
         self._holders: dict[Key, tuple[str, float]] = {}
-        """Who has a queue according to the log, and since when."""
+        """Which member holds a queue's lock according to the log, and since when."""
         self._renewed: dict[tuple[str, Key], float] = {}
         self._giving: Counter[tuple[str, Key]] = Counter()
-        """Queues that may be given back at any time: how often that was asked for and not answered."""
+        """Queues that may be unlocked at any time: the number of unanswered unlock requests."""
         self._given: dict[tuple[str, Key], float] = {}
-        """When a queue was given back last; who has asked for it again before that cannot know."""
+        """When a queue was last unlocked; a lock request from before that proves nothing."""
 
     @property
     def _now(self) -> float:
         return self._workload.cluster.now
 
     def offset(self, key: Key) -> int:
-        """Where a group is, -1 for nowhere yet."""
+        """A group's offset, -1 if it has none."""
         return self.offsets[key][-1]
 
     # -- what members do -----------------------------------------------------------------------------------------------
 
     def query_begins(self, key: Key) -> object:
-        """An offset is asked for; what is returned comes back with the answer."""
+        """An offset query is sent; pass the result to `query_ends`."""
         return len(self.offsets[key])
 
     def query_ends(self, key: Key, begun: object, answer: Answer) -> None:
-        """An offset was told: it is one that the group had since the question."""
+        """An offset was returned: one that the group had since the query."""
         assert isinstance(begun, int), f"no number of offsets: {begun}"
         since = self.offsets[key][begun - 1 :]
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -111,18 +111,18 @@ class Standing:
             raise Violation(f"offset: {key} was told as {answer}, since it was asked for it was {since}")
 
     def pull_begins(self, member: str, key: Key, offset: int) -> None:
-        """A pull is on its way."""
+        """A pull is sent."""
         self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
         self._pulls[key, offset] += 1
         if self._awaited.get(key) == offset:
             del self._awaited[key]
 
     def pull_ends(self, key: Key, offset: int) -> None:
-        """Its answer is here; without one it may still be on its way."""
+        """Its response is here; without one it may still be in flight."""
         self._pulls[key, offset] -= 1
 
     def commits(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
-        """A member says where it is, and may wait for an answer; what is returned goes to `committed`."""
+        """A member commits, and may wait for a response; pass the result to `committed`."""
         if key[0] in self._ordered:
             self._said[key].append((member, offset, self._now))
         self._back[key].add((member, offset))
@@ -131,7 +131,7 @@ class Standing:
         return self._resets[key], len(self.offsets[key])
 
     def committed(self, key: Key, offset: int, begun: object) -> None:
-        """A commit was answered: the group was there since, or further on if it came from further back."""
+        """A commit was answered: the group had that offset since, or a higher one if it moved up."""
         assert isinstance(begun, tuple), f"no place in the history: {begun}"
         resets, known = begun
         since = self.offsets[key][known - 1 :]
@@ -141,7 +141,7 @@ class Standing:
             raise Violation(f"offset: {key} was told to be committed at {offset}, since it was asked it was {since}")
 
     def handles(self, member: str, key: Key, offset: int) -> None:
-        """A message is handled, or was given back."""
+        """A message is handled, or was sent back."""
         group = key[0]
         if group in self._ordered:
             if offset > self._passable[key]:
@@ -154,19 +154,19 @@ class Standing:
     # -- locks ---------------------------------------------------------------------------------------------------------
 
     def locks(self, member: str, key: Key, since: float) -> None:
-        """A member learns that a queue is its own; it asked for it at ``since``."""
+        """A member learns that it holds a queue's lock; it sent the request at ``since``."""
         self._workload.counts["locks told"] += 1
         self._renewed[member, key] = since
-        if self._now - since < _KEPT_SECONDS:  # a member that slept hears of it when it is over
+        if self._now - since < _KEPT_SECONDS:  # a member that slept learns of it late
             self._check_own(member, key, "was told to have")
 
     def unlocks(self, member: str, key: Key) -> None:
-        """A member gives a queue back."""
+        """A member unlocks a queue."""
         self._renewed.pop((member, key), None)
         self._giving[member, key] += 1
 
     def unlocked(self, member: str, key: Key) -> None:
-        """That was answered."""
+        """The unlock was answered."""
         self._giving[member, key] -= 1
 
     def _check_own(self, member: str, key: Key, what: str) -> None:
@@ -177,7 +177,7 @@ class Standing:
             raise Violation(f"lock: {member} {what} {key}, which is {holder}'s since {since:.3f} s")
 
     def _passes_on(self, key: Key, after: str) -> None:
-        """A queue goes from whoever has it to somebody else, or to nobody."""
+        """A queue's lock goes to another member, or to none."""
         holder, _ = self._holders.pop(key, ("", 0.0))
         if not holder or holder == after or not self._exact or self._giving[holder, key]:
             return
@@ -226,7 +226,7 @@ class Standing:
         self.offsets[key].append(offset)
 
     def _move_back(self, key: Key, offset: int) -> None:
-        """A member's commit was taken although it was less than what was known."""
+        """A member's commit took effect although it lowers the offset."""
         self._workload.counts["offsets moved back"] += 1
         read_from = self._read_from[key]
         is_meant = offset in self._answerable[key] or any(
@@ -242,7 +242,7 @@ class Standing:
         self.offsets[key].append(offset)
 
     def _check_fence(self, key: Key, offset: int) -> None:
-        """Whoever lost a queue cannot move its offset, as long as another member has it."""
+        """A member that lost a queue cannot move its offset while another member holds it."""
         if key not in self._holders or not self._exact:
             return
         holder, since = self._holders[key]

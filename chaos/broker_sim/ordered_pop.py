@@ -1,9 +1,9 @@
-"""The workload "ordered-pop": consumers that pop messages in order, and acknowledge, put off or forget them.
+"""The workload "ordered-pop": consumers that pop messages in order, and acknowledge, postpone or drop them.
 
-What must hold: while a queue's messages are in somebody's hands nobody else gets anything of it, unless the same
-attempt asks again, until all that is open is acknowledged or its time is over by the leader's clock. What is handed out
-begins at the first message that nobody acknowledged, and the group's offset is that one. What a client was told is
-acknowledged is so. In the end everything is acknowledged.
+What must hold: while messages of a queue are invisible, no other consumer gets anything from it, unless the same
+attempt is repeated, until all open ones are acknowledged or their time is over by the leader's clock. A pop begins at
+the first unacknowledged message, and the group's offset is that one. What a client was told is acknowledged is so. In
+the end everything is acknowledged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONSUMERS = 3
 
 @dataclass(slots=True)
 class _Held:
-    """What is in somebody's hands of a queue."""
+    """The messages of a queue that a consumer holds."""
 
     pop_time_ms: int
     invisible_ms: int
@@ -45,7 +45,7 @@ class _Held:
 
 
 class _From(NamedTuple):
-    """Who popped a message, and where."""
+    """Which consumer popped a message, and where."""
 
     consumer: Client
     node: Node
@@ -63,7 +63,7 @@ class OrderedPop(Workload):
         self._held: dict[int, _Held] = {}
         self._reached: dict[int, int] = {}
         self._handed_out: Counter[tuple[int, int, int]] = Counter()
-        """By queue, offset and time of the pop: how often that may still be heard by a client."""
+        """By queue, offset and time of the pop: how many responses with it may still reach a client."""
         self._asked: set[tuple[int, int, int]] = set()
         """What clients acknowledge, or try to."""
         self._done: set[tuple[int, int, int]] = set()
@@ -131,7 +131,7 @@ class OrderedPop(Workload):
             self._handle(source, receipts)
 
     def _handle(self, source: _From, receipts: list[Receipt]) -> None:
-        """One after the other; now and then a consumer gives up, or leaves a message out."""
+        """One at a time; at times a consumer stops, or skips a message."""
         at = self.cluster.now
         pace = 0.0 if self.stopped else self.rng.choice((0.0, 0.02, 0.2))
         for receipt in receipts:
@@ -186,7 +186,9 @@ class OrderedPop(Workload):
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, done)
 
     def _ask(self, source: _From, code: RequestCode, ext: dict[str, Any], done: OnDone) -> None:
-        """Mostly where the message came from: one answer that is missing, and all behind it comes again."""
+        """Mostly the broker that the message came from: if one acknowledgement is missing, all behind it is
+        redelivered.
+        """
         elsewhere = not self.stopped and self.rng.random() < 0.05
         node = self.cluster.some_node(self.rng) if elsewhere else source.node
         source.consumer.request(node, code, ext, b"", done)
@@ -218,7 +220,7 @@ class OrderedPop(Workload):
         if held is not None:
             if command.attempt and command.attempt == held.attempt:
                 self.counts["had again by the same attempt"] += 1
-            # Clocks of old and new leaders may differ.
+            # The clocks of old and new leaders may differ.
             elif held.until_ms - at_ms > 2 * self.cluster.plan.wall_skew_ms:
                 raise Violation(f"early: {command} takes {held.until_ms - at_ms} ms too early what is {held}")
             else:
@@ -250,7 +252,7 @@ class OrderedPop(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """See `Workload.needed_from`: what nobody has acknowledged."""
+        """See `Workload.needed_from`: what is not acknowledged."""
         left = [self.ledger.queues[self.topic, each][self._reached.get(each, 0) :][:1] for each in range(self.queues)]
         return min((stored.record.physical_offset for some in left for stored in some), default=1 << 62)
 

@@ -1,9 +1,9 @@
-"""The workload "pop": consumers that pop messages, acknowledge many of them, put some off, and forget the rest.
+"""The workload "pop": consumers that pop messages, acknowledge many, postpone some, and drop the rest.
 
-What must hold: a message that was popped is in nobody else's hands until it is acknowledged, put off, or its time is
-over by the leader's clock; then it is in the retry topic by the same entry. What a client was told is acknowledged
-never comes again. In the end consumers acknowledge all that they get, and get everything: nothing is lost, and nothing
-is invisible for ever.
+What must hold: a popped message is delivered to no other consumer until it is acknowledged or postponed, or its time is
+over by the leader's clock; then the same entry puts it in the retry topic. What a client was told is acknowledged is
+never redelivered. In the end consumers acknowledge everything they get, and get everything: nothing is lost, and
+nothing is invisible for ever.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class _Pop(NamedTuple):
 
 
 def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
-    """Messages and receipts, as the clients of others put them together.
+    """Messages and receipts, paired as other clients do.
 
-    None of an answer with a record that is damaged on that replica's disk: its messages come again after their time.
+    None for a response with a record that is damaged on that replica's disk: its messages are redelivered after their
+    time.
     """
     rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
     starts = {(mark, int(queue_id)): int(start) for mark, queue_id, start in rows}
@@ -255,7 +256,7 @@ class Pop(Workload):
         key = (command.topic, command.queue_id)
         reached = self._reached.get(key, 0)
         taken = list(offsets_of(command.start, command.taken)) if command.taken else []
-        # Without a filter every message is taken by somebody, in the order of the queue.
+        # Without a filter a pop takes every message, in the order of the queue.
         if taken != list(range(reached, command.next_offset)):
             raise Violation(f"pop: {command} takes {taken}, {reached} to {command.next_offset} are next")
         self._reached[key] = command.next_offset
@@ -275,7 +276,9 @@ class Pop(Workload):
             self._ended.append((place, self._open.pop(place)))
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: what ends is acknowledged, or in the retry topic by the same entry."""
+        """See `Workload.entry_ends`: a message that ends is acknowledged, or put in the retry topic by the same
+        entry.
+        """
         for place, pop in self._ended:
             ended = self.ledger.queues[place[:2]][place[2]]
             if copies := self._copies.get(_origin(ended.record)):
@@ -284,7 +287,7 @@ class Pop(Workload):
                     raise Violation(f"changed: {place} was {ended.value} and comes again as {copy.value}")
                 self._finished[place] = "given back"
                 self.counts["given back"] += 1
-                # A clock that went back meanwhile may have the time begin anew, but not end sooner.
+                # A clock that was set back may restart the time, but not shorten it.
                 early_ms = pop.due_ms - copy.record.store_timestamp_ms
                 if early_ms > 2 * self.cluster.plan.wall_skew_ms:
                     raise Violation(f"early: {place} comes again {early_ms} ms before its time")
@@ -318,7 +321,7 @@ class Pop(Workload):
         return not self._unfinished()
 
     def check_end(self) -> None:
-        """See `Workload.check_end`."""
+        """Which message it is, or is a copy of: a value may be stored twice, since clients retry."""
         for sent in self.ledger.sent.values():
             self.ledger.check_stored(self.topic, sent)
 

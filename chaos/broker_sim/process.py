@@ -1,7 +1,7 @@
 """One start of a simulated broker: the real `Broker` with all its services, on a simulated log, clock and network.
 
-What a broker derives from its log lies in real files, in memory where the machine has a file system for that. After a
-power cut they are as they were or, by chance, as the last checkpoint made them durable.
+The state that a broker derives from its log is in real files, in memory (tmpfs) where the machine has that. After a
+power cut they are unchanged or, by chance, as of the last checkpoint that made them durable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TICK_SECONDS = 0.1
 _DESCRIPTORS_MAX = 1 << 30
 _SECRETS = (bytes(32),)
 _QUEUES_AT_ONCE = 3
-"""So few, that there is something applied between two parts of a checkpoint."""
+"""Small, so that entries are applied between two parts of a checkpoint."""
 
 
 class BrokerWorld(World, Surroundings, Protocol):
@@ -56,23 +56,25 @@ class BrokerWorld(World, Surroundings, Protocol):
         """The settings that a broker starts with."""
 
     def software_of(self, node_id: str) -> Software | None:
-        """What the running process of a node says of its software."""
+        """The software that the running process of a node reports."""
 
     def wall_ms(self, node: Node) -> int:
-        """What a machine takes for the time of day."""
+        """A machine's wall clock."""
 
     def needed_from(self) -> int:
-        """Physical offset from which on the log must stay."""
+        """Physical offset from which the log must be kept."""
 
     def committed(self, index: int, body: bytes) -> None:
-        """An entry is committed; each replica says so."""
+        """An entry is committed; each replica reports it."""
 
     def told(self, line: str) -> None:
-        """A line of a log or a client, for the trace only."""
+        """A log line of a broker or client, for the trace only."""
 
 
 class TurnLog:
-    """Takes a broker's log lines: they go to the trace, and an error is a violation unless a disk may have failed."""
+    """Receives a broker's log lines: they go to the trace, and an error is a violation unless a disk may have
+    failed.
+    """
 
     def __init__(self, cluster: BrokerWorld, node: Node) -> None:
         self._cluster = cluster
@@ -89,7 +91,7 @@ class TurnLog:
     warning = info
 
     def error(self, event: str, **values: object) -> None:
-        """A line that ought not to be."""
+        """A line that should not occur."""
         error = values.get("exc_info")
         if isinstance(error, Exception) and not isinstance(error, SegmentError):
             raise Violation(f"{self._node.node_id}: {event}: {type(error).__name__}: {error}") from error
@@ -138,7 +140,7 @@ class BrokerProcess(LogProcess):
             incoming=str(incoming),
         )
         self.queues = opened.queues
-        self._opened.callback(self.queues.close)  # the power may go while it opens, or the disk fail
+        self._opened.callback(self.queues.close)  # the power may be cut while it opens, or the disk fail
         if "snapshot" in node.disk.names(DIRECTORY):
             with node.disk.faults_withheld():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
@@ -196,7 +198,7 @@ class BrokerProcess(LogProcess):
         self._next_tick()
 
     def _in_background(self, job: Job) -> None:
-        """As by a worker thread: some time later, and what comes of it is known some time after that."""
+        """Like a worker thread: the job runs some time later, and its result arrives some time after that."""
 
         def work() -> None:
             self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.02)), job())
@@ -229,7 +231,7 @@ class BrokerProcess(LogProcess):
                 self._cluster.later(self.node, self._rng.choice((0.0, 0.05, 0.5)), commit)
 
         def commit() -> None:
-            # As by a worker thread, some time later, when more has been applied.
+            # Like a worker thread: some time later, when more has been applied.
             if pending is not None and pending.commit():
                 self._keep_durable()
             self._checkpoint_at = self._world.now + self.settings.checkpoint_seconds
@@ -237,7 +239,7 @@ class BrokerProcess(LogProcess):
         go_on()
 
     def _keep_durable(self) -> None:
-        """What lies in files now is there after a power cut as well."""
+        """What is in the files now survives a power cut."""
         durable = self._durable_copy
         shutil.rmtree(durable, ignore_errors=True)
         if self._cluster.plan.loses_derived:
@@ -248,7 +250,7 @@ class BrokerProcess(LogProcess):
         return Path(f"{self.settings.data_dir}.durable")
 
     def stops(self) -> None:
-        """See `LogProcess.stops`: as the server does it."""
+        """See `LogProcess.stops`: in the order of the server."""
         self.broker.close_connections()
         with suppress(SegmentError):
             if (pending := self.broker.prepare_checkpoint()) is not None:
@@ -266,7 +268,7 @@ class BrokerProcess(LogProcess):
             shutil.copytree(self._durable_copy, self.settings.data_dir)
 
     def accept(self, line: Line, side: int, peer: tuple[str, int]) -> None:
-        """Serve a connection that was made."""
+        """Serve a new connection."""
         sock = self.reactor.socket(line, side, peer)
         self._cluster.in_process(self, "is connected to", lambda: self.broker.accept(cast("Any", sock)))
 
@@ -282,7 +284,7 @@ class BrokerProcess(LogProcess):
         return None if captured is None else captured[1]()
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Let the log begin later, as far as restarts, what waits in it and readers allow; see `LogProcess`."""
+        """Drop the start of the log, as far as restarts, pending messages and readers allow; see `LogProcess`."""
         log = self.log
         floor = min(floor, self.replica.applied_index, log.durable_index - 1)
         held_pos = self.broker.services.leases.first_pos()
@@ -327,5 +329,5 @@ class BrokerProcess(LogProcess):
 
     @property
     def leads(self) -> bool:
-        """Whether it takes messages."""
+        """Whether it accepts messages."""
         return self.replica.core.role is Role.LEADER and self.broker.appender.is_open

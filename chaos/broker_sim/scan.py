@@ -1,9 +1,9 @@
-"""The workload "scan": readers of whole topics, one of which is deleted and made anew now and then, beside producers.
+"""The workload "scan": readers of whole topics, one of which is deleted and recreated at times, beside producers.
 
 What must hold: a row is a committed message, byte for byte, whichever replica served it; the rows of a queue have no
-gap and come once; neither plans nor ends of many topics tell an end that is not committed, and with `current` they tell
-all that was committed before they were asked for; places are where messages lie. One identity of a topic means the same
-messages for ever. Whoever holds the log finds what it holds. In the end everything can be read.
+gap and no duplicate; neither plans nor the ends of many topics report an uncommitted end, and with `current` they
+report everything committed before the request; places are where messages are. One identity of a topic means the same
+messages for ever. A reader with a hold on the log finds everything that it holds. In the end everything can be read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCANS_MAX = 4
 _ATTEMPTS_MAX = 60
 _LEASE_SECONDS = 10
 _PASSING = "U"
-"""The topic that is deleted now and then."""
+"""The topic that is deleted at times."""
 _OFFSET_AT = 20
 
 
@@ -52,7 +52,7 @@ class Scan(Workload):
         self._deletes = False
         self._deletions = 0
         self._incarnation_at: dict[int, int] = {}
-        """For each record of the passing topic, by its physical offset, how often that was deleted before."""
+        """For each record of the passing topic, by physical offset: how often the topic had been deleted before."""
         self._incarnations: dict[str, int] = {}
         """By identity of the passing topic."""
         self.scans: list[Reading] = []
@@ -79,7 +79,7 @@ class Scan(Workload):
             self.send(sent)
 
     def stop(self) -> None:
-        """See `Workload.stop`: one more reader gets everything."""
+        """See `Workload.stop`: one last reader gets everything."""
         if not self.stopped:
             self._last = Reading(self, self.topic, is_last=True)
             self.cluster.at(self.cluster.now, self._last.plan)
@@ -109,7 +109,7 @@ class Scan(Workload):
                 del self.ledger.queues[key]
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
-        """See `Workload.acknowledged`: a position is used once, also by a topic that is gone."""
+        """See `Workload.acknowledged`: a position is used once, even by a deleted topic."""
         self.ledger.acknowledged(sent, offset, position)
 
     def check_end(self) -> None:
@@ -143,7 +143,7 @@ class Scan(Workload):
 
 
 class Reading:
-    """One reader: it plans, holds the log of a replica or not, and reads to the end of its plan."""
+    """One reader: it plans, may hold the log of a replica, and reads to the end of its plan."""
 
     def __init__(self, workload: Scan, topic: str, *, is_last: bool) -> None:
         self._workload = workload
@@ -158,7 +158,7 @@ class Reading:
         self._number = workload.rng.getrandbits(32)
         self._attempts = 0
         self._held: tuple[object, float] | None = None
-        """The process of which the log is held, and until when by its clock."""
+        """The process whose log is held, and until when by its clock."""
         self.is_over = False
 
     def _some_node(self) -> Node:
@@ -193,7 +193,7 @@ class Reading:
     # -- planning ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> None:
-        """Ask a replica what there is."""
+        """Get the ends from a replica."""
         self._node = self._some_node()
         current = self._is_last or self._rng.random() < 0.5
         before = {queue: len(known) for (topic, queue), known in self._known() if topic == self._topic}
@@ -223,7 +223,7 @@ class Reading:
         if self._topic == self._workload.topic:
             self._check_plan(queues, places, before)
         self._identity = identity
-        ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # what is not there yet, too
+        ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # also beyond the end
         self._left = {
             each.queue_id: ReadRange(each.queue_id, each.first, each.end + ahead)
             for each in queues

@@ -15,10 +15,10 @@ KINDS = (
     "partition", "one-way", "cut-link", "deaf", "weather", "crash", "crash-all", "pause", "depose", "transfer",
     "clock", "slow-disk", "rumors",
 )  # fmt: skip
-"""Of the faults that the log is tried with, those after which nobody has to repair anything."""
+"""The faults of the log simulation that need no repair afterwards."""
 
 HARD_KINDS = ("disk-error", "disk-full", "bit-flip", "membership", "membership")
-"""Of the others one, in some runs."""
+"""The other faults; some runs get one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class BrokerScenario(Scenario):
     entries_per_file: int
     checkpoint_seconds: float
     loses_derived: bool
-    """Whether a power cut may take what no checkpoint covers of the files that are derived from the log."""
+    """Whether a power cut may lose derived files that no checkpoint covers."""
 
 
 def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFETY_SECONDS) -> BrokerScenario:
@@ -57,7 +57,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         faults.append((0.0, Ambush(rng.choice((0.02, 0.1, 0.3)), absence, crash=rng.random() < 0.8)))
         kinds += ("ambush",)
     segment_bytes = rng.choice((8 * 1024, 16 * 1024) if retention else (16 * 1024, 64 * 1024, 1024 * 1024))
-    # Drawn on their own, so that what was there before stays as it was.
+    # Drawn separately, so that earlier draws stay the same.
     hard = random.Random(f"{seed} harder")
     spares: tuple[NodeId, ...] = ()
     if not hunted and hard.random() < 0.35:

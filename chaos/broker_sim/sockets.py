@@ -1,7 +1,7 @@
-"""Sockets that exist in a simulation only: what a broker's connections and its reactor need of the real ones.
+"""Simulated sockets: what a broker's connections and its reactor need of the real ones.
 
-A *line* joins two ends and carries bytes in order. Between two machines it stands still while their link is cut, and
-breaks if that lasts; between a client and a machine it works until one of them ends it.
+A *line* joins two ends and carries bytes in order. Between two machines it stalls while their link is cut, and breaks
+if that lasts; between a client and a machine it works until one of them closes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chaos.network import Network
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, StreamSocket, Unsent
 
 _SILENCE_SECONDS_MAX = 3.0
-"""After so long across a cut link a connection breaks."""
+"""A connection breaks after so long across a cut link."""
 _CUT_POLL_SECONDS = 0.05
 
 Address = tuple[str, int]
@@ -31,27 +31,27 @@ class End(Protocol):
         """Bytes came."""
 
     def hung_up(self) -> None:
-        """The other end is gone; nothing comes any more."""
+        """The other end is closed; nothing arrives any more."""
 
 
 class Surroundings(Protocol):
-    """What lines, and those who use them, need of the simulation around them; see `BrokerCluster`."""
+    """What lines and their users need of the simulation; see `BrokerCluster`."""
 
     now: float
     rng: random.Random
     network: Network
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Let ``event`` happen then."""
+        """Run ``event`` at that time."""
 
     def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
-        """Let ``step`` happen at the node's process, unless it has ended by then."""
+        """Run ``step`` in the node's process, unless it has ended by then."""
 
     def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:
-        """Let something happen in a turn of a process, unless it has ended."""
+        """Run a step in a turn of a process, unless it has ended."""
 
     def client_latency(self) -> float:
-        """Seconds that the next bytes of a client or for one take."""
+        """Seconds until the next bytes from or to a client arrive."""
 
     def address_of(self, node: Node) -> Address:
         """Where a broker serves clients."""
@@ -60,11 +60,11 @@ class Surroundings(Protocol):
         """The machine with an address."""
 
     def accept(self, node: Node, line: Line, side: int, peer: Address) -> None:
-        """A connection is made to a broker that runs."""
+        """A connection to a running broker is opened."""
 
 
 class Line:
-    """A connection; ``ends`` are its two sides, ``nodes`` the machines that they are on, None for a client's."""
+    """A connection; ``ends`` are its two sides, ``nodes`` their machines, None for a client's."""
 
     def __init__(self, cluster: Surroundings, nodes: tuple[Node | None, Node | None]) -> None:
         self._cluster = cluster
@@ -75,14 +75,14 @@ class Line:
         self._stuck_since: list[float | None] = [None, None]
 
     def carry(self, side: int, data: bytes | None) -> None:
-        """Take bytes of the end ``side`` to the other one; None hangs up behind all that came before."""
+        """Carry bytes from the end ``side`` to the other one; None hangs up after all earlier bytes."""
         at = max(self._last_at[side], self._cluster.now + self._cluster.client_latency())
         self._last_at[side] = at
         self._under_way[side].append((at, data))
         self._cluster.at(at, self._deliver, side)
 
     def cut(self, side: int) -> None:
-        """The end ``side`` is gone without a word; what it sent still arrives."""
+        """The end ``side`` vanishes without closing; what it sent still arrives."""
         self.ends[side] = None
 
     def _deliver(self, side: int) -> None:
@@ -105,7 +105,7 @@ class Line:
             if end is None:
                 sender, self.ends[side] = self.ends[side], None
                 if sender is not None:
-                    sender.hung_up()  # nobody is there who would take it
+                    sender.hung_up()  # the receiver is gone
             elif data is None:
                 self.ends[1 - side] = None
                 end.hung_up()
@@ -147,7 +147,7 @@ class SimSocket:
         self._reactor.hears(self, data)
 
     def hung_up(self) -> None:
-        """See `End`."""
+        """In a turn of the process: bytes arrived, or for none the end of the stream."""
         self._reactor.hears(self, b"")
 
     def take(self, data: bytes) -> None:
@@ -162,17 +162,17 @@ class SimSocket:
         """Whether there is something to receive."""
         return bool(self._inbox) or self._ended
 
-    # -- what a stream asks of a socket --------------------------------------------------------------------------------
+    # -- what a stream needs of a socket -------------------------------------------------------------------------------
 
     def fileno(self) -> int:
         """See `socket.socket.fileno`."""
         return self._fd
 
     def setblocking(self, flag: bool) -> None:
-        """Never blocks anyhow."""
+        """It never blocks anyway."""
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """Has no options."""
+        """It has no options."""
 
     def getpeername(self) -> Address:
         """See `socket.socket.getpeername`."""
@@ -234,7 +234,7 @@ class SimReactor:
         return made
 
     def vanish(self) -> None:
-        """The process has ended, and its sockets with it. Others learn it soon, or find out by themselves."""
+        """The process has ended, and its sockets with it. Peers learn it soon, or find out by themselves."""
         for sock in self._sockets.values():
             sock.vanish()
             if self._cluster.rng.random() < 0.7:
@@ -243,7 +243,7 @@ class SimReactor:
         self._handlers.clear()
 
     def hears(self, sock: SimSocket, data: bytes) -> None:
-        """Something arrived for a socket; it is read in a turn of its own."""
+        """Something arrived for a socket; it is read in its own turn."""
 
         def step() -> None:
             sock.take(data)
@@ -254,7 +254,7 @@ class SimReactor:
 
         self._cluster.in_process(self._process, "hears a client", step)
 
-    # -- what streams ask of a reactor ---------------------------------------------------------------------------------
+    # -- what streams need of a reactor --------------------------------------------------------------------------------
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
         """See `raftlog.net.reactor.Reactor.add`."""
@@ -262,7 +262,7 @@ class SimReactor:
         self._handlers[fd] = handler
 
     def modify(self, fd: int, events: int) -> None:
-        """Sends never block here, so nobody waits for it."""
+        """Sends never block here, so writability is not needed."""
         assert not events & EPOLLOUT, f"descriptor {fd} waits to be writable"
 
     def remove(self, fd: int) -> None:
@@ -275,7 +275,7 @@ class SimReactor:
         self._cluster.later(self._process.node, 0.0, lambda: None)
 
     def share_used(self) -> bool:
-        """See `raftlog.net.reactor.Reactor.share_used`: time stands still in a turn."""
+        """See `raftlog.net.reactor.Reactor.share_used`: time does not advance in a turn."""
         return False
 
     def go_on_later(self, step: Callable[[], None]) -> None:
@@ -287,7 +287,7 @@ class SimReactor:
         self._dirty.append(stream)
 
     def flush(self) -> None:
-        """Send what streams have; the end of a turn."""
+        """Send what streams have buffered; the end of a turn."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for stream in dirty:
@@ -296,7 +296,7 @@ class SimReactor:
     def dial(
         self, address: Address, on_connected: Callable[[SimSocket], None], on_failed: Callable[[str], None]
     ) -> None:
-        """Connect to the broker at an address; one that cannot be reached never answers."""
+        """Connect to the broker at an address; an unreachable one never answers."""
         cluster, process = self._cluster, self._process
         target = cluster.node_at(address)
         if not cluster.network.connected(process.node_id, target.node_id):
@@ -315,7 +315,7 @@ class SimReactor:
 
 
 class SimDialing:
-    """Stands for `raftlog.Dialing` in a simulated process."""
+    """Stand-in for `raftlog.Dialing` in a simulated process."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class SimDialing:
         reactor.dial(address, self._connected, self._failed)
 
     def close(self) -> None:
-        """Give it up; nothing is called any more."""
+        """Abort; no callback is called any more."""
         self._open = False
 
     def _connected(self, sock: SimSocket) -> None:
@@ -347,5 +347,5 @@ class SimDialing:
 
 
 def latency(rng: random.Random) -> float:
-    """Seconds that a client's bytes take."""
+    """Seconds that a client's bytes travel."""
     return rng.uniform(0.0002, 0.004)

@@ -1,8 +1,8 @@
-"""The workload "transactions": half messages that are committed, rolled back, or left until the brokers ask.
+"""The workload "transactions": half messages that are committed, rolled back, or left open until brokers check back.
 
 What must hold: each stored half message is ended once, in one entry with its visible copy if it is committed; it is
-visible if and only if its client decided so; and what the client was told of its end is how it ended. The answers to
-check-backs are the client's decision, whenever they come.
+visible if and only if its client committed it; and the outcome is the one reported to the client. Answers to
+check-backs are the client's decision, whenever they arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mq.protocol.records import COMMITTED, PREPARED, ROLLBACK, TRANSACTION_MASK,
 _GROUP = "PG"
 _HEARTBEAT_SECONDS = 1.0
 _ORPHAN_SECONDS = 6.0
-"""A client knows by then how its send went, and answers for half messages that it was not told of."""
+"""By then a client knows how its send ended, and answers checks for half messages of which it got no response."""
 
 
 class Transactions(Workload):
@@ -39,9 +39,9 @@ class Transactions(Workload):
         super().__init__(cluster)
         self._checks_max = self.rng.choice((3, 15, 15))
         self._open: dict[int, Stored] = {}
-        """Half messages by their offset, of those that are not ended."""
+        """Half messages that are not ended, by offset."""
         self._decisions: dict[int, int | None] = {}
-        """By offset, how a client wants it to end; None if it never says."""
+        """By offset, the outcome that a client wants; None if it never ends it."""
         self._outcomes: dict[int, int] = {}
         self._told: list[tuple[int, int]] = []
         self._done: list[int] = []
@@ -82,12 +82,12 @@ class Transactions(Workload):
         return PREPARED if sent.kind == "half" else 0
 
     def was_sent(self, sent: Sent, answer: Answer) -> None:
-        """See `Workload.was_sent`: the local transaction runs, and ends somehow or never."""
+        """See `Workload.was_sent`: the local transaction runs, and ends or stays open."""
         if sent.kind != "half":
             return
         offset, position = sent.acked[-1]
         if offset in self._decisions:
-            return  # a check came first
+            return  # a check arrived first
         chosen = self.rng.choices((COMMITTED, ROLLBACK, None), (60, 25, 5))[0]
         self._decisions[offset] = chosen
         self.note("invoke", "decide", offset, chosen)
@@ -118,11 +118,11 @@ class Transactions(Workload):
             self._ask_to_end(offset, position, outcome, _GROUP, done)
 
     def _end_wrongly(self, offset: int, position: int) -> None:
-        """Somebody says something about a half message that is not there or not theirs."""
+        """A client tries to end a half message that does not exist or is not its own."""
 
         def done(answer: Answer | Lost) -> None:
             is_done = isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS
-            # Of what has been ended anybody may hear so, if it is that.
+            # For a half message that is ended already, success is allowed if the outcome is the same.
             if is_done and (wrong[2] == _GROUP or offset not in self._outcomes):
                 raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")
             if is_done and (outcome == COMMITTED) != (self._outcomes[offset] == COMMITTED):
@@ -194,7 +194,7 @@ class Transactions(Workload):
             raise Violation(f"lost: {command}, and the log has all that is open")
 
     def entry_ends(self) -> None:
-        """See `Workload.entry_ends`: how a half message ends is told by the same entry."""
+        """See `Workload.entry_ends`: a half message is ended in the same entry as its visible copy."""
         for offset in self._done:
             half = self._open.pop(offset, None)
             if half is None:

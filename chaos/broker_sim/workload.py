@@ -1,4 +1,4 @@
-"""What clients do to simulated brokers, and what must hold of it: the base of all workloads."""
+"""The base of all workloads: what clients do to simulated brokers, and what must hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLIENTS = 4
 
 
 class Brokers(Surroundings, Protocol):
-    """What clients need of the simulation around them; see `BrokerCluster`."""
+    """What clients need of the simulation; see `BrokerCluster`."""
 
     scenario: Scenario
     plan: BrokerScenario
@@ -40,13 +40,13 @@ class Brokers(Surroundings, Protocol):
     dropped_pos: int
 
     def some_node(self, rng: random.Random) -> Node:
-        """Whom a client asks: mostly who leads, if it has heard of that."""
+        """The node that a client sends a request to: mostly the leader, if the client knows it."""
 
     def true_ms(self) -> int:
-        """The time of day."""
+        """The true time."""
 
     def told(self, line: str) -> None:
-        """A line of a log or a client, for the trace only."""
+        """A log line of a broker or client, for the trace only."""
 
 
 class Workload:
@@ -55,7 +55,7 @@ class Workload:
     Attributes:
         ledger: what is committed.
         counts: figures for the report.
-        history: what clients did and heard, one row per event.
+        history: requests and responses of clients, one row per event.
     """
 
     name: ClassVar[str]
@@ -76,15 +76,15 @@ class Workload:
     # -- for workloads -------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """Settings of the brokers that differ from the simulation's usual ones."""
+        """Broker settings that differ from the defaults of the simulation."""
         return {}
 
     def limits(self) -> AbstractContextManager[None]:
-        """Limits of the brokers that are others during a run."""
+        """Limits of the brokers that are changed during a run."""
         return nullcontext()
 
     def act(self) -> None:
-        """Do the next thing."""
+        """Do the next operation."""
         raise AssertionError("a workload without acts")
 
     def stored(self, stored: Stored) -> None:
@@ -94,32 +94,32 @@ class Workload:
         """A metadata command was committed."""
 
     def entry_ends(self) -> None:
-        """All records and commands of one entry were told."""
+        """All records and commands of one entry were passed."""
 
     def asked(self, connection: Connection, request: Any, body: bytes) -> None:
-        """A broker asks a client."""
+        """A broker sends a request to a client."""
 
     def needed_from(self) -> int:
-        """Physical offset from which on the log must not be dropped."""
+        """Physical offset from which the log must be kept."""
         return 1 << 62
 
     def is_settled(self) -> bool:
-        """Whether everything has come to its end, once clients have stopped."""
+        """Whether nothing is pending, once clients have stopped."""
         return True
 
     def check_end(self) -> None:
-        """Raises `Violation` unless all that was promised was kept."""
+        """Raises `Violation` unless every promise was kept."""
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Let clients begin."""
+        """Start the clients."""
         self.cluster.at(0.0, self._go_on)
         for queue_id in range(self.queues):
             self.cluster.at(self.rng.uniform(0.0, 1.0), self._read_next, queue_id)
 
     def stop(self) -> None:
-        """Let clients do nothing new."""
+        """Start no new operations."""
         self.stopped = True
 
     def _go_on(self) -> None:
@@ -161,18 +161,20 @@ class Workload:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def encoding(self, code: int) -> int:
-        """One of the ways to encode a request."""
+        """A random encoding for a request."""
         return BINARY if code <= _BINARY_CODES_MAX and self.rng.random() < 0.5 else JSON
 
     def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
-        """A message that is about to be sent."""
+        """Create a message to send."""
         nbytes = self.rng.randint(8, self._body_bytes_max)
         number = len(self.ledger.sent)
         own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
         return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **asked)
 
     def send(self, sent: Sent, attempt: int = 1) -> None:
-        """Send a message, to the leader or to any other replica; again if nobody knows, or if it was refused."""
+        """Send a message, to the leader or to any other replica; again if the outcome is unknown, or if it was
+        refused.
+        """
         code = RequestCode.SEND_MESSAGE_V2
         ext = self.send_fields(sent.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
         ext["f"] = self.send_flags(sent)
@@ -206,7 +208,7 @@ class Workload:
         client.request(self.cluster.some_node(self.rng), code, ext, sent.body, done, serialization=self.encoding(code))
 
     def send_fields(self, topic: str, properties: dict[str, str]) -> dict[str, Any]:
-        """The header of a plain message, to some queue of its topic."""
+        """The header of a plain message, to a random queue of its topic."""
         return {
             "a": "P",
             "b": topic,
@@ -223,18 +225,18 @@ class Workload:
         }
 
     def send_flags(self, sent: Sent) -> int:
-        """The sys_flag that a message is sent with."""
+        """The sys_flag of a message."""
         return 0
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
-        """Compare what a client was told about its message with what is committed."""
+        """Compare the response of a send with what is committed."""
         self.ledger.acknowledged(sent, offset, position)
 
     def was_sent(self, sent: Sent, answer: Answer) -> None:
         """A message was acknowledged."""
 
     def late(self, what: str, seconds: float) -> None:
-        """Something happened so long after it was due."""
+        """Record how long after its due time something happened."""
         self.counts[what] += 1
         bucket = next((limit for limit in _LATENESS_MS if seconds * 1000 <= limit), None)
         self.counts[f"{what}, within {bucket} ms" if bucket else f"{what}, later"] += 1
@@ -242,7 +244,7 @@ class Workload:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read_next(self, queue_id: int) -> None:
-        """A consumer pulls, from any replica, and goes on where it is."""
+        """A consumer pulls the next messages from any replica."""
         offset = self._read_to[queue_id]
         ext = {
             "consumerGroup": "G",
@@ -282,14 +284,14 @@ class Workload:
             self._read_to[queue_id] = low
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
-        """Somebody got a record where a queue was to be read on."""
+        """A reader got a record where it was to continue in a queue."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
         self.ledger.read(topic, queue_id, record)
 
     @property
     def has_read_all(self) -> bool:
-        """Whether consumers have got everything that there is."""
+        """Whether consumers have got everything."""
         return all(
             self._read_to[queue_id] == len(self.ledger.queues[self.topic, queue_id]) for queue_id in range(self.queues)
         )
@@ -297,7 +299,7 @@ class Workload:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def has_whole_queues(self, process: BrokerProcess) -> bool:
-        """Whether the files of all consume queues are intact; what is damaged is restored from the log from then on."""
+        """Whether the files of all consume queues are intact; damage is restored from the log from then on."""
         process.queues.forget_blocks()
         whole = True
         for topic, queue_id in self.ledger.queues:
@@ -313,7 +315,7 @@ class Workload:
         return whole
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
-        """What replicas derived from their logs is the same everywhere, and what the log says."""
+        """Check that the derived state of replicas is the same everywhere, and matches the log."""
         states: dict[bytes, str] = {}
         for process in running:
             for (topic, queue_id), known in self.ledger.queues.items():

@@ -1,4 +1,4 @@
-"""The workloads that brokers are simulated with, by name."""
+"""The workloads of simulated brokers, by name."""
 
 from __future__ import annotations
 

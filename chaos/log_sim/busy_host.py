@@ -1,8 +1,8 @@
-"""Groups on hosts that give the processor to others: processes do not run for a while, and nothing else goes wrong.
+"""Groups on hosts that take the CPU away: processes do not run for a while, and nothing else goes wrong.
 
-The network and the disks are sound, so leadership must stay where it is (`Scenario.steady`). That is more than a group
-can promise if its leader alone does not run for longer than its followers bear its silence; such stalls are among what
-`chaos.log_sim.schedule` draws, where a new leader is allowed.
+Network and disks are sound, so leadership must stay where it is (`Scenario.steady`). That is more than a group can
+promise if only its leader stalls for longer than an election timeout; such stalls are drawn by
+`chaos.log_sim.schedule`, where a new leader is allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftlog.consensus.types import CoreConfig, NodeId
 
 SAFETY_SECONDS = 60.0
 _ELECTED_SECONDS = 5.0
-"""By then there is a leader."""
+"""A leader is elected by then."""
 _SHARE = 2 / 3
 """Part of the shortest election timeout for which a leader may stall: heartbeats and latency need the rest."""
 STALL_SECONDS_MIN, STALL_SECONDS_MAX = 0.01, 30.0
@@ -61,7 +61,7 @@ def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig
 
 
 def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
-    """Some follower stalls, for any time."""
+    """One follower stalls, for any time."""
     faults: list[Timed] = []
     at = _ELECTED_SECONDS
     while at < seconds:
@@ -72,7 +72,7 @@ def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfi
 
 
 def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
-    """All nodes stall together, for any time, as on a virtual machine that is paused."""
+    """All nodes stall together, for any time, as on a paused virtual machine."""
     faults: list[Timed] = []
     at = _ELECTED_SECONDS
     while at < seconds:

@@ -18,7 +18,7 @@ _STEP_SECONDS_MAX = 0.02
 
 
 class CatchUp:
-    """All offers and pulls of a cluster; ``pulls`` are under way, ``finished`` counts those that were completed."""
+    """All offers and pulls of a cluster; ``pulls`` are in progress, ``finished`` counts the completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
@@ -26,7 +26,7 @@ class CatchUp:
         self.finished = 0
 
     def offer(self, process: Process, peer: NodeId) -> None:
-        """The leader offers what it has; see `raftlog.log_transfer.Offers`."""
+        """The leader offers its files; see `raftlog.log_transfer.Offers`."""
         replica, log, cluster = process.replica, process.log, self._cluster
         manifest = log.manifest(replica.commit_index, conf=encode_conf(process.core.conf_at(log.base[0])))
         if log.base[0] == 0 and manifest.end_index == 0:
@@ -78,14 +78,14 @@ class CatchUp:
         source = pull.source
         runs = source.node.process is source and source.node_id not in cluster.paused
         if runs and cluster.network.connected(node.node_id, source.node_id):
-            # What its disk does not give is the damage of the source, which hears of it from its own log.
+            # What its disk cannot read is damage of the source, whose own log reports it.
             with suppress(StorageCorrupt):
                 pull.fetch()
         self._later(node, pull)
 
 
 class _Pull:
-    """What one process fetches from another one."""
+    """The files that one process fetches from another one."""
 
     def __init__(
         self, source: Process, process: Process, staging: SnapshotInstall, manifest: Manifest, snapshot: bytes
@@ -102,7 +102,7 @@ class _Pull:
         return self._process is process and self.source is source and not self.gone
 
     def fetch(self) -> None:
-        """Ask for what is wanted next."""
+        """Request the next piece."""
         wanted = self.staging.wanted()
         assert wanted is not None, "nothing is wanted, and not all is here"
         what, pos, nbytes = wanted

@@ -1,8 +1,8 @@
-"""A group of replicas in simulated time: one loop over a heap of events, and no other source of order or chance.
+"""A group of replicas in simulated time: one loop over a heap of events, the only source of order and randomness.
 
-A run has two parts. In the first anything in the schedule may happen and only safety is asked for. Then everything is
-healed and restarted, and the group must elect a leader, commit something new and agree, within a bound; in the end the
-files of all replicas are compared byte by byte.
+A run has two parts. In the first anything in the schedule may happen and only safety is checked. Then everything is
+healed and restarted, and the group must elect a leader, commit something new and agree, within a time limit; in the end
+the files of all replicas are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _PATIENCES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to; ``digest`` is equal for equal runs, ``broke`` tells the first broken promise.
+    """The result of a run; ``digest`` is equal for equal runs, ``broke`` describes the first broken promise.
 
     ``injected`` counts faults by kind, ``effective`` those of them that changed anything. ``asked`` and ``happened``
-    count the points of `Buggify`.
+    count the evaluations and triggers of the points of `Buggify`.
     """
 
     seed: int
@@ -62,11 +62,11 @@ class Outcome:
     asked: dict[str, int] = field(default_factory=dict)
     happened: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    """What a workload has to say about itself."""
+    """Figures of the workload."""
 
 
 class Cluster:
-    """The simulated group of a scenario; ``new_process`` starts what runs on its machines.
+    """The simulated group of a scenario; ``new_process`` starts the processes on its machines.
 
     Args:
         core_class: the core under test.
@@ -128,7 +128,7 @@ class Cluster:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run both parts. Raises `Violation` or `AssertionError` where something breaks."""
+        """Run both parts. Raises `Violation` or `AssertionError` if something breaks."""
         scenario = self.scenario
         with drawn(scenario.limits):
             for node in self.nodes.values():
@@ -158,12 +158,12 @@ class Cluster:
             process.check_durable()
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Let ``event`` happen then."""
+        """Run ``event`` at that time."""
         self._scheduled += 1
         heapq.heappush(self._heap, (time, self._scheduled, event, arguments))
 
     def note(self, line: str) -> None:
-        """Something happened."""
+        """Add a line to the trace."""
         line = f"{self.now:.6f} {line}"
         self._digest = zlib.crc32(line.encode(), self._digest)
         if self.trace is not None:
@@ -198,7 +198,7 @@ class Cluster:
         self.catch_up.offer(process, peer)
 
     def flip_derived(self, node: Node, place: float) -> bool:
-        """Flip a bit in a file that a node has derived from its log; returns whether there was one. Here is none."""
+        """Flip a bit in a derived file of a node; returns whether there was one. Here is none."""
         return False
 
     def leads(self, node: Node, term: int) -> None:
@@ -210,7 +210,7 @@ class Cluster:
         self.nemesis.elected(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
-        """Who has an entry on disk; whoever says so and has it not is found out."""
+        """The nodes that have an entry on disk; a node that claims it without having it is a violation."""
         holders = frozenset(node.node_id for node in self.nodes.values() if node.holds(pos, data))
         index = HEADER.unpack_from(data)[2]
         for node in self.nodes.values():
@@ -225,7 +225,7 @@ class Cluster:
     # -- events ------------------------------------------------------------------------------------------------
 
     def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
-        """Let something happen in the node's process, now or when it is resumed; the end of a turn follows."""
+        """Run a step in the node's process, now or when it is resumed; the end of a turn follows."""
         if (waiting := self.paused.get(node.node_id)) is not None:
             process = node.process
             waiting.append(lambda: self.on(node, what, step) if node.process is process else None)
@@ -244,14 +244,14 @@ class Cluster:
             self.settle(node)
 
     def settle(self, node: Node) -> None:
-        """End a turn of the node, and arrange for its next one."""
+        """End a turn of the node, and schedule its next one."""
         process = node.process
         if process is None:
             return
         try:
             process.pump()
         except (StorageCorrupt, StorageFailed) as error:
-            # Whatever was to be read, a process whose disk fails it ends.
+            # A process whose disk fails on any read ends.
             self.process_ends(node, error)
         if node.process is not process:
             return
@@ -268,7 +268,7 @@ class Cluster:
         if self._wakes.get(node.node_id) != wake:
             return
         if node.node_id in self.paused:
-            # A turn reads what has come before it looks at the clock, see `raftlog.node.Run`.
+            # A turn handles what has arrived before it looks at the clock, see `raftlog.node.Run`.
             self.paused[node.node_id].append(lambda: self.at(self.now, self._wake, node, wake))
             return
         del self._wakes[node.node_id]
@@ -290,18 +290,18 @@ class Cluster:
         return accepted
 
     def begin_load(self) -> None:
-        """Let clients begin."""
+        """Start the clients."""
         self.at(0.0, self._propose)
 
     def _propose(self) -> None:
-        """A client asks whoever believes to lead."""
+        """A client sends an append to a node that believes it leads."""
         node = self.rng.choice(list(self.nodes.values()))
         leaders = [n for n in self.nodes.values() if n.process is not None and n.process.core.role is Role.LEADER]
         if leaders:
             node = self.rng.choice(leaders)
         self._offer(node, self.rng.randint(1, 4))
         if self.rng.random() < 0.4:
-            # Who has led for longest is most likely not to know yet that it does no more.
+            # The longest-serving leader is the most likely not to know that it is deposed.
             if len(leaders) > 1 or self.rng.random() < 0.5:
                 node = min(leaders, key=lambda n: n.process.core.term if n.process else 0, default=node)
             else:
@@ -312,7 +312,7 @@ class Cluster:
             self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
     def ask_newest(self) -> None:
-        """A client asks the newest leader that there is."""
+        """A client sends a request to the newest leader."""
         processes = [node.process for node in self.nodes.values() if node.process is not None]
         leaders = [process for process in processes if process.core.role is Role.LEADER]
         if leaders and not self.healing:
@@ -332,7 +332,7 @@ class Cluster:
             self.nemesis.strike(fault)
 
     def start(self, node: Node) -> None:
-        """Start the node's process, now or, if its disk refuses, some time later."""
+        """Start the node's process, now or, if its disk fails, some time later."""
         if (error := node.start()) is None:
             self._wakes.pop(node.node_id, None)
             if node.repair is not None:
@@ -350,14 +350,14 @@ class Cluster:
             self.start(node)
 
     def look_for_damage(self, node: Node, pos: int) -> None:
-        """Open the node's log again so that everything is read: a read failed at ``pos``, or a scrub found it."""
+        """Reopen the node's log so that everything is read: a read failed at ``pos``, or a scrub found damage."""
         if node.process is None:
             return
         node.process.note_damage(pos)
         self.reopen(node, node.process)
 
     def reopen(self, node: Node, process: Process | None) -> None:
-        """Stop a process in order and start the next one, unless it has ended already."""
+        """Stop a process cleanly and start the next one, unless it has ended already."""
         if process is None or node.process is not process:
             return
         node.stop()
@@ -365,7 +365,7 @@ class Cluster:
         self.restart(node)
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
-        """The disk of a node whose log is being repaired refuses something."""
+        """The disk of a node under repair fails."""
         self._check_refusal(node, error)
         self.note(f"{node.node_id} gives its repair up: {error}")
         node.kill(power_cut=False)
@@ -377,7 +377,7 @@ class Cluster:
             raise Violation(f"{node.node_id} does not start, and nothing is wrong with its disk: {error}") from error
 
     def resume(self, node_id: NodeId) -> None:
-        """Let a paused node go on with everything that came in meanwhile."""
+        """Let a paused node handle everything that arrived meanwhile."""
         node, waiting = self.nodes[node_id], self.paused.pop(node_id, [])
         node.awake()
         if waiting and node.process is not None and self.buggify("read-first-after-pause"):
@@ -388,7 +388,7 @@ class Cluster:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        """Stop all faults, and bring everybody back but perhaps a minority."""
+        """Stop all faults, and restart all nodes, except perhaps a minority."""
         self.note("everything heals")
         self.healing = True
         self.buggify.calm = True
@@ -404,10 +404,10 @@ class Cluster:
                 self.restart(node)
 
     def _all_are_needed(self) -> bool:
-        """Whether a group without a minority of its nodes need not be able to elect anybody.
+        """Whether the group without a minority of its nodes may be unable to elect a leader.
 
-        Who belongs to it may have changed; who may have forgotten something does not vote before there is a leader, and
-        who is damaged needs the bytes, or the word, of all others.
+        Its members may have changed; a node that may have forgotten something does not vote before there is a leader,
+        and a damaged node needs the bytes, or the confirmation, of all others.
         """
         nodes = self.nodes.values()
         may_forget = not self.scenario.config.durable_commit
@@ -415,15 +415,15 @@ class Cluster:
         return bool(self.scenario.spares) or may_forget or abstaining or any(node.flips for node in nodes)
 
     def _check_liveness(self) -> None:
-        """A leader is elected in time and commits something new, and all that run come to agree.
+        """A leader is elected in time and commits something new, and all running nodes come to agree.
 
-        With windows as small as some scenarios have them, agreeing may take long; but it must never stand still. What
-        followers have counts as far as it is their leader's: the rest of their logs they may have to cut off first.
+        With the small windows of some scenarios, agreeing may take long; but it must always progress. A follower's log
+        counts as far as it matches its leader's: the rest may have to be truncated first.
         """
         patience = 10 * self.scenario.config.election_timeout_seconds_max
         mark = range(0)
         deadline = self.now + patience
-        # Leaders that go on replacing one another would make some progress each.
+        # Leaders that keep replacing one another would each make some progress.
         end = self.now + _PATIENCES_MAX * patience
         best = (0, 0)
         while self.now < min(deadline, end):
@@ -432,7 +432,7 @@ class Cluster:
             leader = max((p for p in running if p.core.role is Role.LEADER), key=lambda p: p.core.term, default=None)
             if leader is None:
                 continue
-            # Nodes that were removed, or have not joined, promise nothing more.
+            # Nodes that were removed, or have not joined, promise nothing.
             running = [process for process in running if process.node_id in leader.core.conf.members]
             taken = sum(peer.match for peer in leader.core.status().peers)
             progress = (leader.core.term, taken + sum(process.replica.applied_index for process in running))
@@ -469,7 +469,7 @@ class Cluster:
                         raise Violation(f"agreement: segment {name} of {node.node_id} is not that of {first[0]}")
 
     def outcome(self, broke: str | None) -> Outcome:
-        """What the run came to so far."""
+        """The result of the run so far."""
         terms = max((node.process.core.term for node in self.nodes.values() if node.process is not None), default=0)
         return Outcome(
             seed=self.scenario.seed,
@@ -496,12 +496,12 @@ def simulate(
     core_class: type[RaftCore] = RaftCore,
     trace: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Run a scenario; a broken promise ends it and is told in the outcome."""
+    """Run a scenario; a broken promise ends it and is in the outcome."""
     return outcome_of(Cluster(scenario, core_class, trace))
 
 
 def outcome_of(cluster: Cluster) -> Outcome:
-    """Run a cluster; a broken promise ends it and is told in the outcome."""
+    """Run a cluster; a broken promise ends it and is in the outcome."""
     try:
         cluster.run()
     except Exception as broken:

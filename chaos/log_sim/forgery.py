@@ -1,4 +1,4 @@
-"""Frames that a peer with a fault, or an attacker, could send: well-formed, and to be refused in any state."""
+"""Frames that a faulty peer or an attacker could send: well-formed, and to be refused in any state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CRC_AT, _PAYLOAD_AT = 8, 12
 
 
 def forged(frame: bytes, rng: random.Random) -> bytearray | None:
-    """A copy that claims a term no election leads to, with checksums that fit; None if the frame has no term."""
+    """A copy with a term that no election can reach, with valid checksums; None if the frame has no term."""
     ((kind, payload),), _ = frames.split_frames(memoryview(frame))
     term = rng.choice(_IMPLAUSIBLE_TERMS)
     copy = bytearray(frame)

@@ -1,4 +1,4 @@
-"""The group of nodes, as those see it who strike, damage and repair them."""
+"""The group of nodes, as the code that injects faults, damages and repairs sees it."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class Group(World, Protocol):
     healing: bool
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Let ``event`` happen then."""
+        """Run ``event`` at that time."""
 
     def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
-        """Let something happen in the node's process, now or when it is resumed; the end of a turn follows."""
+        """Run a step in the node's process, now or when it is resumed; the end of a turn follows."""
 
     def note(self, line: str) -> None:
-        """Something happened."""
+        """Add a line to the trace."""
 
     def ask_newest(self) -> None:
-        """A client asks the newest leader that there is."""
+        """A client sends a request to the newest leader."""
 
     def resume(self, node_id: NodeId) -> None:
-        """Let a paused node go on with everything that came in meanwhile."""
+        """Let a paused node handle everything that arrived meanwhile."""
 
     def restart(self, node: Node) -> None:
         """Start the node's process unless it runs."""
 
     def reopen(self, node: Node, process: Process | None) -> None:
-        """Stop a process in order and start the next one, unless it has ended already."""
+        """Stop a process cleanly and start the next one, unless it has ended already."""
 
     def look_for_damage(self, node: Node, pos: int) -> None:
-        """Open the node's log again so that everything is read: a read failed at ``pos``, or a scrub found it."""
+        """Reopen the node's log so that everything is read: a read failed at ``pos``, or a scrub found damage."""
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
-        """The disk of a node whose log is being repaired refuses something."""
+        """The disk of a node under repair fails."""
 
     def flip_derived(self, node: Node, place: float) -> bool:
-        """Flip a bit in a file that a node has derived from its log; returns whether there was one."""
+        """Flip a bit in a derived file of a node; returns whether there was one."""

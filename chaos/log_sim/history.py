@@ -1,12 +1,12 @@
-"""Everything a simulated group has promised so far, and the checks that it keeps it.
+"""Everything that a simulated group has promised so far, and the checks that it keeps it.
 
-The rules are those of the Raft thesis, figure 3.2, and of a log that is appended to and read by clients:
+The rules are those of the Raft thesis, figure 3.2, and of a log with clients that append and read:
 
 - one index holds one entry, on every node and for ever, and once seen it stays;
-- a value that was appended once sits at one index at most;
-- what was appended after an acknowledgement lies behind what was acknowledged;
-- every value was asked for, and was not refused;
-- a read that begins after an acknowledgement sees it, and no read sees less than one before it;
+- an appended value is at one index at most;
+- what was appended after an acknowledgement is behind what was acknowledged;
+- every value was sent by a client, and was not refused;
+- a read that begins after an acknowledgement sees it, and no read sees less than an earlier one;
 - what was acknowledged is in the log of every node in the end.
 """
 
@@ -23,7 +23,7 @@ from raftlog.consensus.types import ConfState, HardState, NodeId
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A committed entry; ``value`` is None for one that no client asked for. ``chain`` vouches for all before it."""
+    """A committed entry; ``value`` is None for one not appended by a client. ``chain`` is a hash over all before it."""
 
     index: int
     term: int
@@ -42,11 +42,11 @@ class _Asked:
 
 
 Holders = Callable[[int, bytes], frozenset[NodeId]]
-"""``holders(pos, data)``: the nodes on whose disks ``data`` lies durably at physical offset ``pos``."""
+"""``holders(pos, data)``: the nodes on whose disks ``data`` is durable at physical offset ``pos``."""
 
 
 class History:
-    """Watches a group from outside; every method raises `Violation` when what it is told cannot be.
+    """Observes a group from outside; every method raises `Violation` when what it gets is impossible.
 
     Args:
         holders: looks at the disks.
@@ -88,11 +88,11 @@ class History:
         self.acked_index = max(self.acked_index, index)
 
     def read_floor(self) -> int:
-        """What a read that begins now must see at least."""
+        """The index that a read beginning now must see at least."""
         return max(self.acked_index, self._read_index)
 
     def read(self, node: NodeId, floor: int, index: int) -> None:
-        """A read that began when ``floor`` was due is answered by ``node`` with everything up to ``index``."""
+        """A read that began when ``floor`` was required is answered by ``node`` with everything up to ``index``."""
         self.reads += 1
         if index < floor:
             raise Violation(f"stale read: {node} answers with everything up to {index}, {floor} was due")
@@ -104,8 +104,8 @@ class History:
         """Election safety and leader completeness: one leader per term, and it has everything committed before."""
         if self._leaders.setdefault(term, node) != node:
             raise Violation(f"election safety: {node} and {self._leaders[term]} both lead in term {term}")
-        # A late vote may still elect somebody to a term that others have left behind; that leader decides nothing, and
-        # need not have what was committed in later terms.
+        # A late vote may still elect a leader of a term that others have left; it commits nothing, and need not have
+        # what was committed in later terms.
         if not (before := bisect_left(self._committed_in, term)):
             return
         newest = self.committed[before - 1]
@@ -115,7 +115,7 @@ class History:
             raise Violation(f"leader completeness: {node} leads term {term}, not with {newest} but chain {chain}")
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
-        """A vote leaves once per term, and not before it is on disk."""
+        """A node votes once per term, and sends the vote only once it is on disk."""
         first = self._votes.setdefault((term, voter), candidate)
         if first != candidate:
             raise Violation(f"vote: {voter} voted for {first} and for {candidate} in term {term}")
@@ -127,8 +127,8 @@ class History:
     ) -> None:
         """State machine safety and durability: one entry per index, on the disks of a majority.
 
-        ``term`` is the node's; the entry was committed in it or before. ``data`` gives header and body; one of
-        ``confs`` says whose majority.
+        ``term`` is the node's; the entry was committed in it or before. ``data`` is header and body; one of ``confs``
+        defines the majority.
         """
         index = entry.index
         if index <= len(self.committed):
@@ -145,7 +145,7 @@ class History:
         self._committed_in.append(max(term, self._committed_in[-1] if self._committed_in else 0))
 
     def check_acknowledged(self, node: NodeId, applied_index: int) -> None:
-        """Everything that a client was told is in the log of ``node``, whose entries were all compared before."""
+        """Everything acknowledged to clients is in the log of ``node``, whose entries were all compared before."""
         if applied_index < self.acked_index:
             raise Violation(f"lost write: {node} ends at {applied_index}, acknowledged is {self.acked_index}")
 

@@ -1,4 +1,4 @@
-"""Carries out what a schedule orders, and keeps book of what took effect: a fault without effect tests nothing."""
+"""Carries out a schedule, and records what took effect: a fault without effect tests nothing."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal,
 from raftlog.log_numbers import NO_INDEX
 
 _VOTERS_IF_DAMAGED = 3
-"""Of two voters none can be elected without the other, who may have lost something and not vote before there is a
-leader."""
+"""Of two voters neither can be elected without the other, which may have lost something and then does not vote before
+there is a leader.
+"""
 
 
 def _has_told_everything(leader: RaftCore, peer: NodeId) -> bool:
@@ -57,7 +58,7 @@ def _has_told_everything(leader: RaftCore, peer: NodeId) -> bool:
 
 
 class Nemesis:
-    """Strikes a cluster. ``injected`` and ``effective`` count faults by the name of their class."""
+    """Injects faults. ``injected`` and ``effective`` count them by class name."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
@@ -69,18 +70,18 @@ class Nemesis:
         self.effective: Counter[str] = Counter()
 
     def may_fail(self, node_id: NodeId) -> bool:
-        """Whether the disk of a node was made to refuse something, so that its process may end."""
+        """Whether the disk of a node was made to fail, so that its process may end."""
         return node_id in self._troubled
 
     def strike(self, fault: Fault) -> None:
-        """Let a fault happen."""
+        """Inject a fault."""
         name = type(fault).__name__
         self.injected[name] += 1
         if self._carry_out(fault):
             self.effective[name] += 1
 
     def elected(self, node: Node) -> None:
-        """A node leads; there may be an ambush."""
+        """A node was elected; there may be an ambush."""
         ambush, cluster = self._ambush, self._cluster
         if ambush is None or cluster.healing:
             return
@@ -100,7 +101,7 @@ class Nemesis:
             step()
 
     def end(self, node: Node, *, power_cut: bool) -> bool:
-        """End a node's process where it stands; refused connections tell some of the others."""
+        """Kill a node's process; some of the others get refused connections."""
         cluster = self._cluster
         if node.process is None:
             if power_cut:
@@ -234,7 +235,7 @@ class Nemesis:
         if node.repair is not None or self._voters_min < _VOTERS_IF_DAMAGED:
             return False
         names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
-        # What lies behind the mark could be a torn write as well, for all that anybody can tell.
+        # Damage behind the mark cannot be told from a torn write.
         limit = node.marked_pos()
         contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
         written = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
@@ -262,7 +263,7 @@ class Nemesis:
 
     @property
     def _voters_min(self) -> int:
-        """The smallest number of voters that anybody goes by; of some there are none."""
+        """The smallest number of voters in any configuration in use; empty ones do not count."""
         confs = [node.process.core.conf for node in self._cluster.nodes.values() if node.process is not None]
         return min((len(voters) for conf in confs for voters in (conf.voters, conf.outgoing) if voters), default=0)
 
@@ -274,7 +275,7 @@ class Nemesis:
         return sum(log.base_pos <= pos < log.durable_pos for log in logs)
 
     def _ask_leader(self, ask: Callable[[Process], bool]) -> bool:
-        """Ask one that runs and believes to lead; returns whether it took on what it was asked for."""
+        """Send a request to a running leader; returns whether it accepted it."""
         cluster = self._cluster
         processes = [node.process for node in cluster.nodes.values() if node.node_id not in cluster.paused]
         leaders = [process for process in processes if process is not None and process.core.role is Role.LEADER]
@@ -362,7 +363,7 @@ class Nemesis:
         cluster.at(at, self._unless_healed, lambda: self._go_on_with(late, victim.node_id))
 
     def _go_on_with(self, late: list[NodeId], victim: NodeId) -> None:
-        """``victim`` loses its power or is killed, and it is alone with those who came late."""
+        """``victim`` loses power or is killed, and is then alone with the late nodes."""
         cluster = self._cluster
         rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
         by_turns = self.effective[LateSuccessor.__name__] % 2
@@ -378,7 +379,7 @@ class Nemesis:
         old = self._newest_leader()
         if old is None:
             return False
-        # Whoever else was away comes back, or nobody could be elected.
+        # All other nodes come back, or no leader could be elected.
         self._carry_out(Heal())
         self.strike(Deaf(old))
         patience = cluster.scenario.config.election_timeout_seconds_min
@@ -400,10 +401,10 @@ class Nemesis:
         self.effective[Nap.__name__] += 1
         node = process.node
         self._carry_out(Heal())
-        # Each read asks all others whether it still leads.
+        # Each read makes it confirm its leadership with all others.
         self._read(node)
         self.strike(Pause(old))
-        # Whoever is asked after the rumor takes it for false.
+        # A node that hears from the leader after the rumor discards it.
         self._spread_that_it_ended(old, cluster.scenario.weather.latency_seconds_max)
         patience = cluster.scenario.config.election_timeout_seconds_min
         for _ in range(4):

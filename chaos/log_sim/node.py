@@ -28,7 +28,7 @@ DIRECTORY = "/log"
 
 
 class Process(Protocol):
-    """What runs on a node, as the simulation around it sees that; see `chaos.log_sim.process.LogProcess`."""
+    """What runs on a node, as the simulation sees it; see `chaos.log_sim.process.LogProcess`."""
 
     node: Node
     node_id: NodeId
@@ -38,50 +38,50 @@ class Process(Protocol):
     writer: SimWriter
 
     def begun(self) -> None:
-        """The process runs: what it does from now on by itself begins."""
+        """The process runs: its own timers and I/O start."""
 
     def stops(self) -> None:
-        """The process is about to end in order."""
+        """The process is about to stop cleanly."""
 
     def ended(self, *, power_cut: bool) -> None:
         """The process has ended, in whatever way."""
 
     def next_wake(self) -> float:
-        """When the process must have a turn at the latest, as the world counts time."""
+        """When the process needs a turn at the latest, in simulated time."""
 
     def pump(self) -> None:
-        """End a turn, and check what must hold between turns."""
+        """End a turn, and check the invariants between turns."""
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
-        """Take a frame as it came from the network; returns False when it was no frame."""
+        """Handle a frame from the network; returns False when it was no frame."""
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
-        """Append entries as clients ask."""
+        """Append entries for clients."""
 
     def read(self) -> None:
         """Read as a client does."""
 
     def snapshot(self) -> bytes | None:
-        """What a node needs that begins with the log's base; None while there is nothing to give."""
+        """The snapshot for a node that starts at the log's base; None while there is none."""
 
     def vouches_for(self, index: int, data: bytes) -> bool:
         """Whether the log counts this very entry as durable."""
 
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
-        """Bytes of the log for a peer that fetches all of it; None when it never will have them."""
+        """Bytes of the log for a peer that fetches all of it; None when this node will never have them."""
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Let the log begin later, not above the entry ``floor``; returns whether it does."""
+        """Drop the start of the log, at most up to the entry ``floor``; returns whether anything was dropped."""
 
     def note_damage(self, pos: int) -> None:
-        """Let the next opening look at everything, since something cannot be read."""
+        """Make the next start verify everything, since something is unreadable."""
 
     def check_durable(self) -> None:
         """Raise `Violation` if the log counts bytes as durable that are in the cache only."""
 
 
 class World(Protocol):
-    """What a node needs of the simulation around it."""
+    """What a node needs of the simulation."""
 
     now: float
     history: History
@@ -89,10 +89,10 @@ class World(Protocol):
     buggify: Buggify
 
     def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
-        """Let ``step`` happen at the node's process, unless it has ended by then."""
+        """Run ``step`` in the node's process, unless it has ended by then."""
 
     def process_ends(self, node: Node, error: Exception) -> None:
-        """The node's process gives up."""
+        """The node's process fails."""
 
     def offers(self, process: Process, peer: NodeId) -> None:
         """The node leads, and ``peer`` needs files of its log."""
@@ -111,7 +111,7 @@ class NewProcess(Protocol):
 
 
 class Node:
-    """A machine that can lose its power, and a process on it that can be killed, stopped, paused and started."""
+    """A machine that can lose power, and a process on it that can be killed, stopped, paused and started."""
 
     def __init__(
         self,
@@ -142,25 +142,26 @@ class Node:
         self._suspended_seconds = 0.0
         self._suspended_at: float | None = None
         self.wall_ahead_ms = 0
-        """By how much its wall clock is wrong."""
+        """How far its wall clock is off."""
         self._rng = rng
         self.checkpoint = 0
         self.replacing = False
-        """Fetched files are put in the log's place by the next start."""
+        """The next start replaces the log by the fetched files."""
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self, *, found_damage: bool = False) -> SegmentError | None:
-        """Start the process from what the disk holds; returns why it did not start, if the disk is to blame.
+        """Start the process from what is on disk; returns why it did not start, if the disk is the cause.
 
-        ``found_damage``: a start just before ended with damage, and noted it.
+        ``found_damage``: the start just before failed on damage, and recorded it.
         """
         assert self.process is None, f"{self.node_id} runs already"
         assert self.repair is None, f"{self.node_id} is being repaired"
         self.replacing |= bool({"READY", "INSTALL"} & set(self.disk.names(f"{DIRECTORY}/reset")))
         if self.disk.has_lost and self._world.buggify("evicted-cache"):
             self.disk.evict(self._rng)
-        # Who may have forgotten something does not vote, so where nothing is synced all but one open in peace.
+        # A node that may have forgotten something does not vote, so where nothing is synced all but one start without a
+        # crash.
         may_crash = self.config.durable_commit or self.node_id == self._scenario.nodes[1]
         if may_crash and self._world.buggify("crash-while-opening"):
             self.disk.cut_power_after(self._rng.randrange(12))
@@ -184,7 +185,7 @@ class Node:
                 return refused
             return None
         except StorageCorrupt as error:
-            # It is noted, and a start that looks at everything follows, as in `serve_node`.
+            # It is recorded, and a start that verifies everything follows, as in `serve_node`.
             if not self.flips or found_damage:
                 raise Violation(f"{self.node_id} does not start: {error}") from error
             return self.start(found_damage=True)
@@ -196,7 +197,7 @@ class Node:
         return None
 
     def finish_repair(self) -> None:
-        """The log is in order again; the process can be started."""
+        """The log is repaired; the process can be started."""
         assert self.repair is not None, f"{self.node_id} repairs nothing"
         repair, self.repair = self.repair, None
         if repair.cut_at is not None:
@@ -204,7 +205,7 @@ class Node:
         repair.finish()
 
     def kill(self, *, power_cut: bool) -> None:
-        """The process ends where it stands, and with a power cut the machine does."""
+        """The process is killed, and with a power cut the machine goes down."""
         process, self.process = self.process, None
         self.repair = None
         self.awake()
@@ -221,7 +222,7 @@ class Node:
             self.disk.kill()
 
     def stop(self) -> None:
-        """The process ends in order."""
+        """Stop the process cleanly."""
         process, self.process = self.process, None
         if process is not None:
             process.stops()
@@ -234,42 +235,42 @@ class Node:
     # -- time --------------------------------------------------------------------------------------------------
 
     def clock(self) -> float:
-        """What the node takes for the time: its timers run by it."""
+        """The node's time, which drives its timers."""
         return self._world.now * self._clock_rate + self._clock_ahead
 
     def monotonic(self) -> float:
-        """The same without the time for which the machine was suspended, as Linux's monotonic clock tells it."""
+        """The same without suspended time, like Linux's monotonic clock."""
         return self.clock() - self._suspended_seconds
 
     def suspend(self) -> None:
-        """The machine sleeps; its process is to be paused, too."""
+        """The machine is suspended; its process must be paused, too."""
         if self._suspended_at is None:
             self._suspended_at = self.clock()
 
     def awake(self) -> None:
-        """The machine runs, whether it slept or not."""
+        """The machine runs, whether it was suspended or not."""
         if self._suspended_at is not None:
             self._suspended_seconds += self.clock() - self._suspended_at
             self._suspended_at = None
 
     def leap(self, seconds: float) -> None:
-        """The clock goes ahead."""
+        """The clock jumps ahead."""
         self._clock_ahead += seconds
 
     def world_time(self, local: float) -> float:
-        """When the node's clock will show ``local``."""
+        """The simulated time at which the node's clock will show ``local``."""
         return (local - self._clock_ahead) / self._clock_rate + 1e-6
 
     def disk_latency(self) -> float:
         """Seconds that the next write takes."""
         return self._rng.uniform(0.0, self.disk_seconds_max)
 
-    # -- the disk, as it would be found after a power cut ------------------------------------------------------
+    # -- the disk, as after a power cut --------------------------------------------------------------------------------
 
     def holds(self, pos: int, data: bytes) -> bool:
-        """Whether ``data`` lies durably at a physical offset of the log."""
+        """Whether ``data`` is durable at a physical offset of the log."""
         if any(pos <= flip < pos + len(data) for flip in self.flips):
-            return True  # it did, before the disk forgot
+            return True  # it was, before the disk forgot
         start = pos - pos % self._scenario.segment_bytes
         return self.disk.durable(f"{DIRECTORY}/{start:020d}", pos - start, len(data)) == data
 
@@ -281,7 +282,7 @@ class Node:
         return HardState(state.term, None if state.voted_for is None else NodeId(state.voted_for))
 
     def marked_pos(self) -> int:
-        """What the disk itself knows to be durable of the log, wherever the truth is."""
+        """How far the disk itself records the log as durable."""
         state = self._meta()
         return 0 if state is None else state.durable_pos
 

@@ -37,7 +37,7 @@ DISK_FULL_RATIO, DISK_PAUSE_RATIO = 0.90, 0.95
 DISK_POLL_SECONDS = 1.0
 _CHECK_TURNS = 4
 FORGED_SHARE = 0.01
-"""Part of the frames before which a forged copy comes in."""
+"""Share of the frames that are preceded by a forged copy."""
 
 
 class LogProcess:
@@ -87,7 +87,7 @@ class LogProcess:
             raise
         self.clock: Callable[[], float] = node.clock
         if scenario.config.lease_reads:
-            # Both clocks differ, and it is for the code under test to know which one a lease needs.
+            # The two clocks differ, and the code under test must choose the right one for a lease.
             self.clock = LeaseClock(node.monotonic, node.monotonic, node.clock)
         self.core = core_for(
             log,
@@ -119,13 +119,13 @@ class LogProcess:
         self._forgeries = random.Random(f"forged frames for {node.node_id}")
 
     def next_wake(self) -> float:
-        """When the process must have a turn at the latest, as the world counts time."""
+        """When the process needs a turn at the latest, in simulated time."""
         return self.node.world_time(self.replica.next_deadline() + self.node.clock() - self.clock())
 
-    # -- for applications of another kind ------------------------------------------------------------------------
+    # -- for other applications ----------------------------------------------------------------------------------------
 
     def _open_application(self) -> None:
-        """The log is open; find out what the application has taken of it, and leave that in ``node.checkpoint``."""
+        """The log is open; find out how far the application has applied it, and set ``node.checkpoint``."""
         node, world, log = self.node, self._world, self.log
         self._begin_anew_if_replaced()
         if world.buggify("lost-checkpoint"):
@@ -134,7 +134,7 @@ class LogProcess:
             node.checkpoint = log.base[0]
 
     def _found_damage(self, damage: StorageCorrupt) -> None:
-        """As `raftlog.node` does it: hand leadership over, and end a moment later to be repaired."""
+        """Like `raftlog.node`: transfer leadership, and end a moment later to be repaired."""
         if not self._damaged:
             self._damaged = True
             self._world.later(self.node, 0.0, lambda: self.replica.transfer())
@@ -145,28 +145,28 @@ class LogProcess:
         """See `Replica`."""
 
     def begun(self) -> None:
-        """The process runs: what it does from now on by itself begins."""
+        """The process runs: its own timers and I/O start."""
         self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
         self.started()
 
     def started(self) -> None:
-        """The process runs; what it asks for from now on happens."""
+        """The process runs; it may schedule work from now on."""
 
     def stops(self) -> None:
-        """The process is about to end in order."""
+        """The process is about to stop cleanly."""
 
     def ended(self, *, power_cut: bool) -> None:
         """The process has ended, in whatever way."""
 
     def snapshot(self) -> bytes | None:
-        """What a node needs that begins with the log's base; None while there is nothing to give."""
+        """The snapshot for a node that starts at the log's base; None while there is none."""
         return b"%d" % self.replica.applied_index
 
     def _end_turn(self) -> None:
         self.replica.pump()
 
     def _begin_anew_if_replaced(self) -> None:
-        """If other files were put in the log's place, the application begins with the snapshot that came with them."""
+        """If the log was replaced by fetched files, the application starts from the snapshot that came with them."""
         node, base_index = self.node, self.log.base[0]
         if node.checkpoint < base_index:
             snapshot = node.disk.durable(f"{DIRECTORY}/snapshot", 0, 32)
@@ -182,7 +182,7 @@ class LogProcess:
     # -- turns -------------------------------------------------------------------------------------------------
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
-        """Take a frame as it came from the network; returns False when it was no frame."""
+        """Handle a frame from the network; returns False when it was no frame."""
         if not garbled and self._forgeries.random() < FORGED_SHARE:
             self._expect_refusal(source, bytes(data))
         try:
@@ -196,14 +196,14 @@ class LogProcess:
                 raise Violation(f"{source} sent to {self.node_id} what cannot be read: {error}") from error
             return False
         finally:
-            # The buffer belongs to the connection; whoever keeps a part of it will notice.
+            # The buffer belongs to the connection; code that keeps a view of it will notice.
             data[:] = b"\xdd" * len(data)
         if garbled and not (kind is Kind.APPEND and self._takes_no_entries):
             raise Violation(f"{self.node_id} took a frame of {source} in which a bit was flipped")
         return True
 
     def _expect_refusal(self, source: NodeId, frame: bytes) -> None:
-        """Take a forged copy of a frame first. It must change nothing, so runs are the same with and without it."""
+        """Handle a forged copy of a frame first. It must change nothing, so runs are the same with and without it."""
         copy = forged(frame, self._forgeries)
         if copy is None:
             return
@@ -222,7 +222,7 @@ class LogProcess:
         return self.replica._paused or unsynced > limits.UNSYNCED_BYTES_MAX
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
-        """Append entries as clients ask."""
+        """Append entries for clients."""
         history = self._world.history
         for value in values:
             history.asked(value)
@@ -237,7 +237,7 @@ class LogProcess:
                 self._pending[index] = value
 
     def read(self) -> None:
-        """Read as a client does: what is applied when the answer comes must hold all that was due when it was asked."""
+        """Read as a client does: the state applied at the response must include everything required at the request."""
         history = self._world.history
         floor = history.read_floor()
 
@@ -258,7 +258,7 @@ class LogProcess:
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
         """Bytes of the log for a peer that fetches all of it, as far as they are on disk and known to be committed.
 
-        None when it never will have them, empty when it may have them later.
+        None when this node will never have them, empty when it may have them later.
         """
         log = self.log
         if pos < log.base_pos or pos >= log.durable_pos:
@@ -269,7 +269,7 @@ class LogProcess:
         return log.pread(pos, end - pos) if end > pos else b""
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Let the log begin later, not above the entry ``floor``; returns whether it does."""
+        """Drop the start of the log, at most up to the entry ``floor``; returns whether anything was dropped."""
         log = self.log
         floor = min(floor, self.replica.applied_index, self.node.checkpoint, log.durable_index - 1)
         files = [s.start for s in log.segments() if s.start > log.base_pos and s.first_index <= floor + 1]
@@ -278,12 +278,12 @@ class LogProcess:
         return self.replica.drop_prefix(files[int(share * (len(files) - 1))])
 
     def note_damage(self, pos: int) -> None:
-        """Let the next opening look at everything, since something cannot be read."""
+        """Make the next start verify everything, since something is unreadable."""
         self.log.set_note(DAMAGED, b"%d" % pos)
         self.log.submit(self.log.last_ticket + 1)
 
     def watch_disk(self) -> None:
-        """Look how full the disk is, now and from now on."""
+        """Check the free space of the disk, now and periodically."""
         try:
             free, total = self.node.disk.usage(DIRECTORY)
         except OSError:
@@ -292,7 +292,7 @@ class LogProcess:
         self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
 
     def pump(self) -> None:
-        """End a turn, and check what must hold between turns."""
+        """End a turn, and check the invariants between turns."""
         replica, core, log = self.replica, self.core, self.log
         self._end_turn()
         self._turns += 1
@@ -306,7 +306,7 @@ class LogProcess:
             raise Violation(f"{self.node_id}: applied {self._applied}, the replica says {replica.applied_index}")
 
     def check_durable(self) -> None:
-        """Raise `Violation` if the log counts bytes as durable that are in the cache only, after a sync that failed."""
+        """Raise `Violation` if the log counts bytes as durable that are in the cache only, after a failed sync."""
         disk, log = self.node.disk, self.log
         if not disk.has_lost:
             return

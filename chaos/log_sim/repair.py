@@ -1,4 +1,4 @@
-"""Repair of damaged logs in simulated time: the product's own requests and answers, only carried by nobody."""
+"""Repair of damaged logs in simulated time: the product's own requests and responses, without a transport."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from raftlog.segment.repair import Repair
 
 _STEP_SECONDS_MAX = 0.05
 _PIECES = (60, 1000, 1 << 30)
-"""Most bytes of an answer."""
+"""Most bytes of a response."""
 
 
 class Repairs:
-    """All repairs of a cluster; ``finished`` counts those that were completed."""
+    """All repairs of a cluster; ``finished`` counts the completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
@@ -48,7 +48,7 @@ class Repairs:
         cluster.at(cluster.now + cluster.rng.uniform(0.001, _STEP_SECONDS_MAX), self._step, node, talk)
 
     def _ask(self, node: Node, talk: _Talk) -> None:
-        """Ask one peer once."""
+        """Send one request to one peer."""
         cluster, dialogue = self._cluster, talk.dialogue
         if not talk.left:
             dialogue.end_round(cluster.now)
@@ -67,7 +67,7 @@ class Repairs:
             talk.left.pop(0)
 
     def _answer(self, peer: Node, request: RangeReq) -> RangeResp | None:
-        """What a peer answers that runs, or is being repaired itself; None if it does not."""
+        """The response of a peer that runs, or is being repaired itself; None otherwise."""
         request = msgspec.structs.replace(request, nbytes=min(request.nbytes, self._cluster.rng.choice(_PIECES)))
         refusal, data = None, b""
         try:
@@ -93,7 +93,7 @@ class Repairs:
 
 
 class _Talk:
-    """One repair: its dialogue, and who is still to be asked in this round."""
+    """One repair: its dialogue, and the peers still to be asked in this round."""
 
     def __init__(self, repair: Repair, now: float) -> None:
         self.repair = repair

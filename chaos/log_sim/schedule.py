@@ -1,6 +1,6 @@
-"""What happens to a simulated group, drawn from a seed: its size, its settings, its faults and when they strike.
+"""What happens to a simulated group, drawn from a seed: its size, settings, faults and their times.
 
-Swarm testing: each seed switches most kinds of faults off, so that rare combinations of the others get room, and draws
+Swarm testing: each seed switches most kinds of faults off, so that rare combinations of the others occur, and draws
 small and odd limits, so that every limit is reached.
 """
 
@@ -51,12 +51,12 @@ SAFETY_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run: ``faults`` are pairs of a time and what happens then, in order of time.
+    """One run: ``faults`` are pairs of a time and a fault, in order of time.
 
     The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` are those of all of them.
-    ``streams`` says how frames travel (`chaos.network`), ``limits`` what is smaller than usual (`chaos.limits`). In a
-    ``steady`` run no fault is a reason for another leader after the first one. ``suspends`` says that who is paused
-    sleeps with its machine, so that its monotonic clock stands still.
+    ``streams`` says how frames travel (`chaos.network`), ``limits`` which limits are reduced (`chaos.limits`). In a
+    ``steady`` run no fault justifies another leader after the first one. ``suspends`` says that a paused node is
+    suspended with its machine, so that its monotonic clock stops.
     """
 
     seed: int
@@ -87,7 +87,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     hunted = rng.random() < 0.4
     kinds = tuple(kind for kind in _KINDS if rng.random() < (0.1 if hunted else 0.3))
     # What was not synced is lost with the power, and what was not written with the process. So only one machine may
-    # lose either, and it must stay one of several; the others stop in order.
+    # lose either, and it must stay one of several; the others stop cleanly.
     relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
     forgetful: list[Timed] = []
     if relaxed:
@@ -109,7 +109,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         faults.sort(key=lambda timed: timed[0])
         kinds += ("forgetful-voter",)
     if "retention" in kinds:
-        # All the time, so that whoever was away for a while finds that what it needs is gone.
+        # All the time, so that a node that was away finds that what it needs is dropped.
         faults += drops(rng, nodes, safety_seconds)
         faults.sort(key=lambda timed: timed[0])
     if hunted:
@@ -136,7 +136,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         kinds=kinds,
         faults=tuple(faults),
     )
-    # Drawn last, so that what was there before stays as it was.
+    # Drawn last, so that earlier draws stay the same.
     more: list[Timed] = []
     if relaxed and rng.random() < 0.5:
         faults = [fault for fault in faults if fault not in forgetful]
@@ -149,14 +149,14 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         more += _failed_syncs(rng, machines, safety_seconds)
     host = random.Random(f"{seed} host")
     if host.random() < 0.25:
-        # Stalls of every length, a few of them.
+        # A few stalls of all lengths.
         for _ in range(host.randint(1, 6)):
             stall = Stall(host.choice((None, *nodes)) if len(nodes) > 1 else nodes[0], 0.01 * 3000 ** host.random())
             more.append((host.uniform(0.0, safety_seconds), stall))
         scenario = replace(scenario, kinds=(*scenario.kinds, "stall"))
     lease = random.Random(f"{seed} leases")
     if len(nodes) > 1 and not relaxed and lease.random() < 0.2:
-        # Leases trust that clocks run about equally fast: no clock leaps, and their speeds differ as ever.
+        # Leases rely on clocks of about equal speed: no clock jumps, and their speeds differ as usual.
         faults = [(at, fault) for at, fault in faults if not isinstance(fault, ClockJump)]
         more += [(lease.uniform(1.0, safety_seconds), Nap()) for _ in range(lease.randint(2, 6))]
         scenario = replace(
@@ -177,7 +177,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
 def draw_config(
     rng: random.Random, *, hunted: bool, uncommitted_bytes_max: tuple[int, ...] = (500, 64 * 1024 * 1024)
 ) -> CoreConfig:
-    """Settings of a group; ``hunted`` is one whose leaders do not last."""
+    """Settings of a group; ``hunted`` means that its leaders are hit soon."""
     patience = 0.3 if hunted else rng.choice((0.3, 0.5, 1.5))
     # One entry per message: only so do entries of an older term travel without the one that opens the new term.
     append_bytes_max = rng.choice((1, 1, 1, 150) if hunted else (1, 150, 1000, 256 * 1024))
@@ -208,7 +208,7 @@ def _spared(fault: Fault, victim: NodeId) -> Fault:
 
 
 def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Files of logs are dropped, now here and now there."""
+    """Log files are dropped on random nodes."""
     faults: list[Timed] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
@@ -218,7 +218,7 @@ def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[T
 
 
 def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Timed]:
-    """Again and again: one node misses something, another one forgets it, and those who know it are away."""
+    """Repeatedly: one node misses something, another one forgets it, and the nodes that have it are away."""
     faults: list[Timed] = []
     end_of: type[PowerCut | Crash] = PowerCut
     other: type[PowerCut | Crash] = Crash
@@ -226,7 +226,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
     while start < seconds - patience:
         victim, late = nodes[1], rng.choice([node for node in nodes if node != nodes[1]])
         away = [node for node in nodes if node not in (victim, late)]
-        # By turns, since a killed process forgets what it has not written, and a machine what it has not synced.
+        # In turns, since a killed process loses what it has not written, and a machine what it has not synced.
         end_of, other = other, end_of
         faults += [(start + 0.2, Deaf(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
         faults += [
@@ -239,7 +239,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
 
 
 def _late_successors(rng: random.Random, victim: NodeId, patience: float, seconds: float) -> list[Timed]:
-    """Again and again; while the one who forgets is back, it takes no leader's word to elect another one."""
+    """Repeatedly; while the forgetful node is back, it must not elect another leader on a leader's word."""
     faults: list[Timed] = []
     at = rng.uniform(1.0, 2.0)
     while at < seconds - patience:
@@ -249,7 +249,7 @@ def _late_successors(rng: random.Random, victim: NodeId, patience: float, second
 
 
 def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Again and again: a sync fails, the process starts anew, and a while later the machine loses its power."""
+    """Repeatedly: a sync fails, the process restarts, and a while later the machine loses power."""
     faults: list[Timed] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
@@ -262,7 +262,7 @@ def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -
 
 
 def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> list[Timed]:
-    """A leader that nobody hears any more takes on a change of membership, which the next one cuts off."""
+    """A leader that is cut off accepts a membership change, which the next one truncates."""
     faults: list[Timed] = []
     at = rng.uniform(1.0, 4.0)
     while at < seconds - patience:
@@ -272,7 +272,7 @@ def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> li
 
 
 def draw_limits(rng: random.Random) -> dict[str, int]:
-    """Limits of the production code that are smaller than usual."""
+    """Reduced limits of the production code."""
     drawn = {
         "APPLY_BYTES_MAX": rng.choice((1, 500, 1024 * 1024)),
         "UNSYNCED_BYTES_MAX": rng.choice((2000, 64 * 1024 * 1024)),
@@ -288,7 +288,7 @@ Timed = tuple[float, Fault]
 def draw_faults(
     rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: Weather, seconds: float
 ) -> list[Timed]:
-    """Periods of up to three seconds, a quarter of them quiet; a period may leave its damage behind."""
+    """Periods of up to three seconds, a quarter of them without faults; a period may leave its damage behind."""
     faults: list[Timed] = []
     start = rng.uniform(0.0, 2.0)
     while kinds and start < seconds:
@@ -373,7 +373,7 @@ def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start
 
 
 def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start: float, end: float) -> list[Timed]:
-    # Always the same node of a run, so that whatever it holds is whole elsewhere.
+    # Always the same node of a run, so that what it holds is intact elsewhere.
     victim = nodes[1 % len(nodes)]
     if len(nodes) < 3:
         return []
@@ -383,20 +383,20 @@ def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: Weather, start:
 
 
 def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Bits of old entries rot on the disks of a minority, and nothing else makes anybody look at them."""
+    """Bits of old entries flip on the disks of a minority, and no other fault makes a node read them."""
     victims = nodes[1 : 1 + (len(nodes) - 1) // 2]
     times = [rng.uniform(1.0, seconds) for _ in range(rng.randint(3, 20))] if victims else []
     return [(at, BitFlip(rng.choice(victims), rng.uniform(0.1, 0.9))) for at in sorted(times)]
 
 
 def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Bits of consume queue files flip, on any machine: while its broker works, or while it is down for a moment."""
+    """Bits of consume queue files flip, on any machine: while its broker runs, or while it is down for a moment."""
     faults: list[Timed] = []
     for _ in range(rng.randint(2, 6)):
         at, node = rng.uniform(1.0, seconds - 1.0), rng.choice(nodes)
         faults += [(at + rng.uniform(0.0, 0.2), QueueFlip(node, rng.random())) for _ in range(rng.randint(1, 4))]
         if rng.random() < 0.6:
-            # What the process has verified it keeps in memory, so most of the damage is seen by the next one.
+            # A process keeps what it has verified in memory, so mostly the next one detects the damage.
             faults += [(at, rng.choice((Crash, Stop))(node)), (at + rng.uniform(0.2, 0.5), Restart(node))]
     return faults
 

@@ -1,4 +1,4 @@
-"""Damage of the same age on all nodes, so that none of them has a log that the others could simply copy."""
+"""Damage of the same age on all nodes, so that no node has a log that the others could simply copy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from chaos.log_sim.node import DIRECTORY, Node, Process
 from raftlog.log_numbers import LogIndex
 
 _BEHIND = 2
-"""Entries that are certainly intact behind the damage."""
+"""Entries behind the damage that are certainly intact."""
 
 
 def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
-    """Let bits flip as ``fault`` says, and have every node look at its log; returns whether there was an entry for it.
+    """Flip bits as ``fault`` says, and make every node verify its log; returns whether there was an entry for it.
 
-    Only while all nodes run and nothing else was ever damaged: then each byte is known to be intact somewhere, or not.
+    Only while all nodes run and nothing else was ever damaged: then it is known which bytes are intact somewhere.
     """
     nodes = list(cluster.nodes.values())
     processes = [node.process for node in nodes if node.process is not None and node.node_id not in cluster.paused]
@@ -56,9 +56,9 @@ def flip(cluster: Group, node: Node, at: int, bit: int) -> None:
 
 
 def _bring_back(cluster: Group, node: Node, at: int, bit: int) -> None:
-    """An operator has found an old copy of a node's file."""
+    """An operator has restored an old copy of a node's file."""
     if node.repair is None and node.process is not None:
-        return  # cut, which is for the checks to judge
+        return  # truncated, which is for the checks to judge
     cluster.note(f"{node.node_id} gets back what was damaged at {at}")
     node.kill(power_cut=False)
     flip(cluster, node, at, bit)
@@ -66,6 +66,6 @@ def _bring_back(cluster: Group, node: Node, at: int, bit: int) -> None:
 
 
 def _marked_index(process: Process) -> int:
-    """The last entry that is durable by what the disk itself says: behind it damage looks like a torn write."""
+    """The last entry that the disk itself records as durable: damage behind it looks like a torn write."""
     entry = process.log.entry_at(process.node.marked_pos() - 1)
     return 0 if entry is None else entry.index

@@ -1,4 +1,4 @@
-"""A log's writer in simulated time: what was submitted reaches the disk a while later, by the real code."""
+"""A log's writer in simulated time: the real code writes what was submitted, after a latency."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
 
 Later = Callable[[float, Callable[[], None]], None]
-"""``later(seconds, step)``: let ``step`` happen at this node after so many seconds, unless its process has ended."""
+"""``later(seconds, step)``: run ``step`` at this node after so many seconds, unless its process has ended."""
 
 
 class SimWriter:
-    """Carries out `GroupCommit` after a latency; see `raftlog.segment.writer.LogWriter`.
+    """Runs `GroupCommit` after a latency; see `raftlog.segment.writer.LogWriter`.
 
     Args:
         latency: seconds that the next write takes.
@@ -71,7 +71,7 @@ class SimWriter:
             commit.close(clean=True)
 
     def stop_midway(self, disk: MemoryDisk, operations: int) -> None:
-        """The process ends after so many more operations on the disk, with the power of its machine cut or not."""
+        """The process ends after so many more disk operations, with or without a power cut."""
         commit, self._commit = self._commit, None
         if commit is None or not self._batch:
             return
@@ -82,7 +82,7 @@ class SimWriter:
             return
 
     def abandon(self) -> None:
-        """The process has ended; nothing that was not written yet ever will be."""
+        """The process has ended; what was not written is discarded."""
         self._commit = None
 
     def _begin(self) -> None:

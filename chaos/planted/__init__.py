@@ -1,1 +1,1 @@
-"""Known mistakes, each a patch to the production code: the simulation is worth what it finds of them."""
+"""Known bugs, each a patch to the production code, to measure what the simulation finds."""

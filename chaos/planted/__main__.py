@@ -1,9 +1,9 @@
-"""Apply planted mistakes one by one and see how many seeds it takes to find each.
+"""Plant known bugs one by one and count the seeds it takes to find each.
 
 A patch whose second line names a workload is for simulated brokers, one whose second line names a test is found by that
-test ("Test: tests/unit/..."), the others are for the log. ``python -m
-chaos.planted`` tries all, ``python -m chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table.
-The production code is copied first; what runs is the copy.
+test ("Test: tests/unit/..."), the others are for the log. ``python -m chaos.planted`` tries all, ``python -m
+chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table. The runs use a patched copy of the
+production code.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ SEEDS_MAX = 200
 UNIT_TEST = "unit test"
 _TEST = "Test: "
 _UNINTENDED = re.compile(r"\b(Type|Name|Attribute|Import|Syntax)Error\b")
-"""Nobody plants these: they tell of code that has changed under a patch."""
+"""Errors that no patch intends: the code under it has changed."""
 _ENVIRONMENT = {**os.environ, PURE_PYTHON: "1"}
 """Patches change Python: what is also there in compiled form must not serve in its place."""
 
 
 class PatchRefused(Exception):
-    """A patch does not fit the production code any more, or what it makes of that does not work at all."""
+    """A patch does not apply to the production code any more, or the patched code fails to run at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``seeds`` is how many it took until ``how`` was noticed; None if they were not enough."""
+    """``seeds`` is how many it took to detect ``how``; None if it was not found."""
 
     name: str
     what: str
@@ -51,33 +51,33 @@ class Finding:
 
 
 def names() -> list[str]:
-    """All planted mistakes."""
+    """All planted bugs."""
     return sorted(path.stem for path in PATCHES.glob("*.patch"))
 
 
 def what(name: str) -> str:
-    """One line about a mistake."""
+    """One line about a bug."""
     return (PATCHES / f"{name}.patch").read_text().partition("\n")[0]
 
 
 def workload(name: str) -> str:
-    """What the simulation runs to find a mistake, or `UNIT_TEST`."""
+    """The workload that should find a bug, or `UNIT_TEST`."""
     second = (PATCHES / f"{name}.patch").read_text().splitlines()[1]
     return UNIT_TEST if second.startswith(_TEST) else second.removeprefix("Workload: ") or LOG
 
 
 def unit_test(name: str) -> str:
-    """The test that finds a mistake whose workload is `UNIT_TEST`, as pytest names it."""
+    """The test that finds a bug whose workload is `UNIT_TEST`, as pytest names it."""
     return (PATCHES / f"{name}.patch").read_text().splitlines()[1].removeprefix(_TEST)
 
 
 def is_of_clients(name: str) -> bool:
-    """Whether a mistake is made in the client library, and not in brokers."""
+    """Whether a bug is in the client library rather than in brokers."""
     return "\n+++ b/mq/client/" in (PATCHES / f"{name}.patch").read_text()
 
 
 def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> None:
-    """Copy the packages into ``directory`` and make the mistake there. Raises `PatchRefused`."""
+    """Copy the packages into ``directory`` and apply the patch there. Raises `PatchRefused`."""
     for package in packages:
         shutil.copytree(PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
     patch = (PATCHES / f"{name}.patch").read_bytes()
@@ -92,7 +92,7 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> Non
 
 
 def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
-    """Run seeds from 0 on until the mistake is found. Raises `PatchRefused`."""
+    """Run seeds from 0 on until the bug is found. Raises `PatchRefused`."""
     with tempfile.TemporaryDirectory(prefix="planted-") as directory:
         plant(name, Path(directory))
         if workload(name) == UNIT_TEST:
@@ -133,7 +133,7 @@ def _without_project() -> list[str]:
 
 
 def table(findings: Sequence[Finding], seeds_max: int) -> str:
-    """A page about what was found."""
+    """A page with the findings."""
     found = [finding.seeds for finding in findings if finding.seeds is not None]
     lines = [
         "# Planted bugs",
@@ -156,7 +156,7 @@ def table(findings: Sequence[Finding], seeds_max: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hunt what is asked for; returns 1 if something was not found or does not apply."""
+    """Hunt the bugs named; returns 1 if one was not found or its patch does not apply."""
     parser = argparse.ArgumentParser(prog="python -m chaos.planted", description="Find planted mistakes.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX, metavar="N", help="give up after so many")

@@ -1,7 +1,6 @@
 """Starts a broker process: opens its directory, joins its group, serves clients, and stops cleanly.
 
-`raftlog.serve_node` runs the replica and its connections; this module has the broker's part: its store, the client
-listener, the name server registrations, and a few timers.
+`raftlog.serve_node` runs the replica; this module adds the store, the client listener, registrations and timers.
 """
 
 from __future__ import annotations
