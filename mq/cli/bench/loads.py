@@ -106,7 +106,10 @@ class _Sender:
 
     async def _send(self, batches: trio.Nursery, due_at: float | None) -> None:
         """Send the next message or batch when there is room. Without ``due_at`` it is due at that moment."""
-        await self._room.acquire()
+        try:
+            self._room.acquire_nowait()  # as `acquire` it would give up the turn, and each message be written alone
+        except trio.WouldBlock:
+            await self._room.acquire()
         numbers = range(self._number, self._number + self._plan.batch)
         self._number = numbers.stop
         due_at = trio.current_time() if due_at is None else due_at

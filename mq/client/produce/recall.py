@@ -25,6 +25,8 @@ _SECONDS_MAX = 10**11
 
 def delay_properties(message: Message) -> dict[str, str]:
     """Properties that tell the broker when to deliver `message`; empty for now. Raises MessageRefused."""
+    if message.delay_level is None and message.delay is None and message.deliver_at is None:
+        return {}
     given = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]
     if len(given) > 1:
         raise MessageRefused(f"set only one of {' and '.join(given)}")
@@ -39,8 +41,6 @@ def delay_properties(message: Message) -> dict[str, str]:
             raise MessageRefused(f"a delay of {message.delay} seconds")
         return {props.TIMER_DELAY_MS: str(math.ceil(message.delay * 1000))}
     at = message.deliver_at
-    if at is None:
-        return {}
     if isinstance(at, dt.datetime):
         if at.tzinfo is None:
             raise MessageRefused(f"deliver_at is {at}, which has no time zone")
