@@ -1,8 +1,8 @@
-"""Uses a share of one processor and does nothing: what is lost beside it is lost to the processor, not to the work.
+"""Burns a share of one core: a baseline for the cost of CPU contention alone.
 
     python -m benchmarks.burning SHARE SECONDS
 
-on the processors that whoever starts it may use.
+on the cores that the caller may use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 
 _SLICE_SECONDS = 0.0005
-"""About what a broker does for one chunk of pulls, so that others wait for this as they wait for that."""
+"""About what a broker does for one chunk of pulls, so that waits are of the same length."""
 
 
 def burn(share: float, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What is measured: the cases, and a measurement as a value."""
+"""The cases, and a measurement as a value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All windows of a case, and what was seen once: memory of the replicas (leader first), load average before."""
+    """All windows of a case, and what was measured once: memory of the replicas (leader first), load average before."""
 
     case: Case
     windows: tuple[Window, ...]
@@ -54,7 +54,7 @@ class Measurement:
 
     @property
     def median(self) -> Window:
-        """The window with the median rate: figures that belong together, not medians from different windows."""
+        """The window with the median rate: consistent figures, not medians from different windows."""
         ordered = sorted(self.windows, key=lambda window: window.messages_per_second)
         return ordered[len(ordered) // 2]
 

@@ -1,12 +1,12 @@
-"""How long nobody can write when a leader goes, measured from outside: by our client with its default settings.
+"""How long writes are unavailable when a leader fails, measured from outside: by our client with its default settings.
 
-A producer sends a message of 100 bytes every 5 ms to a group of three real brokers, whatever happens. Unavailability
-is the longest time between two acknowledgements around the event; 5 ms of it is the producer's own pace. Events:
-the leader is killed (SIGKILL; the kernel closes its connections), the leader is cut off (its packets disappear without
-a word, those to clients included), a follower is killed and stays away, leadership is transferred by the operator's
-command, and a rolling restart (SIGTERM, start again, wait until it is in step; node after node). After each fault the
-time until all replicas are level again is measured, from the moment of healing. Brokers run in network namespaces of
-one machine; fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
+A producer sends a message of 100 bytes every 5 ms to a group of three real brokers throughout. Unavailability is the
+longest time between two acknowledgements around the event; 5 ms of it is the send interval. Events: the leader is
+killed (SIGKILL; the kernel closes its connections), the leader is cut off (its packets are dropped silently, those to
+clients included), a follower is killed and stays down, leadership is transferred by the operator's command, and a
+rolling restart (SIGTERM, restart, wait until it has caught up; node after node). After each fault the recovery time
+until all replicas have caught up is measured, from the moment of healing. Brokers run in network namespaces of one
+machine; fsync is real. Not measured: networks with delay, several machines, a loaded group, other clients.
 
 ``python -m benchmarks.failover`` (``make bench-failover``); options: see ``--help``. Needs root, iproute2, nftables.
 """
@@ -47,7 +47,7 @@ BODY = bytes(100)
 PACE_SECONDS = 0.005
 SETTLE_SECONDS = 1.0
 AWAY_SECONDS = 5.0
-"""How long a follower stays away."""
+"""How long a follower stays down."""
 RECOVERY_SECONDS_MAX = 60.0
 
 
@@ -66,7 +66,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(slots=True)
 class Sends:
-    """What became of the messages: when each was acknowledged, and by whom last."""
+    """The outcomes of the messages: when each was acknowledged, and by which broker last."""
 
     sent: int = 0
     acknowledged_at: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Sends:
     begun: trio.Event = field(default_factory=trio.Event)
 
     def settled(self, outcome: SendResult | ClientError) -> None:
-        """The producer's answer for one message."""
+        """The producer's result for one message."""
         if not isinstance(outcome, SendResult):
             name = type(outcome).__name__
             self.failures[name] = self.failures.get(name, 0) + 1
@@ -102,11 +102,11 @@ class Bench:
     networks: Networks
     sends: Sends
     recoveries: list[float] = field(default_factory=list)
-    """Seconds from each healing until all replicas were level."""
+    """Seconds from each healing until all replicas had caught up."""
 
     @property
     def leader(self) -> str:
-        """Who acknowledged the newest message."""
+        """The broker that acknowledged the newest message."""
         return next(n for n in self.cluster.nodes if self.networks.clients_reach(n)[0] == self.sends.host)
 
     async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
@@ -125,7 +125,7 @@ class Bench:
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 
     async def killed(self) -> float:
-        """The leader's process ends at once and comes back."""
+        """The leader's process is killed and restarted."""
         leader = self.leader
 
         async def kill() -> None:
@@ -137,7 +137,7 @@ class Bench:
         return gap
 
     async def follower_gone(self) -> float:
-        """A follower's process ends at once, stays away for a while, and comes back."""
+        """A follower's process is killed, stays down for a while, and is restarted."""
         follower = next(node for node in self.cluster.nodes if node != self.leader)
 
         async def leave() -> None:
@@ -155,7 +155,7 @@ class Bench:
         self.recoveries.append(trio.current_time() - healed)
 
     async def cut_off(self) -> float:
-        """The leader's network goes silent and comes back."""
+        """The leader's network is cut and restored."""
         leader = self.leader
         gap = await self.around(partial(self.networks.cut_off, leader), moves=True)
         await self.networks.heal()
@@ -163,7 +163,7 @@ class Bench:
         return gap
 
     async def transferred(self) -> float:
-        """An operator moves leadership. Raises ClusterFailed if the command fails."""
+        """An operator transfers leadership. Raises ClusterFailed if the command fails."""
 
         async def transfer() -> None:
             done = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
@@ -173,7 +173,7 @@ class Bench:
         return await self.around(transfer, moves=True)
 
     async def restarted(self, node: str) -> float:
-        """A node is stopped as an operator does it, and comes back in step."""
+        """A node is stopped cleanly, restarted, and catches up."""
 
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)
@@ -185,7 +185,7 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(directory: Path) -> AsyncIterator[Bench]:
-    """A cluster with a producer at work. Raises ClusterFailed, ClientError, OSError."""
+    """A cluster with a running producer. Raises ClusterFailed, ClientError, OSError."""
     async with open_failover_cluster(directory) as (cluster, networks):
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=4, write_queues=4)

@@ -1,4 +1,4 @@
-"""Two name servers and three brokers as processes, each with a network of its own, to be killed, cut off, moved."""
+"""Two name servers and three brokers as processes in network namespaces, to be killed, cut off and restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAG_ENTRIES_MAX = 20
 
 
 async def wait_settled(cluster: Cluster) -> None:
-    """Wait until all brokers are registered, one leads, and nobody lags. Raises ClusterFailed after a minute."""
+    """Wait until all brokers are registered, one leads, and none lags. Raises ClusterFailed after a minute."""
     status: GroupStatus | None = None
     with trio.move_on_after(READY_SECONDS_MAX):
         while True:
@@ -45,7 +45,9 @@ def _is_settled(status: GroupStatus) -> bool:
 
 @asynccontextmanager
 async def open_failover_cluster(directory: Path) -> AsyncIterator[tuple[Cluster, Networks]]:
-    """Start everything, and end it with the block. Raises ClusterFailed, OSError, subprocess.CalledProcessError."""
+    """Start everything, and stop it at the end of the block. Raises ClusterFailed, OSError,
+    subprocess.CalledProcessError.
+    """
     async with AsyncExitStack() as stack:
         networks = await stack.enter_async_context(open_networks(NODES))
         stack.enter_context(held(directory))

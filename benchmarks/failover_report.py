@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Events:
-    """Unavailability at each try of an event; goals in seconds, None where there is none."""
+    """Unavailability at each run of an event; goals in seconds, None where there is none."""
 
     name: str
     p50_goal: float | None
@@ -17,10 +17,10 @@ class Events:
     load_average: float
     gaps: list[float] = field(default_factory=list)
     sends: int = 0
-    """All that were sent from the first try to the end of the last one."""
+    """All that were sent from the start of the first run to the end of the last one."""
     failed_sends: int = 0
     recoveries: list[float] = field(default_factory=list)
-    """Seconds from each healing until all replicas were level; empty where nothing was broken."""
+    """Seconds from each healing until all replicas had caught up; empty where there was no fault."""
 
     @property
     def p50(self) -> float:

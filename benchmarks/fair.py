@@ -1,14 +1,14 @@
-"""What clients of a broker notice of the others. ``python -m benchmarks.fair`` (``make bench-fair``).
+"""How much clients of a broker disturb one another. ``python -m benchmarks.fair`` (``make bench-fair``).
 
-A producer and a push consumer of our client library pass 200 messages a second through three replicas, sent at their
-times whatever happens, and note how long each took to be acknowledged and to be handed to the callback. Beside them is
-nobody (``alone``), or the other clients of `benchmarks.neighbours`, at the leader:
+A producer and a push consumer of our client library pass 200 messages a second through three replicas, sent on schedule
+regardless of responses, and record the time to the acknowledgement and to the callback of each. They run alone
+(``alone``), or beside the other clients of `benchmarks.neighbours`, at the leader:
 
 - ``many``: 6,000 topics of 16 queues and 10,000 consumer groups, 500 messages a second to all of their queues in turn.
-- ``heartbeats``, ``subscriptions``, ``dialect``, ``pulls``: clients that ask for as much as they can.
+- ``heartbeats``, ``subscriptions``, ``dialect``, ``pulls``: clients that request as much as they can.
 
-``longest delay`` is for how long one thing kept all others at the leader waiting: `raftmq.longestDelayMs` of its
-runtime figures. The replicas, the client and its neighbours share the processors of this machine.
+``longest delay`` is the longest time that one action blocked all others at the leader: `raftmq.longestDelayMs` of its
+runtime info. The replicas, the client and its neighbours share the cores of this machine.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _LOOK_SECONDS = 5.0
 
 
 class _Watch:
-    """Looks at the replicas: changes of the term since the first look at the leader, and its longest delay.
+    """Observes the replicas: changes of the term since the first look at the leader, and its longest delay.
 
-    A follower may hear of the term later.
+    A follower may learn of the term later.
     """
 
     def __init__(self, cluster: DevCluster, leader: str) -> None:
@@ -73,9 +73,9 @@ class _Watch:
                 self.changes = max(self.changes, term - self._first_term)
 
     async def run(self, admin: Admin) -> None:
-        """Look now and then, until cancelled."""
+        """Look periodically, until cancelled."""
         while True:
-            with suppress(ClientError):  # whoever does not answer is seen in the figures
+            with suppress(ClientError):  # a broker that does not respond shows in the figures
                 await self.look(admin)
             await trio.sleep(_LOOK_SECONDS)
 
@@ -99,7 +99,7 @@ async def _measure(
     goal: float | None = WAIT_MS,
     beside: Job | None = None,
 ) -> None:
-    """What a steady client notices; neighbours, if there are any, come when its warm-up is over."""
+    """The figures of a steady client; neighbours, if there are any, start when its warm-up is over."""
     seconds = plan.seconds if plan.quick else seconds
     job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, plan.warmup, seconds)
     reports: list[Report] = []
@@ -139,7 +139,7 @@ async def _come_later(seconds: float, job: Job) -> None:
 
 
 async def measure_alone(plan: Plan, directory: Path, note: Note) -> None:
-    """Nobody else."""
+    """No other clients."""
     async with _three(directory) as (cluster, leader):
         await _measure("alone", cluster, leader, plan, note, SECONDS, goal=None)
 
@@ -159,7 +159,7 @@ async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_hostile(kind: str, plan: Plan, directory: Path, note: Note) -> None:
-    """Clients that ask for as much as they can."""
+    """Clients that request as much as they can."""
     async with _three(directory) as (cluster, leader):
         if kind == "pulls":
             async with Admin(cluster.namesrv) as admin:
@@ -178,7 +178,7 @@ CASES: dict[str, Measure] = {
     "pulls": partial(measure_hostile, "pulls"),
     "many": measure_many,
 }
-"""In this order, so that the longest is the one that may not be done in time."""
+"""In this order, so that the longest is the one that time may not suffice for."""
 
 
 FAIR = Suite("fair", __doc__, CASES)

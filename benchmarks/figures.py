@@ -1,4 +1,4 @@
-"""Single figures with the goal each has, as a table."""
+"""Single figures with their goals, as a table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Load that consists of conversations: send half a message, end its transaction; take messages, acknowledge them.
+"""Load that consists of dialogues: send a half message, end its transaction; pop messages, acknowledge them.
 
-A *flow* is a generator: it yields a request, is sent the answer, and so on for ever; many of them share a few
-connections. As in `benchmarks.load` there are raw sockets under epoll, but answers are decoded, since the next request
-depends on them.
+A *flow* is a generator: it yields a request, is sent the response, and so on for ever; many of them share a few
+connections. As in `benchmarks.load` there are raw sockets under epoll, but responses are decoded, since the next
+request depends on them.
 
 Run as ``python -m benchmarks.flows``: one JSON object on standard input (`Job`), one on standard output (`Report`).
 """
@@ -42,7 +42,7 @@ _LENGTHS = struct.Struct(">II")
 class Job:
     """``flows`` of one kind (a name in `FLOWS`) on so many ``connections``.
 
-    ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: end when so much is done, 0 for never.
+    ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: end after so many operations, 0 for never.
     ``options`` are the flow's own.
     """
 
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was done in each window, and in all, and the CPU seconds that this process used."""
+    """The operations in each window, and in total, and the CPU seconds of this process."""
 
     done: list[int]
     total: int
@@ -69,7 +69,7 @@ class Report:
 
 
 class Answer(NamedTuple):
-    """A broker's answer."""
+    """A broker's response."""
 
     code: int
     ext: dict[str, str]
@@ -78,11 +78,11 @@ class Answer(NamedTuple):
 
 
 class FlowFailed(Exception):
-    """The broker refused what a flow asked for, or closed a connection."""
+    """The broker refused a request of a flow, or closed a connection."""
 
 
 class Request(NamedTuple):
-    """What a flow asks for."""
+    """A request of a flow."""
 
     code: int
     ext: dict[str, str]
@@ -103,7 +103,7 @@ class _Header(msgspec.Struct):
 def send_request(
     slot: int, number: int, body: bytes, queue_id: int, properties: str = "", sys_flag: int = 0
 ) -> Request:
-    """A SEND_MESSAGE_V2 with a unique key of its own."""
+    """A SEND_MESSAGE_V2 with its own unique key."""
     properties = f"UNIQ_KEY\x017F000001{slot:08X}{number:016X}\x02WAIT\x01true\x02{properties}"
     ext = {"a": GROUP, "b": TOPIC, "c": "TBW102", "d": "4", "e": str(queue_id), "f": str(sys_flag)}
     ext |= {"g": "1700000000000", "h": "0", "i": properties, "j": "0", "k": "false", "m": "false"}
@@ -151,7 +151,7 @@ def transactions(job: Job, slot: int, done: Done) -> Flow:
 
 
 def pops(job: Job, slot: int, done: Done) -> Flow:
-    """Messages of one queue, taken and acknowledged in batches."""
+    """Messages of one queue, popped and acknowledged in batches."""
     queue_id = slot % 8
     while True:
         ext = {"consumerGroup": CONSUMERS, "topic": TOPIC, "queueId": str(queue_id), "maxMsgNums": str(POP_COUNT)}
@@ -217,7 +217,7 @@ class _Connection:
         self.received = b""
 
     def answers(self) -> list[tuple[int, Answer]]:
-        """What came, by opaque."""
+        """The responses received, by opaque."""
         chunk = self.sock.recv(1 << 20)
         if not chunk:
             raise FlowFailed(f"{self.sock.getpeername()} closed the connection")
@@ -241,7 +241,7 @@ _decode = msgspec.json.Decoder(_Header).decode
 
 
 def run(job: Job) -> Report:
-    """Keep all flows going until the last window ends or the total is reached. Raises FlowFailed, OSError."""
+    """Run all flows until the last window ends or the total is reached. Raises FlowFailed, OSError."""
     count = 0
 
     def done(more: int) -> None:
@@ -279,7 +279,7 @@ def run(job: Job) -> Report:
 
 
 def main() -> None:
-    """Read a job, do it, write the report."""
+    """Read a job, run it, write the report."""
     given = json.load(sys.stdin)
     job = Job(**{**given, "address": tuple(given["address"])})
     try:

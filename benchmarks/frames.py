@@ -1,4 +1,4 @@
-"""The frames that the load generator sends, built once: what a stock client's SEND_MESSAGE_V2 looks like."""
+"""The frames that the load generator sends, built once, like a stock client's SEND_MESSAGE_V2."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def send_frame(
     """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
 
     With ``batch`` the body is so many messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE. The same
-    frame may be sent again and again: a broker does not look at the unique key. With ``keys``, access key and secret
-    key, it is signed.
+    frame may be sent repeatedly: a broker does not look at the unique key. With ``keys``, access key and secret key, it
+    is signed.
     """
     properties = f"UNIQ_KEY\x017F0000010000{opaque:020X}\x02WAIT\x01true\x02TAGS\x01TagA"
     header: dict[str, Any] = {
@@ -76,7 +76,7 @@ def send_frame(
 
 
 def complete_bytes(buffer: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """How many whole frames ``buffer`` begins with, and how many bytes they take."""
+    """How many whole frames ``buffer`` begins with, and their bytes in total."""
     unpack = _LENGTH.unpack_from
     position, frames, end = 0, 0, len(buffer) - 4
     while position <= end:

@@ -1,8 +1,8 @@
-"""How long it takes from a send to the callback of a push consumer: one message at a time, three replicas, all synced.
+"""The time from a send to the callback of a push consumer: one message at a time, three replicas, all synced.
 
-Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.latency`` reads one JSON
-object from standard input (`Job`) and writes one to standard output (`Report`). The next message is sent when the one
-before has been handed to the callback and acknowledged to the producer. The queues take turns.
+Producer and consumer are our client library, in a separate process: ``python -m benchmarks.latency`` reads one JSON
+object from standard input (`Job`) and writes one to standard output (`Report`). The next message is sent when the
+previous one has been passed to the callback and acknowledged to the producer. Messages go to the queues in turn.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Report:
 
 
 class MessageLost(Exception):
-    """A message was not handed to the callback within `_SILENCE_SECONDS_MAX`."""
+    """A message did not reach the callback within `_SILENCE_SECONDS_MAX`."""
 
 
 async def ping(job: Job) -> Report:
@@ -118,7 +118,7 @@ async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
 
 
 def main() -> None:
-    """Read a job, do it, write the report."""
+    """Read a job, run it, write the report."""
     job = Job(**json.load(sys.stdin))
     try:
         report = run_trio(lambda: ping(job))

@@ -1,8 +1,9 @@
-"""How late delayed messages come: 1,000 a second at the shortest level, from send to a push consumer's callback.
+"""How late delayed messages arrive: 1,000 a second at the shortest level, from send to a push consumer's callback.
 
-Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.lateness`` reads one
-JSON object from standard input (`Job`) and writes one to standard output (`Report`). Lateness counts from the call of
-`send`, so it contains the time until the message is stored; early is what comes before its delay is over since then.
+Producer and consumer are our client library, in a separate process: ``python -m benchmarks.lateness`` reads one JSON
+object from standard input (`Job`) and writes one to standard output (`Report`). Lateness counts from the call of
+`send`, so it includes the time until the message is stored; a message is early if it arrives before its delay has
+passed since then.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
 
 
 def main() -> None:
-    """Read a job, do it, write the report."""
+    """Read a job, run it, write the report."""
     job = Job(**json.load(sys.stdin))
     try:
         report = run_trio(lambda: watch(job))

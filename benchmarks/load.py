@@ -1,9 +1,9 @@
 """The load generator: one operating system process with a fixed number of messages in flight on each connection.
 
-It does as little as can be done: raw non-blocking sockets under epoll, frames built before the start and sent again
-as they are, replies cut and matched as a whole (`benchmarks.wires`, one for each kind of server). Latency is from
-handing a frame to `send` to the return of the `recv` that brought its reply. Nothing is computed from the samples
-before the last window has ended.
+It does as little as possible: raw non-blocking sockets under epoll, frames built before the start and resent unchanged,
+responses split and matched in bulk (`benchmarks.wires`, one for each kind of server). Latency is from passing a frame
+to `send` to the return of the `recv` with its response. Nothing is computed from the samples before the last window has
+ended.
 
 Run as ``python -m benchmarks.load``: one JSON object on standard input (`Job`), one on standard output (`Report`).
 """
@@ -34,7 +34,7 @@ from benchmarks.wires.wire import LoadFailed, Slots, Wire
 WIRES: dict[str, type[Wire]] = {"rocketmq": RocketMQWire, "nats": NatsWire, "amqp": AmqpWire, "etcd": EtcdWire}
 
 RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
-"""Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one reply."""
+"""Shared by all connections: a fresh buffer of this size for each `recv` costs more than handling one response."""
 
 BUCKETS_PER_E = 50
 """Latencies are reported in logarithmic buckets: 50 to a factor of e, so a figure is right within 2 %."""
@@ -96,7 +96,7 @@ class Connection:
         self.unsent: memoryview | None = None
 
     def send(self, data: bytes | memoryview) -> bool:
-        """False if the kernel did not take all: the rest is in ``unsent``."""
+        """False if the kernel did not take everything: the rest is in ``unsent``."""
         try:
             taken = self.sock.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -151,7 +151,7 @@ def _receive(connection: Connection, samples: array[float], epoll: select.epoll)
     try:
         size = connection.sock.recv_into(RECEIVE_BUFFER)
     except ssl.SSLWantReadError:
-        return  # a record that has not arrived whole
+        return  # an incomplete record
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     if not size:
         raise LoadFailed(f"{connection.sock.getpeername()} closed the connection")
@@ -162,7 +162,7 @@ def _receive(connection: Connection, samples: array[float], epoll: select.epoll)
     started = connection.started
     samples.extend([now - started.pop(key) for key in keys])
     following, again = connection.wire.again(keys)
-    # A request that must wait for room in the socket counts from here too: its wait is part of its latency.
+    # The latency of a request that must wait for room in the socket also counts from here.
     started.update(dict.fromkeys(following, time.clock_gettime(time.CLOCK_MONOTONIC)))
     if not again:
         return
@@ -204,7 +204,7 @@ def quantile(counts: dict[int, int], share: float) -> float:
 
 
 def main() -> None:
-    """Read a job, do it, write the report."""
+    """Read a job, run it, write the report."""
     given = json.load(sys.stdin)
     job = Job(**{**given, "address": tuple(given["address"])})
     try:

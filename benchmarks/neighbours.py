@@ -1,15 +1,15 @@
-"""Clients that ask much of a broker, for what it means to the others: each kind is a process of its own.
+"""Clients that put heavy load on a broker, to measure their effect on others: each kind is a separate process.
 
-``python -m benchmarks.neighbours`` reads one JSON object from standard input (`Job`), writes a line when it is at work,
-and goes on until it is killed.
+``python -m benchmarks.neighbours`` reads one JSON object from standard input (`Job`), writes a line once the load is
+up, and runs until it is killed.
 
 - ``groups``: topics of 16 queues each, and consumer groups, 250 on each connection, which heartbeat every 30 s as stock
-  clients do. A group reads the topic of its number and has offsets in all queues of it. Besides, messages to the queues
-  of all topics in turn, and the offsets of those who have read them.
+  clients do. A group reads the topic of its number and has offsets in all queues of it. In addition, messages to the
+  queues of all topics in turn, and the commits of the groups that have read them.
 - ``heartbeats``: one connection repeats a heartbeat of 14 MB.
 - ``subscriptions``: four connections repeat a heartbeat with nearly as many subscriptions as a client may have.
-- ``dialect``: four connections repeat a heartbeat of 64 KiB that only a reader of Java's dialect of JSON understands.
-- ``pulls``: 200 connections ask for 32 messages of 2 kB, 300 times at once, again and again, and read no answer.
+- ``dialect``: four connections repeat a heartbeat of 64 KiB that needs the parser for Java's dialect of JSON.
+- ``pulls``: 200 connections request 32 messages of 2 kB, 300 times at once, repeatedly, and read no response.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class Refused(Exception):
-    """The broker refused what a neighbour needs; the message has its words."""
+    """The broker refused a neighbour's setup; the message has its response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Job:
 
 @asynccontextmanager
 async def neighbours(job: Job) -> AsyncIterator[None]:
-    """They are at work within the block. Raises Refused if they cannot be."""
+    """They run within the block. Raises Refused if they cannot start."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.neighbours"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -80,13 +80,13 @@ async def neighbours(job: Job) -> AsyncIterator[None]:
         if process.poll() is not None:
             raise Refused(f"the neighbours ({job.kind}) ended with exit code {process.poll()}")
     finally:
-        with trio.CancelScope(shield=True):  # it cannot hold us up: it is killed
+        with trio.CancelScope(shield=True):  # this does not hang: it is killed
             process.kill()
             await process.wait()
 
 
 class _Client:
-    """A connection that counts answers."""
+    """A connection that counts responses."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -178,7 +178,7 @@ async def _keep_alive(client: _Client, heartbeat: bytes, delay: float) -> None:
 
 
 async def _spread(job: Job, stream: trio.SocketStream) -> None:
-    """Messages to the queues of all topics in turn; a second later the offsets behind them."""
+    """Messages to the queues of all topics in turn; a second later commits of the offsets behind them."""
     begin = trio.current_time()
     sent = 0
     while True:
@@ -195,7 +195,7 @@ async def _spread(job: Job, stream: trio.SocketStream) -> None:
 
 
 def _place(job: Job, number: int) -> tuple[int, int, int]:
-    """Where a message goes: the number of the topic, the queue, and the offset in it."""
+    """The place of a message: the number of the topic, the queue, and the offset in it."""
     row, topic = divmod(number, job.topics)
     offset, queue = divmod(row, QUEUES)
     return topic, queue, offset
@@ -241,11 +241,11 @@ _REPEATED: dict[str, tuple[int, Callable[[], bytes], bool]] = {
     "dialect": (4, _dialect, True),
     "pulls": (200, _pulls, False),
 }
-"""By kind: connections, what each of them repeats, and whether it reads the answers."""
+"""By kind: connections, what each of them repeats, and whether it reads the responses."""
 
 
 async def _repeat(job: Job, frames: bytes, reads: bool) -> None:
-    """Send the same again and again, on a new connection when the broker has closed the last one."""
+    """Send the same repeatedly, on a new connection when the broker has closed the last one."""
     while True:
         try:
             async with await trio.open_tcp_stream(job.host, job.port) as stream, trio.open_nursery() as nursery:
@@ -267,7 +267,7 @@ async def _hostile(job: Job, at_work: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """Read a job, and do it until killed."""
+    """Read a job, and run it until killed."""
     job = Job(**json.load(sys.stdin))
     kind: Callable[[Job, Callable[[], None]], Awaitable[None]] = _groups if job.kind == "groups" else _hostile
     try:

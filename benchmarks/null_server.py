@@ -1,7 +1,7 @@
 """A server that acknowledges every frame at once and does nothing: shows how fast the load generator can go.
 
-A broker is measured rightly only where the generator could have gone faster. Run as
-``python -m benchmarks.null_server PORT``; ends with its standard input.
+A broker's measurement is valid only where the generator could have gone faster. Run as ``python -m
+benchmarks.null_server PORT``; ends with its standard input.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def _reply(opaque: bytes) -> bytes:
 
 
 def serve(port: int) -> None:
-    """Answer until standard input ends. A reply that the socket does not take at once is an error here: there are
-    never more than the generator has in flight."""
+    """Respond until standard input ends. A response that the socket does not take at once is an error here: there are
+    never more than the generator has in flight.
+    """
     listener = socket.create_server(("127.0.0.1", port))
     epoll = select.epoll()
     epoll.register(listener.fileno(), select.EPOLLIN)

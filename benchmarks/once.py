@@ -1,11 +1,10 @@
-"""Whether delayed and transactional messages become visible exactly once while leaders die.
+"""Whether delayed and transactional messages become visible exactly once while leaders are killed.
 
-Three brokers; every 10 s the leader is killed (SIGKILL) and started again 3 s later. Meanwhile 200,000 delayed messages
-(half of them of a delay level, half for a time of their own) and 20,000 transactions are sent, by our producers, each
-message with a value of its own and none sent twice. Then the topics are read from outside and compared with what the
-producers were told:
+Three brokers; every 10 s the leader is killed (SIGKILL) and restarted 3 s later. Meanwhile our producers send 200,000
+delayed messages (half of them with a delay level, half with a delivery time) and 20,000 transactions, each message with
+a unique value and none sent twice. Then the topics are read and compared with the results that the producers got:
 
-- acknowledged: visible exactly once; a transaction if it was committed, also when that was said in a check-back only;
+- acknowledged: visible exactly once; a transaction if it was committed, even if only in a check-back;
 - rolled back: never visible;
 - of unknown outcome: at most once; refused: never.
 
@@ -57,7 +56,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class Ledger:
-    """What must become of each message of a topic, and what did."""
+    """The expected fate of each message of a topic, and the actual one."""
 
     topic: str
     fates: dict[bytes, Fate] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class Ledger:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is as it must be."""
+        """Whether everything is as expected."""
         return not (self.missing or self.repeated or self.phantoms)
 
 
@@ -99,7 +98,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(slots=True)
 class Run:
-    """One run: what was sent, and what was done to the cluster meanwhile."""
+    """One run: what was sent, and the kills."""
 
     plan: Plan
     ledgers: Mapping[str, Ledger] = field(
@@ -115,7 +114,7 @@ class Run:
 
 
 async def kill_leaders(cluster: DevCluster, run: Run) -> None:
-    """Kill the leader again and again, until cancelled; then everybody runs."""
+    """Kill the leader repeatedly, until cancelled; then all brokers run."""
     down: str | None = None
     try:
         while True:
@@ -133,7 +132,7 @@ async def kill_leaders(cluster: DevCluster, run: Run) -> None:
 
 
 async def send_delayed(producer: Producer, run: Run) -> None:
-    """Delayed messages at a steady rate, whatever happens."""
+    """Delayed messages at a steady rate throughout."""
     by_level, timed = run.ledgers[DELAYED], run.ledgers[TIMED]
 
     def settle(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
@@ -206,7 +205,9 @@ def wanted(body: bytes) -> bool:
 
 
 async def read_all(namesrv: str, ledger: Ledger) -> None:
-    """Read the topic until nothing came for a while and nothing is missing, or the time is over. Raises ClientError."""
+    """Read the topic until nothing arrived for a while and nothing is missing, or the time is over. Raises
+    ClientError.
+    """
     async with PullConsumer(namesrv, "once_readers", consume_from="first") as consumer:
         await consumer.assign(await consumer.queues(ledger.topic))
         places: dict[tuple[int, int], bytes] = {}
@@ -248,7 +249,7 @@ async def play(plan: Plan, directory: Path) -> Run:
                     sending.start_soon(send_delayed, producer, run)
                     sending.start_soon(send_transactions, deciding, run)
                 killing.cancel_scope.cancel()
-            # The deciding producer stays: it is asked about what is open.
+            # The deciding producer stays: brokers check back with it about open transactions.
             async with trio.open_nursery() as reading:
                 for ledger in run.ledgers.values():
                     reading.start_soon(read_all, cluster.namesrv, ledger)

@@ -1,8 +1,8 @@
-"""A well-behaved client beside others: a few messages a second, each from when it is due to the consumer's callback.
+"""A well-behaved client beside others: a few messages a second, timed from when each is due to the consumer's callback.
 
-Producer and consumer are our client library, in a process of their own: ``python -m benchmarks.paced_client`` reads one
+Producer and consumer are our client library, in a separate process: ``python -m benchmarks.paced_client`` reads one
 JSON object from standard input (`Job`) and writes one to standard output (`Report`). Messages are sent when they are
-due, whether those before them were answered or not: so each of them waits for as long as the broker keeps it waiting.
+due, whether earlier ones were answered or not, so every delay of the broker shows in full.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Job:
 
 @dataclass(slots=True)
 class Report:
-    """In seconds from when a message was due, for each that counts; in the order in which they came."""
+    """In seconds from when a message was due, for each that counts; in order of arrival."""
 
     acknowledged: list[float] = field(default_factory=list)
     delivered: list[float] = field(default_factory=list)
     failed: int = 0
-    """Messages whose sender was told of an error, or nothing."""
+    """Messages whose send failed or had no result."""
     missing: int = 0
-    """Acknowledged messages that did not come."""
+    """Acknowledged messages that did not arrive."""
     errors: list[str] = field(default_factory=list)
-    """What senders were told, each once."""
+    """Errors of sends, each once."""
 
 
 class _Client:
@@ -119,7 +119,7 @@ class _Client:
 
 
 async def run_paced_client(job: Job) -> Report:
-    """Do the job in a process of its own. Raises subprocess.CalledProcessError."""
+    """Run the job in a separate process. Raises subprocess.CalledProcessError."""
     done = await trio.run_process(
         [sys.executable, "-m", "benchmarks.paced_client"],
         stdin=json.dumps(asdict(job)).encode(),
@@ -130,7 +130,7 @@ async def run_paced_client(job: Job) -> Report:
 
 
 def main() -> None:
-    """Read a job, do it, write the report."""
+    """Read a job, run it, write the report."""
     job = Job(**json.load(sys.stdin))
     try:
         report = run_trio(_Client(job).run)

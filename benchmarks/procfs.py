@@ -1,4 +1,4 @@
-"""What the kernel says of the memory of a process, and of the machine."""
+"""Memory and CPU use of a process and of the machine, from the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """What of the resident set is no page of a file. 0 once it is gone."""
+    """The anonymous part of the resident set. 0 once it is gone."""
     return _status_bytes(pid, "RssAnon:")
 
 
@@ -27,14 +27,14 @@ def own_cpu_seconds(pid: int) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """What all processes and the kernel have used since the machine's start, in steps of 10 ms."""
+    """CPU seconds of all processes and the kernel since the machine's start, in steps of 10 ms."""
     words = Path("/proc/stat").read_text().partition("\n")[0].split()
     user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, words[1:])
     return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process, its children, and theirs."""
+    """The process and all its descendants."""
     pids = [pid]
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -46,12 +46,12 @@ def process_tree(pid: int) -> list[int]:
 
 
 def rss_bytes_max(pid: int) -> int:
-    """The most that the process has ever had resident. 0 once it is gone."""
+    """The peak resident set of the process. 0 once it is gone."""
     return _status_bytes(pid, "VmHWM:")
 
 
 def disk_bytes_read(pid: int) -> int:
-    """What the process has made the disk read, also ahead of what it asked for. 0 once it is gone."""
+    """Bytes that the process has made the disk read, read-ahead included. 0 once it is gone."""
     return _file_number(f"/proc/{pid}/io", "read_bytes:")
 
 

@@ -1,4 +1,4 @@
-"""How many messages a second, how late, and for how much CPU, with one replica and with three.
+"""Messages per second, latency and CPU time of produce, with one replica and with three.
 
 Workload: SEND_MESSAGE_V2 requests as stock clients send them, bodies of 128 B and 1 KiB, one topic of 8 queues; 1 and
 64 connections with one message in flight each, and 4 connections with 256 each. Real processes, real files, the
@@ -92,7 +92,7 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 async def run_load(
     address: tuple[str, int], case: Case, plan: Plan, pids: Sequence[int]
 ) -> tuple[list[Report], list[list[float]]]:
-    """Drive ``address`` as the case says; return the workers' reports, and the CPU seconds of ``pids`` per window.
+    """Load ``address`` as the case says; returns the workers' reports, and the CPU seconds of ``pids`` per window.
 
     Raises GeneratorFailed.
     """
@@ -112,7 +112,7 @@ async def run_load(
 
 
 def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> tuple[Window, ...]:
-    """What the workers counted and the servers used (leader first), window by window: pure."""
+    """The counts of the workers and the CPU use of the servers (leader first), window by window: pure."""
     windows = []
     for number, used in enumerate(cpu):
         messages = sum(report.messages[number] for report in reports)

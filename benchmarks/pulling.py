@@ -1,9 +1,9 @@
-"""What it costs a broker to hand out messages: pipelined pulls of one consumer, from the page cache.
+"""What it costs a broker to serve pulls: pipelined pulls of one consumer, from the page cache.
 
     python -m benchmarks.pulling [--seconds 3] [--messages 100000]
 
-starts a group of one replica, fills a topic, and prints for each case how many messages leave the broker in a second,
-and the broker's CPU time for each answer. `pull` is for other measurements: it asks one address and counts.
+starts a group of one replica, fills a topic, and prints for each case how many messages the broker serves per second,
+and its CPU time per response. Other measurements use `pull`: it pulls from one address and counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LENGTHS = struct.Struct(">II")
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What came in ``seconds``; the CPU seconds are those of the process that was asked."""
+    """The messages received in ``seconds``; the CPU seconds are those of the server process."""
 
     answers: int
     messages: int
@@ -48,7 +48,7 @@ class Pulled:
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of CPU for one answer."""
+        """Microseconds of CPU per response."""
         return self.cpu_seconds / max(self.answers, 1) * 1e6
 
 
@@ -85,9 +85,9 @@ def pull_frame(
 def pull(
     address: tuple[str, int], frames: Iterable[bytes], *, count: int, in_flight: int, seconds: float, pid: int
 ) -> Pulled:
-    """Send ``frames``, which do not end, on one connection, ``in_flight`` of them at a time, for some seconds.
+    """Send ``frames``, an endless iterator, on one connection, ``in_flight`` of them at a time, for some seconds.
 
-    Each is taken to bring ``count`` messages; an answer with another code than 0 is an error. Blocks.
+    Each counts as ``count`` messages; a response with another code than 0 is an error. Blocks.
     """
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,7 +96,7 @@ def pull(
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
         filled = answers = nbytes = 0
         cpu, begin = cpu_seconds(pid), time.monotonic()
-        # A window without any answer has no rate: it goes on until there is one.
+        # A window without any response has no rate: it continues until there is one.
         while (now := time.monotonic()) < begin + seconds or not answers:
             received = sock.recv_into(buffer[filled:])
             if not received:
@@ -143,9 +143,9 @@ def sequential(messages: int, count: int, expression: str = "*", kind: str = "TA
 
 
 def walk(messages: int, step: int, queues: Sequence[int], *, asked: int = 32) -> Iterator[bytes]:
-    """Pulls over queues of so many messages, from one after the other in turn, again and again; does not end.
+    """Pulls over queues of so many messages, from one after the other in turn, repeatedly; does not end.
 
-    Each asks for ``asked`` messages, and is to get ``step`` of them.
+    Each requests ``asked`` messages, and should get ``step`` of them.
     """
     opaque, offset = 987654321, 123456789
     templates: list[bytes] = []
@@ -170,7 +170,7 @@ def scattered(messages: int, pulls: int = 5000) -> list[bytes]:
 
 
 def cases(messages: int) -> Iterator[tuple[str, int, int, list[bytes], int]]:
-    """Name, body size, queues, pulls, messages that each brings."""
+    """Name, body size, queues, pulls, messages per pull."""
     yield "32 x 1 KiB, one queue", 1024, 1, sequential(messages, 32), 32
     yield "32 x 1 KiB, one of 8 queues", 1024, QUEUES, sequential(messages // QUEUES, 32), 32
     yield "the same by a tag", 1024, QUEUES, sequential(messages // QUEUES, 32, "TagA || TagB"), 32

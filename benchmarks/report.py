@@ -54,7 +54,7 @@ def _row(measurement: Measurement) -> str:
 
 
 def replace_section(text: str, section: str, begin: str = BEGIN, end: str = END) -> str:
-    """``text`` with what stands between the two marks replaced. Raises ValueError if it has no marks."""
+    """``text`` with everything between the two marks replaced. Raises ValueError if it has no marks."""
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:

@@ -1,12 +1,11 @@
 """Upgrades a group of three from an earlier version, one replica after the other, while the SDK sends.
 
-The earlier version is built from a tag or commit of this repository into a virtual environment of its own. The way:
+The earlier version is built from a tag or commit of this repository into a separate virtual environment. The steps:
 
-1. all replicas of the earlier version;
-2. one of this version, which is left so for a while, as an upgrade that was abandoned half way;
-3. that one of the earlier version again;
-4. all of this version, followers first; each is stopped when `raftmq group upgrade-check` would allow it;
-5. one of the earlier version once more, which must not start, or be let in by nobody, now that the level has risen.
+1. all replicas of the earlier version; 2. one of this version, which stays so for a while, like an upgrade abandoned
+half way; 3. that one of the earlier version again; 4. all of this version, followers first; each is stopped when
+`raftmq group upgrade-check` would allow it; 5. one of the earlier version once more, which must refuse to start, or be
+refused by the others, now that the level has risen.
 
 Exit code 1 unless every send succeeded, and every message that was stored is there. With ``--write`` the figures go
 into docs/upgrade.md.
@@ -40,7 +39,7 @@ TICK_SECONDS = 0.01
 PATIENCE_SECONDS = 120.0
 HALF_WAY_SECONDS = 5.0
 QUIET_SECONDS = 3.0
-"""For so long nothing may come before all messages are taken to be read."""
+"""Reading is complete when nothing has arrived for so long."""
 
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "upgrade.md"
@@ -52,13 +51,14 @@ PAUSE_GOAL_MS = 300.0
 
 
 class UpgradeFailed(Exception):
-    """The group did not get from one version to the other."""
+    """The upgrade did not complete."""
 
 
 class Load:
-    """Sends so many messages a second, and notes what becomes of them.
+    """Sends so many messages a second, and records the outcomes.
 
-    As many as in a second may be under way; beyond, it sends fewer, so that this process can still see what goes on.
+    At most a second's worth are in flight; beyond that it sends fewer, so that this process can still observe the
+    group.
     """
 
     def __init__(self, producer: Producer, rate: int) -> None:
@@ -71,7 +71,7 @@ class Load:
         self.failed: list[str] = []
 
     async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        """Send until the scope that this hands out is cancelled; what is under way is waited for."""
+        """Send until the scope that it starts with is cancelled; then wait for what is in flight."""
         async with trio.open_nursery() as sends:
             with trio.CancelScope() as scope:
                 task_status.started(scope)
@@ -96,7 +96,7 @@ class Load:
             self._under_way -= 1
 
     def longest_pause(self, begin: float, end: float) -> float:
-        """Seconds for which nothing was acknowledged between two moments."""
+        """The longest time without an acknowledgement between two moments."""
         times = [begin, *sorted(at for _, _, at in self.stored if begin <= at <= end), end]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
@@ -177,7 +177,7 @@ def last_tag() -> str:
 
 
 async def report_of(cluster: DevCluster) -> UpgradeReport | None:
-    """What `raftmq group upgrade-check` would say."""
+    """The report of `raftmq group upgrade-check`."""
     try:
         status = await cluster.status()
     except ClientError:
@@ -186,7 +186,7 @@ async def report_of(cluster: DevCluster) -> UpgradeReport | None:
 
 
 async def safe_report(cluster: DevCluster) -> UpgradeReport:
-    """Wait until a member may be stopped. Raises UpgradeFailed after a while."""
+    """Wait until a member may be stopped. Raises UpgradeFailed on timeout."""
     report: UpgradeReport | None = None
     with trio.move_on_after(PATIENCE_SECONDS):
         while report is None or not report.safe:
@@ -198,7 +198,7 @@ async def safe_report(cluster: DevCluster) -> UpgradeReport:
 
 
 class Upgrade:
-    """The way from one version to the other, with a line of figures for each step."""
+    """The upgrade steps, with a line of figures for each."""
 
     def __init__(self, cluster: DevCluster, load: Load, earlier: Path) -> None:
         self._cluster = cluster
@@ -254,7 +254,7 @@ class Upgrade:
             raise UpgradeFailed(f"format level {report.format_level} {when}, {wanted} was expected")
 
     async def _too_late(self, node_id: str) -> None:
-        """Going back now must be refused, and coming forward again must work."""
+        """A downgrade now must be refused, and upgrading again must work."""
         cluster = self._cluster
         await safe_report(cluster)
         await cluster.stop(node_id)
@@ -280,7 +280,7 @@ def _lines_with(words: tuple[str, ...], log: Path) -> list[str]:
 
 
 async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
-    """Every body in the topic, with how often it is there; waits until nothing comes any more."""
+    """Every body in the topic, with its number of copies; waits until nothing more arrives."""
     found: Counter[bytes] = Counter()
     consumer = PushConsumer(namesrv, "check", consume_from="first")
     consumer.subscribe(TOPIC)

@@ -1,14 +1,14 @@
-"""What metrics cost. ``python -m benchmarks.scraping`` (``make bench-metrics``).
+"""The cost of metrics. ``python -m benchmarks.scraping`` (``make bench-metrics``).
 
-- ``cost``: one broker takes messages of 128 B, 4x256, as fast as it can; in every other window its ``/metrics`` is
-  scraped once a second, fifteen times as often as `deploy/prometheus/prometheus.yml` does. CPU time of the broker for
-  each message, with and without.
-- ``large``: a broker with 1,000 topics, and 1,000 consumer groups that have consumed one topic each. How long a scrape
-  takes that finds nothing ready, and how long a request of a client waits at most meanwhile: requests go to the broker
-  one after the other all the time, and those under way during a scrape are compared with the others.
+- ``cost``: one broker receives messages of 128 B, 4x256, as fast as it can; in every other window its ``/metrics`` is
+  scraped once a second, fifteen times as often as `deploy/prometheus/prometheus.yml` does. CPU time of the broker per
+  message, with and without.
+- ``large``: a broker with 1,000 topics, and 1,000 consumer groups that have consumed one topic each. How long an
+  uncached scrape takes, and how long a client request waits at most meanwhile: requests go to the broker one at a time
+  throughout, and those in flight during a scrape are compared with the others.
 
-Nothing is added to the path of a message for metrics, so there is no broker without them to compare with: what can
-cost something is a scrape.
+The path of a message does no work for metrics, so there is no broker without them to compare with: only scrapes can
+cost something.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAUSE_SECONDS = 0.0005
 
 
 async def scrape(cluster: DevCluster) -> tuple[float, int]:
-    """Ask the broker for its metrics; returns how many seconds that took, and how many samples came."""
+    """Scrape the broker's metrics; returns the seconds that took, and the number of samples."""
     address = metrics_address_beside(("127.0.0.1", cluster.port("n0")))
     assert address is not None, "a broker without a port for metrics"
     url = "http://{}:{}/metrics".format(*address)
@@ -61,7 +61,7 @@ async def scrape(cluster: DevCluster) -> tuple[float, int]:
 
 
 async def measure_cost(plan: Plan, directory: Path, note: Note) -> None:
-    """CPU time for each message, scraped and not, window by window in turn."""
+    """CPU time per message, scraped and not, alternating window by window."""
     pairs = plan.windows
     windows = Plan(**vars(plan) | {"windows": 2 * pairs})
     async with one_broker(directory) as cluster:
@@ -95,14 +95,14 @@ def _steps(begin: float, end: float, step: float) -> Iterator[float]:
 
 @dataclass
 class Probe:
-    """Requests to a broker, one after the other, and how long each took."""
+    """Requests to a broker, one at a time, with the duration of each."""
 
     quiet: list[float] = field(default_factory=list)
     scraped: list[float] = field(default_factory=list)
     is_scraped: bool = False
 
     async def run(self, cluster: DevCluster) -> None:
-        """Ask for ever. What began or ended during a scrape counts as scraped."""
+        """Send requests for ever. Those that began or ended during a scrape count as scraped."""
         async with ClientCore.open([cluster.namesrv]) as remoting:
             while True:
                 began_scraped, begin = self.is_scraped, time.perf_counter()
@@ -114,7 +114,7 @@ class Probe:
 
     @contextmanager
     def scraping(self) -> Iterator[None]:
-        """A scrape is under way."""
+        """A scrape is running."""
         self.is_scraped = True
         try:
             yield
@@ -134,7 +134,7 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
             nursery.start_soon(probe.run, cluster)
             await trio.sleep(plan.warmup)
             for _ in range(SCRAPES // 10 if plan.quick else SCRAPES):
-                await trio.sleep(KEPT_SECONDS)  # until nothing is kept any more
+                await trio.sleep(KEPT_SECONDS)  # until nothing is cached any more
                 before = cpu_seconds(pid)
                 with probe.scraping():
                     taken, samples = await scrape(cluster)
@@ -154,7 +154,7 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _consume_everything(cluster: DevCluster, names: int) -> None:
-    """Each topic has a message, and a group of its own that has got it."""
+    """Each topic has a message, and its own group that has consumed it."""
     async with Producer(cluster.namesrv) as producer:
         await producer.send_many(Message(topic_name(number), b"x") for number in range(names))
     limit = trio.CapacityLimiter(32)

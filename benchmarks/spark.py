@@ -1,15 +1,15 @@
-"""What Spark gets out of a group and puts into one, and what that costs: ``make bench-spark``.
+"""Throughput of Spark reading from a group and writing to one, and its cost: ``make bench-spark``.
 
-Three replicas and Spark (``local[2]``) share the machine. A million messages of 1 KiB lie in 8 queues, as producers
-leave them in the log: 4 connections with 256 sends in flight each.
+Three replicas and Spark (``local[2]``) share the machine. A million messages of 1 KiB are in 8 queues, interleaved in
+the log as by producers: 4 connections with 256 sends in flight each.
 
 - ``scan``: all columns into Spark's noop sink, alternating with Parquet files of the same rows into the same sink; rows
   counted by their offsets alone; a partition per stripe of the log against one per queue, read by plain pulls.
 - ``cold``: bytes that the replicas read from the disk for a scan, when no page of the log is in memory.
-- ``planning``: the first and the last offsets of 10,000 queues, as a stream asks for them ten times a second.
+- ``planning``: the first and the last offsets of 10,000 queues, as a stream queries them ten times a second.
 - ``sink``: rows of 1 KiB written to a topic; a row counts when a majority has it on disk.
-- ``batches``: what a micro-batch costs beside its rows.
-- ``leader``: what a scan costs the leader's producers, beside what a process costs that burns as much CPU.
+- ``batches``: the overhead of a micro-batch besides its rows.
+- ``leader``: what a scan costs the leader's producers, beside a process that burns as much CPU.
 
 ``python -m benchmarks.spark``; needs Java 17 and PySpark.
 """
@@ -68,7 +68,7 @@ async def filled(directory: Path, plan: Plan, messages: int) -> AsyncIterator[tu
 
 
 def wanted(plan: Plan, count: int) -> int:
-    """A hundredth of it, if it is to be quick."""
+    """A hundredth of it for a quick run."""
     return count // (100 if plan.quick else 1)
 
 
@@ -93,7 +93,7 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
             replica_cpu.append(replicas_cpu(cluster) - before[1])
             seconds["parquet"].append((await spark.ask("scan", "parquet", path=files)).seconds)
         grown = most_grown(before_scans, rss_of_replicas(cluster))
-        # Plain pulls take so long that once must do.
+        # Plain pulls take so long that they run only once.
         seconds["pulls"].append((await spark.ask("scan", "raftmq", options | {"readMode": "pull"})).seconds)
         rate = {name: rows * BODY_BYTES / 1e6 / statistics.median(each) for name, each in seconds.items()}
         note(Figure("scan", "rows", rows / 1e6, "million"))
@@ -140,7 +140,7 @@ async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
-    """The ends of many queues, as each micro-batch asks for them."""
+    """The ends of many queues, as each micro-batch queries them."""
     topics = 50 if plan.quick else MANY_TOPICS
     async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         await create_topics(cluster, topics, await cluster.leader())
@@ -151,7 +151,7 @@ async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
 
 
 def _plan_often(namesrv: str, topics: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds for a survey that asks the name servers as well, as a stream does every few seconds, and for others."""
+    """Seconds for a survey that includes the name servers, as a stream does every few seconds, and for others."""
     options = parse_read_options({"namesrv": namesrv, "subscribe": ",".join(topics)}, "stream")
     connections = KeptConnections()
     surveyor = stream_surveyor(options, connections)
@@ -168,7 +168,7 @@ def _plan_often(namesrv: str, topics: tuple[str, ...]) -> tuple[float, float]:
 
 
 async def served_in_bulk(cluster: DevCluster) -> dict[str, int]:
-    """Bytes of messages in answers to bulk reads, by the role that a replica had."""
+    """Bytes of messages in responses to bulk reads, by the role that a replica had."""
     [group] = await ask_cluster(cluster.namesrv)
     return {
         role: sum(int(replica.figures.get(f"raftmq.bulkBytesAs{role}", 0)) for replica in group.replicas)
@@ -182,7 +182,7 @@ def rss_of_replicas(cluster: DevCluster) -> list[int]:
 
 
 def most_grown(before: list[int], after: list[int]) -> int:
-    """By how many bytes the replica grew that grew most."""
+    """The growth in bytes of the replica that grew most."""
     return max(now - then for then, now in zip(before, after, strict=True))
 
 
@@ -215,7 +215,7 @@ async def measure_sink(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
-    """What a micro-batch takes beside reading its rows."""
+    """The overhead of a micro-batch besides reading its rows."""
     messages = wanted(plan, 100_000)
     async with filled(directory / "cluster", plan, messages) as (cluster, sent), SparkProcess.open() as spark:
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}
@@ -243,7 +243,7 @@ async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
         cores = sorted(os.sched_getaffinity(0))
         half = len(cores) // 2
         if half == 0:
-            return  # one processor: nobody has one of their own
+            return  # one core: it cannot be divided
         own, others = cores[:half], cores[half:]
         for node_id in cluster.node_ids:
             pin(cluster.pid(node_id), own if node_id == leader else others)
@@ -269,7 +269,7 @@ def up_to(namesrv: str, end: int) -> dict[str, str]:
 
 
 class Scans:
-    """Scans one after the other; ``share`` is the processor time that they take beside the leader, over time."""
+    """Scans one after the other; ``share`` is the CPU time that they use beside the leader, over time."""
 
     def __init__(self, cluster: DevCluster, spark: SparkProcess, leader: str, options: dict[str, str]) -> None:
         self._followers = [cluster.pid(node_id) for node_id in cluster.node_ids if node_id != leader]
@@ -283,7 +283,7 @@ class Scans:
         return self._taken / max(self._seconds, 1e-9)
 
     async def run(self, seconds: float) -> None:
-        """Scan a part of the topic again and again, until another scan would take longer than ``seconds``."""
+        """Scan a part of the topic repeatedly, until another scan would take longer than ``seconds``."""
         began, before = trio.current_time(), self._cpu_seconds()
         last = 0.0
         while trio.current_time() - began + last < seconds:

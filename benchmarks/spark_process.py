@@ -1,4 +1,4 @@
-"""Spark as a process of its own that answers `benchmarks.spark_session`'s requests, and what it uses."""
+"""Spark as a separate process that runs `benchmarks.spark_session`'s requests, and its resource use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP_SECONDS_MAX = 20.0
 
 
 class Answer(NamedTuple):
-    """What became of a request. ``rows`` is 0 where nobody counted; ``batches`` are those of a stream."""
+    """The result of a request. ``rows`` is 0 where rows were not counted; ``batches`` are those of a stream."""
 
     seconds: float
     rows: int
@@ -44,7 +44,7 @@ class SparkProcess:
     @classmethod
     @asynccontextmanager
     async def open(cls) -> AsyncIterator[SparkProcess]:
-        """Start Spark, and wait until it takes requests. Raises QueryFailed if it does not within three minutes."""
+        """Start Spark, and wait until it accepts requests. Raises QueryFailed if it does not within three minutes."""
         command = [sys.executable, "-m", "benchmarks.spark_session"]
         start = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, check=False)
         async with trio.open_nursery() as nursery:
@@ -64,7 +64,7 @@ class SparkProcess:
                 nursery.cancel_scope.cancel()
 
     async def ask(self, do: str, source: str, options: Mapping[str, str] | None = None, **more: Any) -> Answer:
-        """Carry out one request on a table of the format ``source``. Raises QueryFailed."""
+        """Run one request on a table of the format ``source``. Raises QueryFailed."""
         asked = {"do": do, "format": source, "options": dict(options or {}), **more}
         assert self._process.stdin is not None
         await self._process.stdin.send_all(json.dumps(asked).encode() + b"\n")
@@ -74,11 +74,11 @@ class SparkProcess:
         return Answer(answer["seconds"], answer["rows"] or 0, answer["batches"])
 
     def worker_cpu_seconds(self) -> float:
-        """Of the Python processes that Spark runs data sources in, so far."""
+        """CPU seconds so far of the Python processes that Spark runs data sources in."""
         return sum(cpu_seconds_without_running_children(pid) for pid in self._workers())
 
     def worker_rss_bytes_max(self) -> int:
-        """The most that any of them has had resident."""
+        """The highest peak resident set of any of them."""
         return max((rss_bytes_max(pid) for pid in self._workers()), default=0)
 
     def pin(self, cores: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class SparkProcess:
                     yield pid
 
     def _processes(self) -> Iterator[int]:
-        """The session's process and all below it."""
+        """The session's process and all its descendants."""
         below = {self._process.pid}
         yield self._process.pid
         for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):

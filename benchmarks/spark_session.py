@@ -1,8 +1,8 @@
-"""Queries in Spark for `make bench-spark`, in a process of their own: one JSON object a line in, one out.
+"""Queries in Spark for `make bench-spark`, in a separate process: one JSON object per line in, one out.
 
-``{"do": "scan", "format": F, "options": {...}, "path": P}`` reads a table to its end and throws the rows away;
-``count`` counts them; ``copy`` writes them with ``to``; ``batches`` reads a topic as a stream until there is no more.
-The answer has ``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
+``{"do": "scan", "format": F, "options": {...}, "path": P}`` reads a table to its end and discards the rows; ``count``
+counts them; ``copy`` writes them with ``to``; ``batches`` reads a topic as a stream to its end. The response has
+``seconds``, and ``rows`` where they were counted. An empty line, or the end of the input, ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_session() -> Any:
 
 
 def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one request."""
+    """Run one request."""
     began = time.perf_counter()
     rows: int | None = None
     batches: list[dict[str, Any]] = []
@@ -72,7 +72,7 @@ def main() -> None:
             break
         try:
             answer = run(session, json.loads(line))
-        except Exception as error:  # whatever a query fails with goes to whoever asked
+        except Exception as error:  # the caller gets any failure of a query
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
     session.stop()

@@ -1,7 +1,7 @@
-"""What a task of the Spark sink writes to three replicas, without Spark: rows a second, and CPU time for each row.
+"""A task of the Spark sink writing to three replicas, without Spark: rows per second, and CPU time per row.
 
-Tasks are processes as in an executor; each writes its rows, made before, as Spark hands them over. What Spark itself
-takes for them comes on top. The second line is the same rows once more: what a replayed micro-batch costs.
+Tasks are processes as in an executor; each writes its rows, prepared before, as Spark passes them. The cost of Spark
+itself comes on top. The second line is the same rows once more: the cost of a replayed micro-batch.
 
 ``python -m benchmarks.spark_sink --rows 200000 --tasks 2``
 """
@@ -34,12 +34,12 @@ from spark.outgoing import Codec, sink_columns
 from spark.writer import TaskWriter, WriterOptions, Written
 
 ROWS_PER_BATCH = 10_000
-"""What Spark hands over at once, unless told otherwise."""
+"""The rows that Spark passes at once by default."""
 TOPIC = "Out"
 
 
 class Plan(NamedTuple):
-    """What is written by each task."""
+    """What each task writes."""
 
     rows: int
     tasks: int
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a task has done, and the processor seconds that it took."""
+    """The result of a task, and its CPU seconds."""
 
     written: Written
     cpu: float
@@ -110,7 +110,7 @@ async def main(plan: Plan) -> None:
 
 
 def parse_arguments(arguments: list[str]) -> Plan:
-    """The command line. Exits for arguments that there are not."""
+    """The command line. Exits for unknown arguments."""
     parser = argparse.ArgumentParser(prog="benchmarks.spark_sink", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=2)

@@ -1,11 +1,11 @@
-"""What delays, timers, transactions and POP are to reach. ``python -m benchmarks.special`` (``make bench-special``).
+"""The goals for delays, timers, transactions and POP. ``python -m benchmarks.special`` (``make bench-special``).
 
 - ``lateness``: see `benchmarks.lateness`.
-- ``timers``: a broker with a million messages that wait for a time of their own: its memory, and how long it takes to
+- ``timers``: a broker with a million messages pending with delivery times: its memory, and how long it takes to
   lead again after a kill, from the start of the process until it is registered.
-- ``transactions``: 64 half messages or ends of transactions on their way at any time, three replicas; the same with
+- ``transactions``: 64 half messages or ends of transactions in flight at any time, three replicas; the same with
   plain sends.
-- ``pop``: one consumer on one connection, which takes 32 messages at a time from each of 8 queues and acknowledges
+- ``pop``: one consumer on one connection, which pops 32 messages at a time from each of 8 queues and acknowledges
   them in a batch, three replicas.
 
 Real processes and files, the default durability. Load comes from `benchmarks.flows`.
@@ -49,7 +49,7 @@ _MINUTE_MS = 60_000
 
 
 async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report, float]:
-    """Let a process of its own do the job; also returns the broker's CPU seconds over the windows."""
+    """Run the job in a separate process; also returns the broker's CPU seconds over the windows."""
     report, cpu = await run_generator(
         "benchmarks.flows", cluster, job, asdict(job), node_id, may_end_early=bool(job.total)
     )
@@ -66,7 +66,7 @@ def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any
 
 @asynccontextmanager
 async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
-    """A group of three with the benchmark's topic, and who leads it."""
+    """A group of three with the benchmark's topic, and its leader."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -74,7 +74,7 @@ async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]
 
 
 async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
-    """Many messages that wait: memory and recovery."""
+    """Many pending messages: memory and recovery."""
     wanted = TIMERS // 100 if plan.quick else TIMERS
     async with one_broker(directory / "timers") as cluster:
         await create_topics(cluster, 1)
@@ -86,11 +86,11 @@ async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
             async with Admin(cluster.namesrv) as admin:
                 return int((await admin.broker_runtime(cluster.address("n0")))["raftmq.timersPending"])
 
-        await store("sends", wanted)  # so that what any messages cost is there before
+        await store("sends", wanted)  # so that the cost of any messages is in the baseline
         before = rss_bytes(cluster.pid("n0"))
         now = time.time_ns() // 1_000_000
         await store("timed", wanted, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
-        await trio.sleep(1)  # what was on its way when the last one that counts was answered
+        await trio.sleep(1)  # what was in flight when the last counted one was answered
         count = await pending()
         note(Figure("timers", "pending timers", count, "", wanted, is_limit=False))
         growth = (rss_bytes(cluster.pid("n0")) - before) / 1e6
@@ -120,7 +120,7 @@ async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
-    """One consumer takes and acknowledges."""
+    """One consumer pops and acknowledges."""
     wanted = POP_MESSAGES // 10 if plan.quick else POP_MESSAGES
     async with three_brokers(directory / "pop") as (cluster, leader):
         await send_messages(cluster, plan, wanted, leader)

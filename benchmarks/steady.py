@@ -1,9 +1,9 @@
-"""A load that lasts: what a group does when the first seconds are over, and what all that comes later costs.
+"""A sustained load: what a group does after the first seconds, and the cost of deferred work.
 
 Three replicas, messages of 1 KiB, for at least 60 s and 2 GB of bodies: ``pipelined``, 4 connections with 256 single
 sends in flight each, and ``batches``, 4 connections with 2 batches of 32 messages. *Steady* is the second half of the
-time. Each replica's child processes, which index keys, are counted beside the replica itself; and so is what all of
-them go on to do after the last message, until they do nothing any more.
+time. Each replica's child processes, which index keys, are counted separately from the replica itself; and so is the
+work of all of them after the last message, until they are idle.
 
 Real processes and files, the default durability. ``python -m benchmarks.steady`` (``make bench-steady``).
 """
@@ -35,7 +35,7 @@ SECONDS_MIN, BYTES_MIN = 60.0, 2_000_000_000
 WINDOW_SECONDS = 5.0
 CONNECT_SECONDS = 1.0
 IDLE_CORE = 0.1
-"""All replicas together use less than this share of a core when nothing is left to do."""
+"""All replicas together use less than this share of a core when they are idle."""
 IDLE_SECONDS_MAX = 120.0
 LEADER_GOALS_US = {"pipelined": 9.0, "batches": 5.0}
 INDEX_GOAL_US = 1.0
@@ -99,7 +99,7 @@ def _meters(pids: Sequence[int]) -> list[Meter]:
 
 
 async def _wait_idle(pids: Sequence[int]) -> tuple[float, float]:
-    """For how many seconds replicas go on without load, and the CPU seconds that they use meanwhile."""
+    """Seconds until the replicas are idle after the load, and the CPU seconds that they use meanwhile."""
 
     def used() -> float:
         return sum(map(cpu_seconds, pids))
@@ -149,7 +149,7 @@ def figures_of(case: str, windows: Sequence[Window], seconds: float) -> list[Fig
         Figure(
             case,
             "CPU of a replica's child processes, steady",
-            # They work on one part of the log after the other: only all windows together say what they cost.
+            # They work on one part of the log after the other: only all windows together show their cost.
             statistics.mean(us for each in children for us in each),
             "us/message",
             INDEX_GOAL_US,

@@ -1,10 +1,10 @@
-"""What the message store is to reach: many queues, restarts, and whatever else `CASES` holds.
+"""The goals for the message store: many queues, restarts, and the other cases in `CASES`.
 
 - ``queues``: one broker with 8 queues, and one with 10,000 (1,250 topics), under the same load: 128 B messages, 4
-  connections with 2,500 in flight each, so that each slot has a queue of its own where there are so many.
+  connections with 2,500 in flight each, so that each slot has its own queue where there are so many.
 - ``restart``: a broker with 10 million messages is stopped and started, killed and started, and started without
-  anything that was derived from its log. Time is from the start of the process until it leads and is registered.
-- ``backlog``, ``random``: what one consumer gets out of a broker, see `benchmarks.store_reads`.
+  any derived state. Time is from the start of the process until it leads and is registered.
+- ``backlog``, ``random``: the throughput of one consumer, see `benchmarks.store_reads`.
 - ``follower``: what it costs the leader that a consumer reads from a follower, see `benchmarks.store_follower`.
 - ``latency``: from a send to a consumer's callback, see `benchmarks.latency`.
 
@@ -94,7 +94,7 @@ async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
 
 
 async def _wait_long(cluster: DevCluster) -> None:
-    """Until the broker leads and is registered; a rebuild takes longer than a cluster is waited for otherwise."""
+    """Until the broker leads and is registered; a rebuild takes longer than the usual timeout."""
     for attempt in range(10):
         try:
             await cluster.wait_ready()
@@ -113,7 +113,7 @@ CASES: dict[str, Measure] = {
     "follower": measure_follower,
     "restart": measure_restart,
 }
-"""In this order, so that the longest is the one that may not be done in time."""
+"""In this order, so that the longest is the one that time may not suffice for."""
 
 
 STORE = Suite("store", __doc__, CASES)

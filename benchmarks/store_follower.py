@@ -1,17 +1,17 @@
 """What it costs the leader's producers that a consumer reads old messages from a follower.
 
-Three replicas hold 5 million messages of 128 B. One connection's pull shows that the leader sends such a consumer to a
-follower, whose log is then dropped from the page cache. Four connections with 256 messages in flight each produce to
-the leader all the time; in every other window (in the order without, with, with, without) a consumer reads from the
-follower as fast as it gets messages, 16 pulls on their way.
+Three replicas hold 5 million messages of 128 B. One connection's pull shows that the leader redirects such a consumer
+to a follower, whose log is then dropped from the page cache. Four connections with 256 messages in flight each produce
+to the leader throughout; in every other window (in the order without, with, with, without) a consumer reads from the
+follower as fast as it gets messages, 16 pulls in flight.
 
-Replicas have machines of their own in earnest. So that they do not merely share out the processors of this one, the
-leader and the producer have one half of its cores, and the followers and the consumer have the other half. The same
-without that is measured, too. The disk and the memory are shared either way.
+In production, replicas have their own machines. So that they do not merely compete for the cores of this one, the
+leader and the producer have one half of its cores, and the followers and the consumer the other half. The same without
+that is measured, too. The disk and the memory are shared either way.
 
-Two followers and a consumer share what would be a processor for each. So that this is not taken for a cost of the
-reading, it is measured once more with a process in the reader's place that burns as much processor time as the reader
-took, at the follower and at the consumer, and reads nothing: the rest is what the leader pays for.
+Two followers and a consumer share what would be a core for each. To separate that from the cost of the reading, it is
+measured once more with processes in the reader's place that burn as much CPU time as the reader used, at the follower
+and at the consumer, and read nothing: the rest is what the leader pays for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Messages a second and the leader's CPU us per message, without and with a reader, and what that one read."""
+    """Messages a second and the leader's CPU us per message, without and with a reader, and what the reader got."""
 
     rates: tuple[float, float]
     leader_us: tuple[float, float]
@@ -59,17 +59,17 @@ class Cost:
 
     @property
     def percent(self) -> float:
-        """How much of the throughput the reader costs."""
+        """The share of the throughput that the reader costs."""
         return 100 * (1 - self.rates[1] / self.rates[0])
 
 
 def has_reader(window: int) -> bool:
-    """Without, with, with, without: what changes slowly and evenly is the same for both."""
+    """Without, with, with, without: slow, even drift affects both alike."""
     return window % 4 in (1, 2)
 
 
 def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads: Sequence[Pulled]) -> Cost:
-    """What windows of ``seconds`` say; ``cpu`` are the leader's seconds in each."""
+    """The cost from windows of ``seconds``; ``cpu`` are the leader's seconds in each."""
     rates: list[float] = []
     leader_us: list[float] = []
     for wanted in (False, True):
@@ -132,7 +132,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
 
 
 class _Reader:
-    """A consumer at the follower; ``share`` is the processor time that it takes there and itself, over time."""
+    """A consumer at the follower; ``share`` is its CPU time, there and its own, over time."""
 
     def __init__(
         self, cluster: DevCluster, leader: str, follower: str, frames: Iterator[bytes], cores: Sequence[int]
@@ -169,7 +169,7 @@ async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
 async def produce_beside(
     cluster: DevCluster, plan: Plan, leader: str, own: Sequence[int], disturb: Callable[[float], Awaitable[None]]
 ) -> tuple[list[int], list[float], float]:
-    """Messages and the leader's CPU seconds by window, and how long these are; `has_reader` says which to disturb."""
+    """Messages and the leader's CPU seconds by window, and their length; `has_reader` says which to disturb."""
     windows = 4 * (1 if plan.quick else _BLOCKS)
     seconds = min(plan.seconds, _WINDOW_SECONDS)
     timed = Plan(**vars(plan) | {"windows": windows, "seconds": seconds})
@@ -197,7 +197,7 @@ async def produce_beside(
 def _pull_on(
     cores: Sequence[int], address: tuple[str, int], frames: Iterable[bytes], seconds: float, pid: int
 ) -> tuple[Pulled, float]:
-    """`pull` in a thread that has these cores only, and the CPU seconds of this thread."""
+    """`pull` in a thread that runs on these cores only, and the CPU seconds of this thread."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     used = time.thread_time()
@@ -209,7 +209,7 @@ def _pull_on(
 
 
 async def _where_to_read(cluster: DevCluster, leader: str) -> str:
-    """The follower that the leader sends a consumer to who asks for the first message."""
+    """The follower to which the leader redirects a consumer that pulls the first message."""
     with trio.move_on_after(_REDIRECT_SECONDS_MAX):
         while True:
             suggested = await trio.to_thread.run_sync(suggested_broker, ("127.0.0.1", cluster.port(leader)))
@@ -220,7 +220,7 @@ async def _where_to_read(cluster: DevCluster, leader: str) -> str:
 
 
 def suggested_broker(address: tuple[str, int]) -> int:
-    """The broker id at which a pull of a queue's first message is told to go on. Blocks."""
+    """The broker id that a pull of a queue's first message suggests. Blocks."""
     with socket.create_connection(address, timeout=10.0) as sock:
         sock.sendall(pull_frame(1, 0, 0, 1))
         received = b""
@@ -242,7 +242,7 @@ def pin(pid: int, cores: Sequence[int]) -> None:
 
 
 def forget(directory: Path) -> None:
-    """Drop what is synced of the files below ``directory`` from the page cache."""
+    """Drop the synced pages of the files below ``directory`` from the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 BATCH = 32
 BODY_BYTES = 128
 CONNECT_SECONDS = 2.0
-"""From the start of a load generator until its connections have sent all that they keep in flight."""
+"""From the start of a load generator until its connections have filled their window in flight."""
 
 
 class Plan(argparse.Namespace):
@@ -46,10 +46,10 @@ class Plan(argparse.Namespace):
 
 Note = Callable[[Figure], None]
 Measure = Callable[[Plan, Path, Note], Awaitable[None]]
-"""A case: tells each figure as soon as it has it."""
+"""A case: reports each figure as soon as it has it."""
 
 DISK = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
-"""What is measured must not depend on how full the machine's disk is."""
+"""The measurement must not depend on how full the machine's disk is."""
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
 
 
 async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0") -> None:
-    """Topics of 8 queues each, made by the leader ``node_id``; the last of them is visible on return."""
+    """Topics of 8 queues each, created by the leader ``node_id``; the last of them is visible on return."""
     async with ClientCore.open([cluster.namesrv]) as remoting:
         for number in range(count - 1):
             ext = {"topic": topic_name(number), "defaultTopic": "TBW102", "readQueueNums": str(QUEUES)}
@@ -82,7 +82,7 @@ class WindowedJob(Protocol):
 
 
 async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[Report, list[float]]:
-    """Let a process of its own send to the broker as the job says; also returns the broker's CPU seconds by window."""
+    """Let a separate process send to the broker as the job says; also returns the broker's CPU seconds by window."""
     report, cpu = await run_generator("benchmarks.load", cluster, job, asdict(job), node_id)
     return Report(**report), cpu
 
@@ -119,7 +119,7 @@ async def run_generator(
 
 
 async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: str = "n0") -> int:
-    """Store so many small messages, as fast as batches allow, and a few more; returns how many were counted."""
+    """Store so many small messages, as fast as batches allow, and a few more; returns the number counted."""
     seconds = 1.0 if plan.quick else 5.0
     fill = Plan(**vars(plan) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
     sent = 0

@@ -1,11 +1,11 @@
-"""What one consumer gets out of a broker, from the page cache.
+"""The throughput of one consumer, from the page cache.
 
-- ``backlog``: messages of 1 KiB, 32 to a pull, 16 pulls on their way on one connection. Once from a single queue, whose
-  messages lie one behind the other in the log, and once from 8 queues in turn, which were filled in turn: then no two
-  messages of an answer lie side by side.
-- ``random``: one message of 4 KiB to a pull, anywhere in 8 queues, 64 pulls on their way.
+- ``backlog``: messages of 1 KiB, 32 to a pull, 16 pulls in flight on one connection. Once from a single queue, whose
+  messages are consecutive in the log, and once from 8 queues in turn, which were filled in turn: then no two messages
+  of a response are adjacent.
+- ``random``: one message of 4 KiB to a pull, anywhere in 8 queues, 64 pulls in flight.
 
-The reader is this process; it cuts frames and does not look into messages.
+The reader is this process; it splits frames and does not decode messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READ_SECONDS = 3.0
 
 async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
     """A consumer that is far behind."""
-    messages = BACKLOG_MESSAGES // (3 if plan.quick else 1)  # more than a broker keeps in memory of its own
+    messages = BACKLOG_MESSAGES // (3 if plan.quick else 1)  # more than a broker caches itself
     for queues in (1, QUEUES):
         async with one_broker(directory / f"{queues}") as cluster:
             await _fill(cluster, messages, 1024, queues)

@@ -1,4 +1,4 @@
-"""A set of cases that are measured in one go, and the section of docs/performance.md that it writes."""
+"""A set of cases that are measured in one run, and the section of docs/performance.md that it writes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Suite:
 
     @property
     def marks(self) -> tuple[str, str]:
-        """What the section of docs/performance.md stands between."""
+        """The marks around the section of docs/performance.md."""
         mark = f"<!-- measured by `make bench-{self.name}`:"
         return f"{mark} begin -->", f"{mark} end -->"
 
@@ -64,7 +64,7 @@ class Suite:
         return plan
 
     async def run(self, plan: Plan, directory: Path, figures: list[Figure]) -> str | None:
-        """All cases of the plan; returns the one during which the time was over, if it was."""
+        """All cases of the plan; returns the case that ran out of time, if any."""
 
         def note(figure: Figure) -> None:
             figures.append(figure)

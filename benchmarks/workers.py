@@ -1,4 +1,4 @@
-"""Load generators as processes of their own, and what the servers use meanwhile."""
+"""Load generators as separate processes, and the CPU use of the servers meanwhile."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WORKERS_MAX = 2
 
 
 class GeneratorFailed(Exception):
-    """A load generator ended early; the message has its last words."""
+    """A load generator ended early; the message has its last output."""
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
-    """The connections of ``job``, shared among so many processes at most."""
+    """The connections of ``job``, divided among at most so many processes."""
     workers = min(workers, job.connections)
     jobs, first = list[Job](), 0
     for worker in range(workers):
@@ -37,7 +37,7 @@ def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
 
 
 Meter = Callable[[], float]
-"""What has been used so far."""
+"""The amount used so far."""
 
 
 def cpu_meters(pids: Sequence[int]) -> list[Meter]:
@@ -61,7 +61,7 @@ class WindowedJob(Protocol):
 async def drive(
     jobs: Sequence[WindowedJob], meters: Sequence[Meter], generator: str = "benchmarks.load"
 ) -> tuple[list[Report], list[list[float]]]:
-    """Do all jobs at once, whose windows are the same; also returns what each meter counted in each window.
+    """Run all jobs at once, with the same windows; also returns what each meter counted in each window.
 
     ``generator`` is a module that reads a job and writes a `Report`, both as JSON.
 

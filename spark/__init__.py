@@ -1,1 +1,1 @@
-"""Reading topics in bulk from Apache Spark."""
+"""Bulk reads of topics, and a sink, for Apache Spark."""

@@ -1,4 +1,4 @@
-"""Inflating the bodies that producers compressed.
+"""Decompresses message bodies.
 
 Executors import this module, so the compression libraries are imported when a body needs them: a cluster whose topics
 use zlib only needs neither lz4 nor zstandard.
@@ -22,7 +22,7 @@ class InflateError(Exception):
 def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
     """The body as the application sent it; ``body`` itself if the record is not compressed.
 
-    At most ``bytes_max`` + 1 bytes are made, whatever the body claims. Raises InflateError.
+    Produces at most ``bytes_max`` + 1 bytes, whatever size the body declares. Raises InflateError.
     """
     if not sys_flag & COMPRESSED:
         return body

@@ -1,9 +1,10 @@
-"""A task that reads its part by bulk reads: several queues at once, in the order of the log, from followers.
+"""A task that reads its partition by bulk reads: several queues at once, in log order, preferably from followers.
 
-Each answer says for each queue where to go on. Position is the next offset of each queue, so another replica goes on
-exactly where one failed; an answer counts only if the offsets of its records continue there without a gap.
+Each response has the next offset of every queue. The position is the next offset of each queue, so another replica
+continues exactly where one failed; a response is accepted only if the offsets of its records continue there without a
+gap.
 
-What one replica has deleted another one may still have: messages are lost when all replicas have been asked for them.
+Messages that one replica has deleted may still be on another: they are lost once all replicas have been tried.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from spark.plan import LogRange, QueueRange
 from spark.reader import Behind, Chunk, TaskOptions, TaskReader
 
 WAIT_MS_MAX: Final = 1000
-"""So long a replica may wait for messages that it has not got yet, before another one is asked."""
+"""The time that a replica may wait for messages it does not have yet, before another one is tried."""
 _FIRST_BYTES: Final = 256 * 1024
 _GROWTH: Final = 4
 _OFFSET_AT: Final = 20
 
 
 class Busy(Exception):
-    """This replica has no time yet; ask it again."""
+    """This replica is busy; retry it."""
 
 
 class BulkTaskReader(TaskReader):
@@ -49,12 +50,14 @@ class BulkTaskReader(TaskReader):
     _hold_at = 0.0
     _holds: Connection | None = None
     _asked: frozenset[str] = frozenset()
-    """The replicas that gave nothing since the last progress."""
+    """The replicas that returned nothing since the last progress."""
     _gone: dict[int, int] | None = None
-    """Where the queues begin of which all those have deleted something that is wanted; None while none has said so."""
+    """First offsets of the queues from which all those replicas have deleted wanted messages; None while none has
+    reported it.
+    """
 
     def read(self) -> Iterator[Any]:
-        """All messages of the partition as record batches, in the order of the log. Raises as `TaskReader.read`."""
+        """All messages of the partition as record batches, in log order. Raises as `TaskReader.read`."""
         self._progress_at = self._clock()
         left = {each.queue_id: each for each in self._part.ranges}
         sent: int | None = None
@@ -78,7 +81,7 @@ class BulkTaskReader(TaskReader):
                     continue
                 self._progressed(connection, chunk)
                 if left and self._connection is connection:
-                    # The broker works on the next answer while this one is taken apart.
+                    # The broker works on the next response while this one is decoded.
                     try:
                         sent = self._ask_bulk(connection, left)
                     except Unreachable as error:
@@ -91,7 +94,7 @@ class BulkTaskReader(TaskReader):
             self._disconnect()
 
     def _offset_rows(self, before: dict[int, QueueRange], left: dict[int, QueueRange]) -> Iterator[Any]:
-        """What is known of messages without a look at them."""
+        """Columns that are known without reading the messages."""
         done = [
             QueueRange(queue_id, each.start, left[queue_id].start if queue_id in left else each.end)
             for queue_id, each in before.items()
@@ -103,11 +106,11 @@ class BulkTaskReader(TaskReader):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _hold(self, connection: Connection) -> None:
-        """Hold the replica's log for the whole scan, now and again: retention is not to overtake it."""
+        """Renew the hold on the replica's log during the whole scan, so that retention does not overtake it."""
         if not self._part.lease_id or (self._holds is connection and self._clock() < self._hold_at):
             return
         self._holds, self._hold_at = connection, self._clock() + RENEWAL_SECONDS
-        # Whatever it answers: without a lease the scan is as good as it is.
+        # Whatever the response: the scan also works without a lease.
         connection.receive(connection.send(HOLD_LOG, lease_fields(self._part)))
 
     def _ask_bulk(self, connection: Connection, left: dict[int, QueueRange]) -> int:
@@ -129,13 +132,14 @@ class BulkTaskReader(TaskReader):
         return connection.send(BULK_READ, fields, encode_ranges(ReadRange(*each) for each in left.values()))
 
     def _offsets_suffice(self) -> bool:
-        """Whether a message need only be there: what its place says is all that is wanted."""
+        """Whether offsets alone provide all wanted columns."""
         return self._options.tags is None and OFFSET_COLUMNS.issuperset(self._options.columns)
 
     def _may_ask_leader(self) -> bool:
-        """Whether a replica may answer also if it leads: those before the last one have failed, or it does not matter.
+        """Whether a replica may answer even if it leads: the earlier ones have failed, or load on the leader does not
+        matter.
 
-        The one that leads comes last, as far as that is known.
+        The leader comes last, as far as it is known.
         """
         match self._options.read_from:
             case "follower-only":
@@ -146,7 +150,9 @@ class BulkTaskReader(TaskReader):
                 return True
 
     def _answered(self, answer: Answer, connection: Connection) -> BulkAnswer:
-        """An answer that has records or leads on. Raises Busy, Behind, Refused, AnswerDamaged, DataLoss, ReadFailed."""
+        """A response that has records or advances the position. Raises Busy, Behind, Refused, AnswerDamaged, DataLoss,
+        ReadFailed.
+        """
         address = connection.address
         if answer.code == NOT_SUPPORTED:
             raise ReadFailed(
@@ -183,10 +189,10 @@ class BulkTaskReader(TaskReader):
             raise Behind(f"{address} has been busy for {self._options.fetch_seconds:g} s")
         self._sleep(min(max(seconds, 0.001), self._options.fetch_seconds))
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def _advance(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
-        """What is left behind an answer, and the records that it brings. Raises AnswerDamaged, Behind, DataLoss."""
+        """What is left to read after a response, and the records in it. Raises AnswerDamaged, Behind, DataLoss."""
         if not answer.offsets or not answer.offsets.keys() <= left.keys():
             raise AnswerDamaged(f"an answer about queues {list(answer.offsets)[:10]}")
         skipped = 0
@@ -214,9 +220,9 @@ class BulkTaskReader(TaskReader):
         return still, Chunk(data, list(answer.sizes), 0, skipped)
 
     def _gone_everywhere(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> dict[int, int]:
-        """Where the queues begin of which no replica has the first message that is wanted.
+        """First offsets of the queues whose next wanted message no replica has.
 
-        Raises Behind as long as a replica was not asked for it, AnswerDamaged.
+        Raises Behind while a replica was not tried for it, AnswerDamaged.
         """
         address = self._replicas[self._turn]
         firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(answer.offsets.items())[:10])
@@ -228,7 +234,7 @@ class BulkTaskReader(TaskReader):
         }
         if not set(self._replicas) <= self._asked | {address}:
             raise Behind(f"{address} has deleted messages: it begins {firsts}")
-        # The replica that has most may be an earlier one, and the last one may lead.
+        # The replica with the most messages may be an earlier one, and the last one may lead.
         self._disconnect()
         self._turn = 0
         return self._gone
@@ -242,7 +248,7 @@ class BulkTaskReader(TaskReader):
         super()._progressed(connection, chunk)
 
     def _check_offsets(self, answer: BulkAnswer, left: dict[int, QueueRange]) -> None:
-        """Raises AnswerDamaged unless the records of each queue continue where it was left, up to where it goes on."""
+        """Raises AnswerDamaged unless the records of each queue continue from the position up to the next one."""
         queue_ids = np.asarray(answer.queue_ids)
         sizes = np.asarray(answer.sizes, dtype=np.int64)
         counted = dict.fromkeys(answer.offsets, 0)
@@ -276,5 +282,5 @@ class BulkTaskReader(TaskReader):
 
 
 def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
-    """What reads a partition, by the mode that the options name."""
+    """The reader of a partition for the mode in the options."""
     return BulkTaskReader(part, options) if options.read_mode == "bulk" else TaskReader(part, options)

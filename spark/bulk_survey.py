@@ -1,8 +1,8 @@
-"""What there is to read, asked of raftmq brokers: an answer to a planning request says all about the queues of a topic,
-and where only ends are wanted, one answer says those of many topics.
+"""Planning with raftmq brokers: one response describes all queues of a topic, and one has the ends of many topics where
+only ends are needed.
 
-Followers are asked, so that planning costs the leader one small question at most. For consistency *latest* the replica
-that is asked first learns from its leader what is committed; for *committed* all followers say what they have.
+Planning uses followers, so that it costs the leader one small request at most. With consistency *latest* the first
+replica gets the commit position from its leader; with *committed* all followers report what they have.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NOTHING: Final = QueueEnds(0, 0)
 
 
 class TopicPlan(NamedTuple):
-    """What one replica has of a topic. ``places`` are the queue offsets at the beginnings of its log files.
+    """What one replica has of a topic. ``places`` are the queue offsets at the starts of its log files.
 
-    ``queues`` are by queue id, from 0 on; ``positions`` are those beginnings, after the one of the whole log.
+    ``queues`` are by queue id, from 0 on; ``positions`` are those starts, after that of the whole log.
     """
 
     identity: str
@@ -51,13 +51,13 @@ class TopicPlan(NamedTuple):
 
 
 class BulkSurveyor(Surveyor):
-    """Asks name servers, and brokers with planning requests.
+    """Queries name servers, and brokers with planning requests.
 
     Args:
         namesrv, timeout, connect: see `Surveyor`.
         consistency: ``latest`` is everything that was acknowledged before; ``latest-if-possible`` is ``committed``
             where there is no leader.
-        detail: whether each survey is to be detailed, which costs the broker a look into its queue files.
+        detail: whether every survey is detailed, for which the broker reads from its queue files.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BulkSurveyor(Surveyor):
     def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
         """See `Surveyor.survey`; with identities, and with places if details are wanted.
 
-        Raises also PlanRefused if the brokers are none of raftmq's.
+        Raises also PlanRefused if the brokers are not raftmq's.
         """
         self._plans = {}
         found = super().survey(subscription, strict=strict, known=known)
@@ -88,7 +88,7 @@ class BulkSurveyor(Surveyor):
         )
 
     def detailed(self, found: Survey) -> Survey:
-        """See `Surveyor.detailed`: asked of any replica that answers, so it may be about a moment before or after."""
+        """See `Surveyor.detailed`: from any replica that answers, so it may be slightly older or newer."""
         groups: dict[str, list[str]] = {}
         for topic, broker_name in found.identities:
             groups.setdefault(broker_name, []).append(topic)
@@ -197,7 +197,7 @@ class BulkSurveyor(Surveyor):
                 offsets |= {row.queue_id: offset for row, offset in zip(queues, place.offsets, strict=True)}
             if first < 0:
                 break
-        # Pages of a topic with many queues may be about different places: only those count that all tell of.
+        # Pages of a topic with many queues may have different places: only those in all pages count.
         whole = {position: offsets for position, offsets in sorted(places.items()) if len(offsets) == len(rows)}
         return TopicPlan(identity, rows, list(whole.values()), [base, *whole])
 
@@ -209,7 +209,7 @@ def surveyor_of(
     detail: bool,
     otherwise: Consistency,
 ) -> Surveyor:
-    """What asks brokers in the mode that the options name; ``otherwise`` is the consistency if they name none."""
+    """The surveyor for the mode in the options; ``otherwise`` is the default consistency."""
     timeout = options.fetch_timeout_ms / 1000
     if options.read_mode == "pull":
         return Surveyor(options.namesrv, timeout, connect)
@@ -218,7 +218,7 @@ def surveyor_of(
 
 
 def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> dict[str, TopicPlan] | None:
-    """The ends of topics, each time as many as fit into an answer; None if the replica does not know the question.
+    """The ends of topics, as many per request as fit into a response; None if the replica does not support the request.
 
     Raises Unreachable, Refused.
     """
@@ -241,7 +241,7 @@ def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> di
 
 
 def _order(addresses: Mapping[int, str]) -> list[str]:
-    """The replicas of a broker group as they are asked: the leader last."""
+    """The replicas of a broker group in the order to try: the leader last."""
     return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
 
 
@@ -258,9 +258,10 @@ def _checked(address: str, answer: Answer) -> Answer:
 
 
 def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:
-    """What two replicas know together: committed is what any of them has, and gone what any of them lacks."""
+    """The combined view of two replicas: committed is what either has, and deleted is what either lacks."""
     if one.identity != other.identity:
-        # One of them has not heard yet that the topic was made anew; the number of the change comes first in it.
+        # One of them has not yet applied that the topic was recreated; the identity starts with the number of the
+        # change.
         return max(one, other, key=lambda plan: (_change(plan.identity), plan.identity))
     rows = one.queues
     if rows != other.queues:

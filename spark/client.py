@@ -1,4 +1,4 @@
-"""A blocking connection to a name server or a broker, for programs that read one answer after the other.
+"""A blocking connection to a name server or a broker, for programs that read one response after another.
 
 Executors have the standard library only, and a Spark task does nothing else while it waits: so this is a socket with a
 timeout, and frames of RocketMQ's remoting protocol with JSON headers.
@@ -43,14 +43,14 @@ FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
 CONNECT_SECONDS_MAX: Final = 3.0
 
 _PREFIX: Final = struct.Struct(">II")
-_VERSION: Final = 453  # of RocketMQ 5.3: brokers compare it with those from which on clients know something
+_VERSION: Final = 453  # of RocketMQ 5.3: brokers derive a client's capabilities from it
 _NUMBER_AS_KEY: Final = re.compile(r"([{,]\s*)(-?\d+)(\s*:)")
 
 
 class Unreachable(Exception):
-    """The other side could not be reached, did not answer in time, or closed the connection.
+    """The server is unreachable, did not respond in time, or closed the connection.
 
-    Whatever was asked for may be asked of another one.
+    The request may be sent to another one.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -60,7 +60,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The other side answered with an error; ``code`` is RocketMQ's."""
+    """The server responded with an error; ``code`` is RocketMQ's."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
         super().__init__(f"{address} answered {remark or 'without a reason'} (code {code})")
@@ -70,7 +70,7 @@ class Refused(Exception):
 
 
 class Answer(NamedTuple):
-    """An answer's header and body. The body's memory is not used again."""
+    """A response's header and body. The body's memory is not reused."""
 
     code: int
     remark: str
@@ -79,14 +79,14 @@ class Answer(NamedTuple):
 
 
 class Connection:
-    """One connection; requests are answered in any order, and each answer is waited for by its number.
+    """One connection; responses arrive in any order, and are matched by request number.
 
     Args:
         address: ``HOST:PORT``.
-        timeout: seconds to wait for bytes; also for the connection itself, but at most 3.
+        timeout: seconds to wait for bytes; also for connecting, but at most 3.
 
     Raises:
-        Unreachable: nobody listens there.
+        Unreachable: connecting failed.
     """
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -106,7 +106,7 @@ class Connection:
         self._input.register(self._socket, select.POLLIN)
 
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
-        """Send a request; returns the number by which `receive` finds the answer. Raises Unreachable."""
+        """Send a request; returns its number, for `receive`. Raises Unreachable."""
         self._opaque += 1
         header = json.dumps(
             {
@@ -126,25 +126,25 @@ class Connection:
         return self._opaque
 
     def receive(self, opaque: int) -> Answer:
-        """The answer to a request that was sent. Raises Unreachable."""
+        """The response to a request. Raises Unreachable."""
         while (answer := self._answers.pop(opaque, None)) is None:
             self._receive_one()
         return answer
 
     @property
     def has_input(self) -> bool:
-        """Whether bytes have come that nobody has read yet, or the other side has closed the connection."""
+        """Whether there are unread bytes, or the server has closed the connection."""
         return bool(self._answers) or bool(self._input.poll(0))
 
     def ask(self, code: int, ext: dict[str, str]) -> Answer:
-        """Send a request and wait for its answer. Raises Unreachable, and Refused unless it succeeded."""
+        """Send a request and wait for its response. Raises Unreachable, and Refused unless it succeeded."""
         answer = self.receive(self.send(code, ext))
         if answer.code != SUCCESS:
             raise Refused(self.address, answer.code, answer.remark)
         return answer
 
     def close(self) -> None:
-        """Close the connection; what was asked is not answered."""
+        """Close the connection; pending requests get no response."""
         with suppress(OSError):
             self._socket.close()
 
@@ -160,7 +160,7 @@ class Connection:
             ext = {name: str(value) for name, value in (header.get("extFields") or {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Unreachable(self.address, f"sent a header that cannot be read: {error}") from error
-        if is_answer:  # brokers ask their clients now and then; this one has nothing to tell
+        if is_answer:  # brokers query their clients at times; this one has nothing to report
             self._answers[opaque] = Answer(code, str(header.get("remark") or ""), ext, rest[header_bytes:])
 
     def _receive_bytes(self, nbytes: int) -> memoryview:
@@ -179,10 +179,10 @@ class Connection:
 
 
 class TopicRoute(NamedTuple):
-    """Where a topic is: how many queues can be read in each broker group, and its brokers' addresses by their ids.
+    """The route of a topic: its number of readable queues per broker group, and the brokers' addresses by id.
 
-    ``cluster`` are the names of the clusters that it is in, separated by commas. ``write_queues`` is how many queues
-    each broker group has for messages that are sent.
+    ``cluster`` has the names of its clusters, separated by commas. ``write_queues`` is the number of writable queues
+    per broker group.
     """
 
     read_queues: dict[str, int]
@@ -192,12 +192,12 @@ class TopicRoute(NamedTuple):
 
 
 class NameServers:
-    """The name servers of a cluster; each question goes to the first one that answers.
+    """The name servers of a cluster; a request goes to the first one that responds.
 
     Args:
         addresses: ``HOST:PORT`` of each.
         timeout: seconds to wait for one of them.
-        connect: makes a connection.
+        connect: creates a connection.
     """
 
     def __init__(
@@ -208,18 +208,18 @@ class NameServers:
         self._connect = connect
 
     def route(self, topic: str) -> TopicRoute:
-        """Where a topic is.
+        """The route of a topic.
 
         Raises:
             Refused: there is no such topic.
-            Unreachable: no name server answered.
+            Unreachable: no name server responded.
         """
         return _route(self._ask(lambda connection: _asked(connection, GET_ROUTE, _route_fields(topic))))
 
     def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """Where topics are, without a wait between questions; topics that do not exist are left out.
+        """The routes of topics, pipelined; topics that do not exist are left out.
 
-        Raises Unreachable: no name server answered; Refused: one refused for another reason.
+        Raises Unreachable: no name server responded; Refused: one refused for another reason.
         """
         return self._ask(lambda connection: dict(_routes(connection, topics)))
 
@@ -289,7 +289,7 @@ def _route(found: dict[str, Any]) -> TopicRoute:
 
 
 def _parse(address: str, body: memoryview) -> dict[str, Any]:
-    """A body of a name server. Old ones of RocketMQ write numbers as keys without quotes."""
+    """A response body of a name server. Older RocketMQ versions write numeric keys without quotes."""
     text = str(body, "utf-8", "replace")
     try:
         try:

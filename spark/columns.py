@@ -1,9 +1,8 @@
-"""Stored records as columns: from the bytes of a broker's answer to Arrow record batches.
+"""Stored records as columns: from the bytes of a response to Arrow record batches.
 
-All records of an answer are taken apart together by numpy and Arrow, without a Python step for each: that is about
-fourteen times as fast as one by one. What the fast path needs is that all records have hosts of the same length and the
-same record version, and properties that are UTF-8 with no name twice in one message. Answers in which one differs go
-through `spark.rows`, with equal results.
+numpy and Arrow decode all records of a response together, without a Python step per record: about fourteen times as
+fast as one by one. The fast path requires that all records have hosts of the same length and the same record version,
+and UTF-8 properties without duplicate names in a message. Other responses go through `spark.rows`, with equal results.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _ARROW_TYPES: Final = {
 _TYPES: Final = {name: _ARROW_TYPES[kind] for name, kind in COLUMN_TYPES.items()}
 
 BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A batch ends behind the record with which its inflated bodies reach this, so that a worker's memory is bounded."""
+"""A batch ends at the record with which its decompressed bodies reach this, which bounds a worker's memory."""
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""No body inflates to more."""
+"""The largest decompressed body."""
 
 OFFSET_COLUMNS: Final = frozenset({"topic", "broker_name", "queue_id", "queue_offset"})
-"""What is known of a message without a look at it."""
+"""Columns that are known without reading the messages."""
 OFFSET_ROWS_MAX: Final = 64 * 1024
 
 _TEXT_COLUMNS: Final = frozenset({"message_id", "tags", "keys", "properties"})
@@ -58,14 +57,14 @@ _TIME_MS_MAX: Final = (2**63 - 1) // 1000
 
 
 class Source(NamedTuple):
-    """Where the records of an answer come from."""
+    """Where the records of a response come from."""
 
     topic: str
     broker_name: str
 
 
 def schema_of(names: Sequence[str]) -> Any:
-    """The Arrow schema of these columns; all of them may hold nulls."""
+    """The Arrow schema of these columns; all of them are nullable."""
     return pa.schema([(name, _TYPES[name]) for name in names])
 
 
@@ -78,18 +77,18 @@ def decode_batches(
     keep_bad_bodies: bool = False,
     without_bodies: bool = False,
 ) -> Iterator[Any]:
-    """The records of an answer as `pyarrow.RecordBatch`, usually one, with the columns ``names``.
+    """The records of a response as `pyarrow.RecordBatch`, usually one, with the columns ``names``.
 
     Args:
         data: the records, back to back; it must not change while the batches live.
         sizes: the bytes of each record.
-        keep_bad_bodies: show a body that cannot be inflated as it is stored, instead of raising.
-        without_bodies: the bodies were cut out of the records, whose heads still say how long they were; ``names``
+        keep_bad_bodies: return a body that cannot be decompressed as stored, instead of raising.
+        without_bodies: the bodies were cut out of the records, whose heads still have their lengths; ``names``
             must not have ``body``.
 
     Raises:
         AnswerDamaged: the records contradict their sizes. Nothing has been yielded then.
-        BodyUnreadable: a body cannot be inflated. Batches yielded before are right.
+        BodyUnreadable: a body cannot be decompressed. Batches yielded before are valid.
     """
     assert not (without_bodies and "body" in names), "bodies are wanted of records without bodies"
     lengths = np.asarray(sizes, dtype=np.int64)
@@ -137,7 +136,7 @@ def _place_column(name: str, queue_id: int, offsets: np.ndarray[Any, Any], sourc
 
 
 class _Table(NamedTuple):
-    """An answer taken apart: the wanted columns, bodies as they are stored, and what inflating these needs."""
+    """A decoded response: the wanted columns, bodies as stored, and what decompressing them needs."""
 
     columns: dict[str, Any]
     sys_flags: np.ndarray[Any, Any]
@@ -149,7 +148,7 @@ class _Table(NamedTuple):
 
 
 def _inflated(table: _Table, source: Source, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
-    """Runs of bodies as producers sent them: (number of the first record, binary array)."""
+    """Runs of decompressed bodies: (number of the first record, binary array)."""
     stored = table.columns["body"]
     compressed = (table.sys_flags & COMPRESSED) != 0
     if not compressed.any():
@@ -215,7 +214,7 @@ def _decode_together(
     source: Source,
     without_bodies: bool,
 ) -> _Table | None:
-    """None if the records differ in shape or their texts need care, or are damaged: then each is looked at alone."""
+    """None if the records differ in shape, have unusual texts, or are damaged: then each is decoded alone."""
     octets = np.frombuffer(data, dtype=np.uint8)
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -296,7 +295,7 @@ def _pieces(buffer: Any, bounds: np.ndarray[Any, Any], kind: Any) -> Any:
 
 
 class _Properties(NamedTuple):
-    """The properties of all records: which record each belongs to, names and values side by side."""
+    """The properties of all records: the record of each one, names and values in parallel arrays."""
 
     maps: Any
     owners: np.ndarray[Any, Any]
@@ -306,7 +305,7 @@ class _Properties(NamedTuple):
 
     @classmethod
     def of(cls, texts: Any) -> _Properties | None:
-        """None if a text is not UTF-8, or a record has a name twice."""
+        """None if a text is not UTF-8, or a record has a duplicate name."""
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:
@@ -325,7 +324,7 @@ class _Properties(NamedTuple):
         return cls(maps, owners, codes, names, values)
 
     def column(self, name: str) -> Any:
-        """The value of one property for each record; null where a record has none."""
+        """The value of one property for each record; null where a record does not have it."""
         count = len(self.maps)
         if name not in self.names:
             return pa.nulls(count, pa.string())
@@ -340,10 +339,10 @@ class _Properties(NamedTuple):
 
 
 def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Names and values in texts of properties: the text that each pair is of, and a row for each pair.
+    """Names and values in property texts: the index of the text of each pair, and a row for each pair.
 
-    A row is where the name begins and ends, and where the value does, in the bytes of all texts. What is no pair, or
-    has an empty name or value, is left out.
+    A row has the start and end of the name and of the value, in the bytes of all texts. Malformed pairs, and those with
+    an empty name or value, are left out.
     """
     count = len(texts)
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int32)[: count + 1]
@@ -359,7 +358,7 @@ def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     owners = np.repeat(np.arange(count), np.diff(np.searchsorted(starts, offsets)))
     middles = np.flatnonzero(octets == _BEHIND_NAME)
     if len(middles) != len(ends) or (middles < starts).any() or (middles > ends).any():
-        # The first one in each piece; behind its end if there is none.
+        # The first one in each piece; beyond its end if there is none.
         middles = np.append(middles, len(octets))[np.searchsorted(middles, starts)]
     kept = (middles > starts) & (middles + 1 < ends)
     if not kept.all():
@@ -368,13 +367,13 @@ def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def _name_codes(keys: Any, counts: np.ndarray[Any, Any]) -> tuple[list[str], np.ndarray[Any, Any]]:
-    """The names that there are, and the number of its name for each property.
+    """The distinct names, and for each property the index of its name.
 
     Args:
         keys: the names of all properties, those of a record side by side.
         counts: how many properties each record has.
     """
-    # Mostly one producer wrote all records of an answer, with the same names in the same order.
+    # Mostly one producer wrote all records of a response, with the same names in the same order.
     width = int(counts[0])
     if width and (counts == width).all():
         bounds = np.frombuffer(keys.buffers()[1], dtype=np.int32)[: len(keys) + 1]
@@ -413,7 +412,7 @@ def _constant(text: str, count: int) -> Any:
 
 
 def _times(milliseconds: np.ndarray[Any, Any]) -> Any:
-    """Timestamps; null where a producer's clock says what no timestamp can hold."""
+    """Timestamps; null for producer times that no timestamp can hold."""
     outside = (milliseconds > _TIME_MS_MAX) | (milliseconds < -_TIME_MS_MAX)
     if not outside.any():
         return pa.array(milliseconds * 1000).view(TIMESTAMP)
@@ -421,7 +420,7 @@ def _times(milliseconds: np.ndarray[Any, Any]) -> Any:
 
 
 def _hosts(hosts: np.ndarray[Any, Any]) -> Any:
-    # Few different hosts in an answer: each is written as text once.
+    # A response has few different hosts: each is formatted once.
     packed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(hosts.dtype.itemsize), len(hosts), [None, pa.py_buffer(np.ascontiguousarray(hosts))]
     ).dictionary_encode()

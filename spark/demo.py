@@ -1,9 +1,9 @@
-"""The demonstration with Spark: `make demo-spark`.
+"""The Spark demonstration: `make demo-spark`.
 
-Three replicas, half a million lines of text, and a Spark that reads them as they come. In the middle a follower is
-killed, later the leadership moves; at the end everything is counted.
+Three replicas, half a million lines of text, and a Spark that reads them as they arrive. Meanwhile a follower is
+killed, and later leadership is transferred; at the end everything is counted.
 
-The parent sends, kills and shows; name server, replicas and Spark are processes of their own.
+The parent sends, kills and reports; name server, replicas and Spark are separate processes.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Run:
     killed: str = ""
     leaders: list[str] = field(default_factory=list)
     served: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    """Bytes by node id, role and process id: a replica that was started again counts from 0."""
+    """Bytes by node id, role and process id: a restarted replica counts from 0."""
     moved: trio.Event = field(default_factory=trio.Event)
 
     def wake(self) -> None:
-        """Something happened: all who wait look again."""
+        """Something happened: all waiting tasks check their conditions."""
         self.moved.set()
         self.moved = trio.Event()
 
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        """Every line is there once, those that were written too, and both ways of counting words agree."""
+        """Every line arrived exactly once, those written too, and both ways of counting words agree."""
         found = self.outcome
         return (
             found is not None
@@ -96,7 +96,7 @@ def demo(
 ) -> None:
     """Let Spark read from three replicas while a follower is killed and leadership moves, and count what arrives.
 
-    Exit code 1 if a line is missing or twice.
+    Exit code 1 if a line is missing or duplicated.
     """
     if reason := missing():
         raise CommandFailed(reason)
@@ -125,7 +125,7 @@ def demo(
 
 
 def table_of(run: Run) -> Table:
-    """The outcome for people."""
+    """The results for people."""
     nothing = dict.fromkeys(("read", "twice", "written", "written_twice", "not_written"), 0)
     found = run.outcome or {**nothing, "missing": run.lines, "words": {}, "words_agree": False}
     words = ", ".join(f"{word} {count:,}" for word, count in itertools.islice(found["words"].items(), 5))
@@ -182,7 +182,7 @@ async def run_demo(lines: int, directory: Path, console: Console) -> Run:
 
 
 async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[str], None]) -> None:
-    """Kill a follower, start it again, and move the leadership, each while Spark reads."""
+    """Kill a follower, restart it, and transfer leadership, each while Spark reads."""
     await run.wait_until(lambda: run.rows >= run.lines // 5)
     leader = await cluster.leader()
     run.leaders.append(leader)
@@ -202,7 +202,7 @@ async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[s
 
 
 async def _send_all(run: Run, namesrv: str) -> None:
-    """Send each line once: with a sequence number a repeated send is not stored twice."""
+    """Send each line once: with sequence numbers, retries are not stored twice."""
 
     def settled(outcome: SendResult | ClientError) -> None:
         run.acknowledged += isinstance(outcome, SendResult)
@@ -223,7 +223,7 @@ async def _send_all(run: Run, namesrv: str) -> None:
 
 
 def _text(count: int) -> Iterator[bytes]:
-    """So many lines, from the beginning again if there are not so many."""
+    """That many lines, cycling through the text if it has fewer."""
     found = source_lines(source_directory(), count)
     return itertools.islice(itertools.cycle(found), count)
 
@@ -235,7 +235,7 @@ async def _spark(
     *,
     task_status: trio.TaskStatus[trio.abc.SendStream] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run Spark; started when it has connected. Raises DevClusterFailed if it ends before it has an outcome."""
+    """Run Spark; started when it has connected. Raises DevClusterFailed if it ends without a result."""
     module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(run.lines // 10)]
     surroundings = {
         "PYSPARK_PYTHON": sys.executable,
@@ -281,7 +281,7 @@ async def _note_served(run: Run, cluster: DevCluster, admin: Admin) -> None:
 
 
 async def _show(run: Run, say: Callable[[str], None]) -> None:
-    """Raises DevClusterFailed when nothing moves any more."""
+    """Raises DevClusterFailed when there is no more progress."""
     before, moved_at = (0, 0, 0), trio.current_time()
     while True:
         await trio.sleep(SHOW_SECONDS)

@@ -1,9 +1,8 @@
-"""The Spark side of the demonstration, as a program of its own: three streaming queries, and the sums at the end.
+"""The Spark side of the demonstration, as a separate program: three streaming queries, and the sums at the end.
 
-One query writes every line to Parquet files, one counts words, and one writes the lines that define something to a
-second topic. They run while lines arrive and replicas go.
-Reports how far they are on standard output, a JSON object a line, and ends when standard input says how many lines
-there are in all. The last object is the outcome.
+One query writes every line to Parquet files, one counts words, and one writes the lines with definitions to a second
+topic. They run while lines arrive and replicas fail. Reports progress on standard output, one JSON object per line, and
+ends when standard input gives the total number of lines. The last object is the result.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ def definitions_in(lines: DataFrame) -> DataFrame:
 
 
 def begun(writer: Any) -> Any:
-    """Start a query, and wait until it has begun.
+    """Start a query, and wait until it runs.
 
-    Spark gives the Python process of a query ten seconds to start, whatever else the machine does; so queries start one
-    after the other, and again if that was not enough. Raises RuntimeError when it fails otherwise, or too often.
+    Spark gives the Python process of a query ten seconds to start, whatever the load; so queries are started one after
+    another, and retried on that timeout. Raises RuntimeError when it fails otherwise, or too often.
     """
     for attempt in itertools.count(1):
         query = writer.trigger(processingTime="1 second").start()
@@ -103,7 +102,7 @@ class Job:
         self._words = {row["word"]: row["count"] for row in top.collect()}
 
     def outcome(self, total: int) -> dict[str, Any]:
-        """What the files have, and whether both ways of counting words agree."""
+        """What the files contain, and whether both ways of counting words agree."""
         files = self._session.read.parquet(str(self._directory / "lines"))
         (sums,) = files.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
         (places,) = files.agg(f.count_distinct("queue_id", "queue_offset").alias("places")).collect()
@@ -156,7 +155,7 @@ def main() -> None:
 
 
 def report(queries: list[Any], wanted: list[int]) -> None:
-    """Until all queries have read as many rows as are wanted, or read no more.
+    """Until all queries have read as many rows as are wanted, or make no more progress.
 
     Raises RuntimeError when a query has failed.
     """

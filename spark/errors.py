@@ -1,17 +1,17 @@
-"""What can go wrong between a reader and the brokers, each with the numbers that a user needs to act on it."""
+"""The errors between a reader and the brokers, each with the numbers that a user needs to act on it."""
 
 from __future__ import annotations
 
 
 class AnswerDamaged(Exception):
-    """A broker's answer contradicts itself: its bytes are not the records that it announces.
+    """A broker's response is inconsistent: its bytes are not the records that it declares.
 
-    Nothing of the answer may be used. The same range can be read from another replica.
+    Nothing of the response may be used. The same range can be read from another replica.
     """
 
 
 class BodyUnreadable(Exception):
-    """A compressed body cannot be inflated; the record is as its producer sent it, on every replica."""
+    """A compressed body cannot be decompressed; the record is as its producer sent it, on every replica."""
 
     def __init__(self, topic: str, broker_name: str, queue_id: int, queue_offset: int, reason: str) -> None:
         super().__init__(
@@ -26,15 +26,15 @@ class BodyUnreadable(Exception):
 
 
 class DataLoss(Exception):
-    """Messages of a range are gone, or the range is not there any more; says which, how many, and what helps."""
+    """Messages of a range are deleted, or the range no longer exists; says which, how many, and what helps."""
 
 
 class ReadFailed(Exception):
-    """No replica has sent anything for too long; says what each one answered last."""
+    """No replica has sent anything for too long; has the last response of each."""
 
 
 class RowRefused(Exception):
-    """A row cannot be a message. ``row`` counts from 0 in what was looked at."""
+    """A row cannot be a message. ``row`` counts from 0 within the rows checked."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(f"row {row}: {reason}")
@@ -43,4 +43,4 @@ class RowRefused(Exception):
 
 
 class WriteFailed(Exception):
-    """Rows were refused for good, or nobody has taken any for too long; says which rows, and what was answered last."""
+    """Rows were permanently refused, or not accepted for too long; has the rows and the last response."""

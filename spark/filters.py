@@ -1,8 +1,8 @@
-"""Which conditions of a query narrow what is read. Pure; Spark's filters are known by the names of their classes.
+"""Pushed-down conditions that narrow a scan. Pure; Spark's filters are recognized by their class names.
 
-Spark leaves out what is taken here, so only that is taken which is exact: conditions on the topic, the broker group,
-the queue and the queue offset. Times are not: store times may go back where the leadership moved, and a search by time
-could leave out a message. Options such as `startingTimestamp` are for that.
+Spark does not evaluate what is accepted here, so only exact conditions are: on the topic, the broker group, the queue
+and the queue offset. Times are not: store times may decrease when leadership moves, and a search by time could miss a
+message. Use options such as `startingTimestamp` for that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACES: Final = {"topic": 0, "broker_name": 1, "queue_id": 2}
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """What is left of a scan. ``allowed`` has sets of topics, broker groups and queue ids, None for all.
+    """The rest of a scan. ``allowed`` has sets of topics, broker groups and queue ids, None for all.
 
     Queue offsets are ``first`` up to but not including ``end``.
     """
@@ -31,7 +31,7 @@ class Narrowing:
 
 
 def narrow(found: Narrowing, condition: Any) -> Narrowing | None:
-    """What is left with one more condition; None if it must be left to Spark."""
+    """The rest with one more condition; None if it must be left to Spark."""
     attribute: tuple[str, ...] = getattr(condition, "attribute", ())
     kind = type(condition).__name__
     if len(attribute) != 1 or attribute[0] not in _NEVER_NULL:
@@ -75,7 +75,7 @@ def _narrow_offsets(found: Narrowing, kind: str, value: Any) -> Narrowing | None
 
 
 def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
-    """What is left with all these conditions, and the ones that must be left to Spark."""
+    """The rest with all these conditions, and the ones that must be left to Spark."""
     found, left = Narrowing(), []
     for condition in conditions:
         narrower = narrow(found, condition)
@@ -87,7 +87,7 @@ def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
 
 
 def narrowed(found: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
-    """What is left of a scan."""
+    """The ranges that remain of a scan."""
     left: dict[QueueName, QueueRange] = {}
     for queue, each in ranges.items():
         if all(allowed is None or part in allowed for part, allowed in zip(queue, found.allowed, strict=True)):

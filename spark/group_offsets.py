@@ -1,6 +1,6 @@
-"""Where a query is, stored as the offsets of a consumer group: for tools that show how far behind consumers are.
+"""Stores the position of a query as the offsets of a consumer group, for tools that show consumer lag.
 
-They are never read back. Nothing depends on them, so a failure is logged and tried again later.
+They are never read back. Nothing depends on them, so a failure is logged and retried later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GroupOffsets:
     def commit(
         self, offsets: Mapping[QueueName, int], routes: Mapping[str, TopicRoute], *, at_once: bool = False
     ) -> None:
-        """Store the next offset of each queue, now or, if that was done a moment ago, with a later call."""
+        """Store the next offset of each queue, now or, if that was done recently, with a later call."""
         self._wanted.update(offsets)
         now = self._clock()
         if at_once or self._tried_at is None or now - self._tried_at >= PAUSE_SECONDS:
@@ -63,7 +63,7 @@ class GroupOffsets:
                 for begin in range(0, len(queues), _AT_ONCE):
                     self._store(address, queues[begin : begin + _AT_ONCE])
         except (Unreachable, Refused) as error:
-            self._connections.close()  # answers may still be on their way
+            self._connections.close()  # responses may still be in flight
             if not self._is_failing:
                 log.warning("the offsets of consumer group %s could not be stored: %s", self._group, error)
             self._is_failing = True

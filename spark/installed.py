@@ -1,4 +1,4 @@
-"""What Spark needs on this machine, for programs that would rather say it in one line than fail far inside Spark."""
+"""Checks what Spark needs on this machine, for programs that report it in one line rather than fail inside Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS_MAX: Final = 30
 
 
 def missing() -> str | None:
-    """What has to be installed first, in one line; None if everything is there."""
+    """What has to be installed first, in one line; None if nothing is missing."""
     if packages := [name for name in ("pyspark", "pyarrow", "pandas", "numpy") if not importlib.util.find_spec(name)]:
         return f"Spark needs the Python package {packages[0]}: pip install 'raftmq[spark]'"
     home = os.environ.get("JAVA_HOME")

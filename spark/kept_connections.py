@@ -1,4 +1,4 @@
-"""Connections that are used again: whoever asks every tenth of a second does not connect anew each time."""
+"""Reused connections: polling every tenth of a second should not reconnect each time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from spark.client import Answer, Connection, Unreachable
 
 
 class KeptConnections:
-    """Makes connections as `Connection` does, and gives the same one for the same address until `close`.
+    """Creates connections like `Connection`, and returns the same one for the same address until `close`.
 
-    Closing one of them leaves it open. One that failed is made anew.
+    Closing one of them leaves it open. A failed one is replaced.
     """
 
     def __init__(self, connect: Callable[[str, float], Connection] = Connection) -> None:
@@ -36,7 +36,7 @@ class KeptConnections:
 
 
 class _Lent(Connection):
-    """A connection that somebody else closes."""
+    """A connection that its owner closes."""
 
     def __init__(self, lender: Connection, on_failure: Callable[[Connection], None]) -> None:
         self.address = lender.address

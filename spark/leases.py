@@ -1,12 +1,12 @@
-"""Leases on the logs of brokers, so that retention does not overtake a scan: taken by the driver, renewed by its tasks.
+"""Leases on the logs of brokers, so that retention does not overtake a scan: acquired by the driver, renewed by tasks.
 
-All tasks that read a topic from a broker group share one lease, which reaches from the beginning of the scan on. The
-driver takes it when it plans, at each replica; a task takes it anew where it reads, and renews it while it does. It
-ends by itself, some minutes after the last task. A broker that refuses because it has too many leases is read as if
-nobody had asked, and one whose disk is almost full deletes files all the same.
+All tasks that read a topic from a broker group share one lease, from the start of the scan on. The driver acquires it
+at each replica when it plans; a task acquires it again where it reads, and renews it while it does. It expires some
+minutes after the last task. If a broker refuses because it has too many leases, the scan runs without; a broker whose
+disk is almost full deletes files in spite of leases.
 
-A streaming query has one lease for all of its micro-batches, which is moved on once a minute: so a micro-batch holds
-what the query has read in the minute before it, too.
+A streaming query has one lease for all of its micro-batches, which advances once a minute: so it also holds what the
+query has read in the last minute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark.survey import Survey
 
 LEASE_SECONDS: Final = 600
 LEASE_ANSWER_SECONDS_MAX: Final = 1.0
-"""Planning does not wait longer for a replica that is to hold its log."""
+"""How long planning waits for a replica to grant a lease."""
 RENEWAL_SECONDS: Final = 60.0
 
 
@@ -32,17 +32,17 @@ LeaseKey = tuple[str, str]
 
 
 def new_lease_id() -> str:
-    """An id that nobody else has."""
+    """A unique id."""
     return f"spark-{uuid.uuid4().hex}"
 
 
 def lease_fields(part: LogRange, seconds: int = LEASE_SECONDS) -> dict[str, str]:
-    """The header of a request that takes or renews the lease of a partition's scan; 0 seconds give it back."""
+    """The header of a request that acquires or renews the lease of a partition's scan; 0 seconds release it."""
     return {"leaseId": part.lease_id, "position": str(part.lease_position), "seconds": str(seconds)}
 
 
 def with_leases(parts: Sequence[LogRange], found: Survey, id_of: Callable[[LeaseKey], str]) -> list[LogRange]:
-    """The partitions of a scan with the leases that they share, as far as it is known where they lie in the log."""
+    """The partitions of a scan with their shared leases, where their positions in the log are known."""
     starts: dict[LeaseKey, dict[int, int]] = {}
     for part in parts:
         firsts = starts.setdefault(_key(part), {})
@@ -66,7 +66,7 @@ def take_leases(
     *,
     seconds: int = LEASE_SECONDS,
 ) -> None:
-    """Take each lease of these partitions at each replica that answers within ``timeout`` seconds."""
+    """Acquire each lease of these partitions at each replica that responds within ``timeout`` seconds."""
     wanted = {(address, part.lease_id): part for part in parts if part.lease_id for address in part.replicas}
     for (address, _), part in wanted.items():
         try:
@@ -85,9 +85,9 @@ class StreamLeases:
     """The leases of a streaming query, one for each topic and broker group.
 
     Args:
-        timeout: seconds to wait for the answer of a replica.
-        connect: makes a connection to an address with a timeout in seconds.
-        new_id: makes an id that nobody else has.
+        timeout: seconds to wait for the response of a replica.
+        connect: creates a connection to an address with a timeout in seconds.
+        new_id: creates a unique id.
         clock: monotonic seconds.
     """
 
@@ -103,13 +103,13 @@ class StreamLeases:
         self._clock = clock
         self._ids: defaultdict[LeaseKey, str] = defaultdict(new_id)
         self._held: dict[LeaseKey, LogRange | None] = {}
-        """What was asked for last; None where it is not known where the messages lie in the log."""
+        """What was requested last; None where the position of the messages in the log is unknown."""
         self._renew_at = clock()
 
     def held(self, parts: Sequence[LogRange], detailed: Callable[[], Survey]) -> list[LogRange]:
-        """The partitions of a micro-batch with leases that hold all they have, taken at each replica if it is time.
+        """The partitions of a micro-batch with leases that cover them, acquired at each replica when due.
 
-        A lease that was taken for an earlier micro-batch holds a later one, too. ``detailed`` asks where messages lie.
+        A lease of an earlier micro-batch covers a later one, too. ``detailed`` queries the positions of messages.
         """
         if not parts:
             return []
@@ -123,7 +123,7 @@ class StreamLeases:
         return [part if (lease := self._held[_key(part)]) is None else _same_lease(part, lease) for part in parts]
 
     def give_back(self) -> None:
-        """The query has ended."""
+        """Release the leases; the query has ended."""
         leases = [lease for lease in self._held.values() if lease is not None]
         self._held.clear()
         take_leases(leases, self._timeout, self._connect, seconds=0)
@@ -138,7 +138,7 @@ def _same_lease(part: LogRange, other: LogRange) -> LogRange:
 
 
 def _position(found: Survey, key: LeaseKey, firsts: dict[int, int]) -> int | None:
-    """Where the log begins that is needed from these queue offsets on; a place before it, at the furthest a file."""
+    """The physical offset from which on the log is needed for these queue offsets; at most one file too early."""
     position: int | None = None
     places = found.places.get(key, ())
     for at, offsets in zip(found.positions.get(key, ()), ({}, *places), strict=False):

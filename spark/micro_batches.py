@@ -1,10 +1,10 @@
-"""What the next micro-batch of a streaming query reads, and what it cannot read any more. Pure: no sockets, no clock.
+"""Plans the next micro-batch of a streaming query, and detects what is lost. Pure: no sockets, no clock.
 
-A micro-batch is the messages between two positions. The ends of queues only ever grow, since every message below one is
-committed; so a batch that is repeated has the same messages, or fewer when retention was quicker, never others.
+A micro-batch is the messages between two positions. The ends of queues only grow, since every message below one is
+committed; so a repeated batch has the same messages, or fewer if retention was faster, never others.
 
-A queue that the position does not know is new, and begins at 0. One that the position knows stays in it for ever, so
-that its messages are not read again when it comes back.
+A queue that is not in the position is new, and begins at 0. A queue in the position stays there for ever, so that its
+messages are not read again when it reappears.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from spark.plan import QueueEnds, QueueRange
 from spark.positions import Position, TopicInGroup
 
 ASSUMED_MESSAGE_BYTES: Final = 1024
-"""Where brokers cannot tell how large the messages of a queue are."""
+"""Used where brokers cannot report the message sizes of a queue."""
 
 SHOWN_MAX: Final = 10
 
 LossKind = Literal["deleted", "cut", "gone", "recreated"]
-"""Deleted by retention; stored once and not any more; the queue is not there; its topic is another one."""
+"""Deleted by retention; truncated; the queue does not exist; its topic was recreated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What there was to read at one moment. Ids are empty where brokers cannot tell.
+    """What there was to read at one moment. Ids are empty where brokers do not have them.
 
     ``cluster`` are the names of clusters, separated by commas.
     """
@@ -41,8 +41,8 @@ class Seen:
 class Loss(NamedTuple):
     """Messages ``start`` up to but not including ``end`` of a queue that cannot be read.
 
-    ``end`` is None where nobody knows whether and how many there were. ``now`` is, for "deleted", the first message
-    that is there, for "cut" the end of the queue.
+    ``end`` is None where it is unknown how many there were. ``now`` is, for "deleted", the first available message, for
+    "cut" the end of the queue.
     """
 
     kind: LossKind
@@ -53,7 +53,7 @@ class Loss(NamedTuple):
 
     @property
     def key(self) -> tuple[LossKind, QueueName]:
-        """The same for the same trouble, however far it has gone meanwhile."""
+        """Equal for the same problem, however far it has progressed."""
         return self.kind, self.queue
 
 
@@ -65,7 +65,7 @@ class Limits(NamedTuple):
 
 
 class ClusterChanged(Exception):
-    """The name servers are those of another cluster than the one that the checkpoint is of."""
+    """The name servers belong to another cluster than the checkpoint."""
 
 
 def check_cluster(position: Position, seen: Seen) -> None:
@@ -78,7 +78,7 @@ def check_cluster(position: Position, seen: Seen) -> None:
 
 
 def recreated(position: Position, seen: Seen) -> set[TopicInGroup]:
-    """The topics, in their broker groups, that were deleted and created again since the position was taken."""
+    """The topics, with their broker groups, that were recreated since the position was saved."""
     return {
         each
         for each, identity in position.topic_ids.items()
@@ -120,9 +120,9 @@ def next_position(
     """Where the micro-batch after ``start`` ends; None if there is nothing to read.
 
     Args:
-        cap: no queue is read further than this, and none that is not named.
+        cap: no queue is read beyond this, nor one that is not in it.
 
-    Each queue gives in proportion to what it has, and at least one message, so that none is forgotten.
+    Each queue contributes in proportion to its backlog, and at least one message, so that none starves.
     """
     again = recreated(start, seen)
     backlog: dict[QueueName, QueueRange] = {}
@@ -155,10 +155,10 @@ def next_position(
 def limited(
     backlog: Mapping[QueueName, QueueRange], sizes: Mapping[QueueName, float], limits: Limits
 ) -> dict[QueueName, int]:
-    """Where each queue ends in a micro-batch that keeps the limits, but for one message a queue.
+    """Where each queue ends in a micro-batch within the limits, up to one message per queue.
 
     Args:
-        backlog: what there is; no range is empty.
+        backlog: the ranges to read; none is empty.
         sizes: the average bytes of a message in each queue.
     """
     share = 1.0
@@ -182,9 +182,9 @@ def message_count(start: Position, seen: Seen) -> int:
 
 
 def batch_ranges(start: Position, end: Position, seen: Seen) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
-    """The messages between two positions: what can be read of them, and what cannot.
+    """The messages between two positions: the readable ranges, and the losses.
 
-    The beginning that ``end`` carries counts more than ``start``, which may have been asked for again.
+    The beginning in ``end`` takes precedence over ``start``, which may have been queried anew.
     """
     begin = end.began if end.began is not None else start.offsets
     moved = {
@@ -215,7 +215,7 @@ def batch_ranges(start: Position, end: Position, seen: Seen) -> tuple[dict[Queue
     return ranges, lost
 
 
-# -- words ---------------------------------------------------------------------------------------------------------
+# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 def loss_text(lost: Iterable[Loss]) -> str:

@@ -1,13 +1,13 @@
-"""Sequence numbers of the rows that a sink writes, by which brokers know a row that comes again.
+"""Sequence numbers of the rows that a sink writes, by which brokers recognize retried rows.
 
 A *destination* is what a row itself says about where it goes: a topic, and a broker group and a queue if it has columns
-for them. The rows of one Spark partition that go to one destination are counted, in their order, and belong to one
-producer. So a row's number depends on the rows before it and on nothing else: not on how rows are put into requests,
-what the options are, which brokers there are or who leads them. When Spark runs a task again and that task sees the
-same rows in the same order, each row has the number that it had.
+for them. The rows of one Spark partition with the same destination are numbered in order, as one producer. So a row's
+number depends only on the rows before it: not on how rows are grouped into requests, on the options, or on which
+brokers there are or lead. When Spark reruns a task and that task sees the same rows in the same order, each row gets
+the same number.
 
 A number is ``batch << 32 | row``: the micro-batch of a stream (or ``txnVersion``), and the count. Numbers of a producer
-only go up, which is what brokers need to remember any number of rows in a few bytes.
+only increase, so brokers can remember any number of rows in a few bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BATCH_MAX: Final = TXN_VERSION_MAX
 
 
 class Job(NamedTuple):
-    """What is written once: the same for each attempt, another one for whatever is new.
+    """The identity of a write: the same for each attempt, a new one for new data.
 
-    ``name`` is the id of a streaming query, the user's ``txnAppId``, or made for this one write.
+    ``name`` is the id of a streaming query, the user's ``txnAppId``, or generated for this one write.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Job(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Where a row goes, as far as it says so itself."""
+    """The destination of a row, as far as its columns define it."""
 
     topic: str
     broker_name: str | None = None
@@ -51,7 +51,7 @@ class Destination(NamedTuple):
 
 
 def producer_id(job: Job, partition: int, destination: Destination) -> str:
-    """Who sends these rows, in at most 64 characters; only the last ones matter, the others are for people."""
+    """The producer id of these rows, at most 64 characters; only the last ones matter, the others are for people."""
     exact = repr((job.name, partition, *destination)).encode()
     digest = hashlib.sha256(exact).hexdigest()[:32]
     readable = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in job.name)[:16]

@@ -1,4 +1,4 @@
-"""The table of options: how each is written, what it means when it is missing, and what the documentation says."""
+"""The table of options: how each is written, its default, and its documentation."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first message that was stored at this time or later, in epoch milliseconds."""
+    """The first message stored at this time or later, in epoch milliseconds."""
 
     milliseconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """A queue offset for each queue; `EARLIEST` and `LATEST` stand for the ends that the queue has at planning."""
+    """A queue offset for each queue; `EARLIEST` and `LATEST` are the ends that the queue has at planning."""
 
     offsets: Mapping[QueueName, int]
 
@@ -54,7 +54,7 @@ Bound = Literal["earliest", "latest"] | AtTime | AtOffsets | AtTimes
 
 
 class Option(NamedTuple):
-    """One option: who may set it, what it means when it is missing, and what the documentation says of it."""
+    """One option: where it may be set, its default, and its documentation."""
 
     name: str
     parse: Callable[[str], Any]
@@ -163,7 +163,7 @@ def _columns(value: str) -> tuple[str, ...]:
 
 
 def check_columns(names: Iterable[str]) -> None:
-    """Raises ValueError for a column that there is not, with the nearest one."""
+    """Raises ValueError for an unknown column, with the nearest one."""
     for name in names:
         if name not in COLUMN_NAMES:
             raise ValueError(f"names the column {name!r}, which there is not{nearest(name, COLUMN_NAMES)}")
@@ -515,7 +515,7 @@ OPTIONS: Final = (
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like a mistaken one, to be put behind an error; empty if none is."""
+    """A hint at the known name most similar to an unknown one, to append to an error; empty if there is none."""
     names = {other.lower(): other for other in known}
     found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {names[found[0]]!r}?" if found else ""
@@ -540,7 +540,7 @@ TABLE_END: Final = "<!-- end of options -->"
 
 
 def with_table(document: str) -> str:
-    """A document with the option table between its two marks. Raises ValueError if they are not there."""
+    """A document with the option table between its two marks. Raises ValueError if they are missing."""
     before, _, rest = document.partition(TABLE_BEGIN)
     _, mark, after = rest.partition(TABLE_END)
     if not mark:

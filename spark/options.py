@@ -1,7 +1,7 @@
-"""What a read or a write was asked to do, from the options that Spark hands over.
+"""The options of a read or a write, parsed from what Spark passes.
 
-Options are strings with names in lower case. Everything that can be told without asking a broker is refused here, by
-the name that the user wrote; what values look like is in `spark.option_table`.
+Options are strings with names in lower case. Everything that can be checked without a broker is refused here, by the
+name that the user wrote; `spark.option_table` defines the values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BY_NAME: Final = {spelling.lower(): option for option in OPTIONS for spelling i
 
 
 class OptionRefused(ValueError):
-    """An option has an unknown name, a value that it cannot have, or contradicts another one."""
+    """An option has an unknown name, an invalid value, or contradicts another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ Subscription = Topics | Pattern | Queues
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a reader does. Times are milliseconds, sizes bytes; None means no limit."""
+    """Options of a reader. Times are milliseconds, sizes bytes; None means no limit."""
 
     namesrv: tuple[str, ...]
     subscription: Subscription
@@ -77,7 +77,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What the sink does."""
+    """Options of the sink."""
 
     namesrv: tuple[str, ...]
     topic: str | None
@@ -108,10 +108,10 @@ class _Given:
 
 
 def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream"]) -> ReadOptions:
-    """What a batch or streaming read was asked to do.
+    """The options of a batch or streaming read.
 
     Raises:
-        OptionRefused: an unknown option (with the nearest known one), a value that it cannot have, one that is only
+        OptionRefused: an unknown option (with the nearest known one), an invalid value, one that is only
             for other uses, a missing one, or two that contradict each other.
     """
     given = _parse(options, use)
@@ -148,7 +148,7 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
 
 
 def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that options of a read, of whatever kind, ask for. Raises OptionRefused for a wrong value."""
+    """The columns that the options of any read ask for. Raises OptionRefused for a wrong value."""
     for spelling, value in options.items():
         option = _BY_NAME.get(spelling.lower())
         if option is not None and option.name == "columns":
@@ -162,7 +162,7 @@ def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """What the sink was asked to do. Raises OptionRefused as `parse_read_options` does."""
+    """The options of the sink. Raises OptionRefused as `parse_read_options` does."""
     given = _parse(options, "sink")
     if (given["txnAppId"] is None) != (given["txnVersion"] is None):
         raise OptionRefused("options txnAppId and txnVersion are needed together")
@@ -196,7 +196,7 @@ def _parse(options: Mapping[str, str], use: Use) -> _Given:
             given.values[option.name] = option.parse(value)
         except ValueError as error:
             raise OptionRefused(f"option {option.name} {error}; it is {_shown(value)}") from None
-        # Spark hands names over in lower case: shown as they are written in the documentation.
+        # Spark passes names in lower case: errors show them as in the documentation.
         given.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
     return given
 

@@ -1,4 +1,4 @@
-"""Rows of a data frame as messages: which columns a sink takes, and what each of them becomes.
+"""Rows of a data frame as messages: the columns that a sink accepts, and how each is used.
 
 Needs pyarrow only.
 """
@@ -30,7 +30,7 @@ COLUMNS: Final = {
     "tags": _TEXT,
     "properties": ("map<string,string>",),
 }
-"""What a sink takes, with the types that Spark calls them by."""
+"""The columns that a sink accepts, with Spark's names for their types."""
 _ALIASES: Final = {"key": "keys", "tag": "tags", "value": "body"}
 
 KEYS: Final = "KEYS"
@@ -114,7 +114,7 @@ COMPRESS_BYTES_MIN: Final = 4096
 
 
 class Message(NamedTuple):
-    """One row on its way. ``properties`` are encoded."""
+    """One row to send. ``properties`` are encoded."""
 
     destination: Destination
     body: bytes
@@ -122,7 +122,7 @@ class Message(NamedTuple):
 
 
 class SinkColumns(NamedTuple):
-    """Where the columns of a sink are in its rows, and the topic of rows that name none."""
+    """Where the columns of a sink are in its rows, and the topic of rows without one."""
 
     topic_option: str | None
     at: dict[str, int]
@@ -132,7 +132,7 @@ def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkCo
     """Find the columns of a sink in a schema of names and Spark's types. ``topic`` is the option of that name.
 
     Raises:
-        OptionRefused: an unknown column, one of another type, one that is there twice, or none for the body or topic.
+        OptionRefused: an unknown column, one of another type, a duplicate one, or none for the body or topic.
     """
     at: dict[str, int] = {}
     for number, (name, kind) in enumerate(fields):
@@ -155,7 +155,7 @@ def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkCo
 
 
 def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message]:
-    """The rows of a record batch as messages. Raises RowRefused; rows before the bad one were given out."""
+    """The rows of a record batch as messages. Raises RowRefused; rows before the bad one were yielded."""
     nothing = [None] * batch.num_rows
     found = {name: batch.column(number).to_pylist() for name, number in columns.at.items() if name != "body"}
     bodies = _binary(batch.column(columns.at["body"])).to_pylist()
@@ -173,10 +173,10 @@ def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message
 
 
 def encode_messages(messages: Sequence[Message], codec: Codec) -> tuple[int, bytes]:
-    """The system flag of a batch and its body, as SEND_BATCH_MESSAGE has it.
+    """The system flag and body of a batch for SEND_BATCH_MESSAGE.
 
-    The flag is that of all messages, so all bodies of a batch are compressed or none: all, if they have 4 KiB and more
-    on the average and become smaller by that.
+    The flag applies to all messages, so all bodies of a batch are compressed or none: all, if they average 4 KiB or
+    more and become smaller.
     """
     flag = 0
     bodies = [message.body for message in messages]

@@ -1,4 +1,4 @@
-"""What one task of Spark reads, and how: the same for batches and for streams."""
+"""The read of one Spark task: the same for batches and for streams."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def read_partition(
 ) -> Iterator[Any]:
     """The messages of a partition as record batches.
 
-    With ``from_earliest`` messages are not missed that were deleted between planning and the beginning of the task.
-    Raises DataLoss, ReadFailed, BodyUnreadable.
+    With ``from_earliest`` messages deleted between planning and the start of the task are no loss. Raises DataLoss,
+    ReadFailed, BodyUnreadable.
     """
     if not isinstance(partition, TopicPartition):
-        return  # an empty plan is given to one task as None
+        return  # Spark gives an empty plan to one task as None
     from spark.bulk_reader import task_reader  # numpy and pyarrow are for executors
     from spark.reader import TaskOptions
 

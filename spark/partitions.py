@@ -1,6 +1,6 @@
-"""From a scan to the partitions of Spark, with the replicas that each is to ask; and from bounds to offsets.
+"""From a scan to Spark partitions with the replicas to read from; and from bounds to offsets.
 
-What a batch and a streaming query plan alike on the driver. No PySpark here.
+Shared by the planning of batch and streaming queries on the driver. No PySpark here.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from spark.plan import (
 from spark.survey import LEADER_ID, Survey, Surveyor
 
 MESSAGE_BYTES: Final = 1024
-"""What a message counts as where partitions must not depend on how large messages are."""
+"""The assumed message size where partitions must not depend on actual sizes."""
 
 
 def plan_partitions(
     found: Survey, ranges: dict[QueueName, QueueRange], options: ReadOptions, turn: int = 0, *, repeatable: bool = False
 ) -> list[LogRange]:
-    """The partitions of a scan, with the replicas that each is to ask.
+    """The partitions of a scan, with the replicas to read from.
 
     Args:
-        turn: says which follower is the first one's; the next partitions go on with the next follower.
-        repeatable: whether the same ranges must give the same partitions, whenever they are planned. Then nothing that
-            brokers tell has a say, such as sizes, which change, and the beginnings of log files.
+        turn: selects the follower of the first partition; the next partitions rotate through the followers.
+        repeatable: whether the same ranges must give the same partitions at any time. Then data from brokers that
+            changes, such as sizes and the starts of log files, is not used.
     """
     splitting = Splitting(options.min_partitions, options.max_records_per_partition, options.max_bytes_per_partition)
     if repeatable:
@@ -72,7 +72,7 @@ def plan_partitions(
 def resolved(surveyor: Surveyor, found: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
     """The offset at which each queue begins or ends; ``side`` is "starting" or "ending".
 
-    Raises PlanRefused for a bound that does not fit what there is, Unreachable.
+    Raises PlanRefused for a bound that does not match the queues, Unreachable.
     """
     by_time: dict[QueueName, int | None] = {}
     name = f"{side}Offsets"

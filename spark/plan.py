@@ -1,7 +1,7 @@
-"""What a query reads: from options and the ends of queues to partitions. Pure: no sockets, no clock.
+"""Planning of a query: from options and the ends of queues to partitions. Pure: no sockets, no clock.
 
-A *scan* is a range of queue offsets for each queue. A partition of Spark is a part of a scan within one broker group:
-either a stripe, which holds of each queue what lies in one part of the group's log, or a piece of one queue.
+A *scan* is a range of queue offsets for each queue. A Spark partition is a part of a scan within one broker group:
+either a stripe, which has the messages of all queues in one part of the group's log, or a piece of one queue.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mq.protocol.bulk import RANGES_MAX
 from spark.option_table import EARLIEST, LATEST, AtOffsets, Bound, QueueName
 
 SHOWN_MAX: Final = 10
-"""So many queues are named in an error; the others are counted."""
+"""The number of queues named in an error; the others are counted."""
 
 
 class QueueEnds(NamedTuple):
-    """What a queue holds: messages from ``first`` up to but not including ``end``, about ``nbytes`` in sum."""
+    """The extent of a queue: messages from ``first`` up to but not including ``end``, about ``nbytes`` in total."""
 
     first: int
     end: int
@@ -35,16 +35,16 @@ class QueueRange(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """How many messages these are."""
+        """The number of messages."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """One partition of Spark: what one task reads from one broker group. Plain values only, so that it can be pickled.
+    """One Spark partition: what one task reads from one broker group. Plain values only, so that it can be pickled.
 
-    ``replicas`` are addresses in the order in which they are to be asked. Tasks of one scan hold the log of each
-    replica that they read from, from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none.
+    ``replicas`` are addresses in the order to try. Tasks of one scan hold the log of each replica that they read from,
+    from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none.
     """
 
     topic: str
@@ -57,12 +57,12 @@ class LogRange:
 
     @property
     def message_count(self) -> int:
-        """How many messages it has."""
+        """The number of messages."""
         return sum(each.message_count for each in self.ranges)
 
 
 class PlanRefused(Exception):
-    """The options do not fit what the topics have."""
+    """The options do not match what the topics have."""
 
 
 # -- bounds --------------------------------------------------------------------------------------------------------
@@ -75,11 +75,11 @@ def resolve(
 
     Args:
         ends: of every queue that is read.
-        by_time: for bounds by time: the offset that was found for each queue, None where no message is that late.
+        by_time: for bounds by time: the offset found for each queue, None where no message is that late.
         name: the option, for errors.
 
     Raises:
-        PlanRefused: the option leaves out a queue or names one that is not there, or no message is as late as a time.
+        PlanRefused: the option omits a queue or names an unknown one, or no message is as late as a time.
     """
     match bound:
         case "earliest":
@@ -103,7 +103,7 @@ def resolve(
 
 
 def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], name: str) -> None:
-    """Raises PlanRefused, which names all queues that an option leaves out and all that are not there."""
+    """Raises PlanRefused, which names all queues that an option omits and all unknown ones."""
     named, there = set(named), set(there)
     faults = []
     if missing := sorted(there - named):
@@ -117,10 +117,10 @@ def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], na
 def scan(
     starts: Mapping[QueueName, int], stops: Mapping[QueueName, int], ends: Mapping[QueueName, QueueEnds]
 ) -> dict[QueueName, QueueRange]:
-    """The ranges between these offsets. Queues in which nothing is to be read are left out.
+    """The ranges between these offsets, without empty ones.
 
     Raises:
-        PlanRefused: a range begins behind its end, or ends behind the end of the queue.
+        PlanRefused: a range begins beyond its end, or ends beyond the end of the queue.
     """
     backwards = [queue for queue in sorted(starts) if starts[queue] > stops[queue]]
     if backwards:
@@ -139,7 +139,9 @@ def scan(
 
 
 class Splitting(NamedTuple):
-    """How large partitions may be; None means no limit. ``pieces`` is how many there are to be at least, about."""
+    """The size limits of partitions; None means no limit. ``pieces`` is the approximate minimum number of
+    partitions.
+    """
 
     pieces: int | None = None
     records_max: int | None = None
@@ -147,14 +149,14 @@ class Splitting(NamedTuple):
 
 
 def split_queue(whole: QueueRange, count: int) -> list[QueueRange]:
-    """``count`` pieces of equal size, but for one message, or as many as there are messages."""
+    """``count`` pieces of equal size, up to one message, or as many as there are messages."""
     count = min(count, whole.message_count)
     marks = [whole.start + whole.message_count * number // count for number in range(count + 1)]
     return [QueueRange(whole.queue_id, begin, end) for begin, end in pairwise(marks)]
 
 
 def queue_pieces(ranges: Sequence[QueueRange], nbytes: Sequence[int], splitting: Splitting) -> list[list[QueueRange]]:
-    """A partition for each queue, split where the limits want it. ``nbytes`` is about the size of each range."""
+    """A partition for each queue, split to stay within the limits. ``nbytes`` is the approximate size of each range."""
     total = sum(each.message_count for each in ranges)
     found: list[list[QueueRange]] = []
     for each, size in zip(ranges, nbytes, strict=True):
@@ -171,12 +173,12 @@ def stripes(
     """Partitions that each read one part of the log.
 
     Args:
-        boundaries: for places in the log, ascending: the queue offset that each queue has reached there. A queue that
-            is not named has not begun.
-        nbytes: about the size of all messages in the ranges.
+        boundaries: for places in the log, ascending: the offset of each queue there. A queue that is not in it has not
+            begun.
+        nbytes: the approximate size of all messages in the ranges.
 
-    Each message is in exactly one stripe. Stripes without messages are left out; the ones that are larger than the
-    limits are split queue by queue in the same proportion, which follows the log where load is steady.
+    Each message is in exactly one stripe. Empty stripes are left out; stripes above the limits are split queue by queue
+    in proportion, which follows the log where load is steady.
     """
     inner = [
         {each.queue_id: min(max(at.get(each.queue_id, 0), each.start), each.end) for each in ranges}
@@ -218,12 +220,12 @@ def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRa
 
 
 def size_of(wanted: QueueRange, ends: QueueEnds) -> int:
-    """About how many bytes a range of a queue has."""
+    """The approximate bytes of a range of a queue."""
     return ends.nbytes * wanted.message_count // max(1, ends.end - ends.first)
 
 
 def batched(piece: Sequence[QueueRange]) -> list[list[QueueRange]]:
-    """A piece in parts of as many queues as one request may name."""
+    """A piece, split by the number of queues that one request may name."""
     return [list(piece[at : at + RANGES_MAX]) for at in range(0, len(piece), RANGES_MAX)]
 
 
@@ -242,11 +244,11 @@ ReadFrom = Literal["follower", "follower-only", "any", "leader"]
 
 
 def replica_order(addresses: Mapping[int, str], leader_id: int, read_from: ReadFrom, turn: int) -> tuple[str, ...]:
-    """The addresses of a broker group in the order in which a task asks them.
+    """The addresses of a broker group in the order in which a task tries them.
 
     Args:
         addresses: by broker id, the leader's under ``leader_id``.
-        turn: differs from partition to partition, so that the replicas share the work.
+        turn: differs between partitions, so that the replicas share the work.
     """
     followers = [address for number, address in sorted(addresses.items()) if number != leader_id]
     leader = [addresses[leader_id]] if leader_id in addresses else []
@@ -266,7 +268,7 @@ def _rotated(addresses: list[str], turn: int) -> list[str]:
     return addresses[at:] + addresses[:at]
 
 
-# -- words ---------------------------------------------------------------------------------------------------------
+# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 def shown(queues: Sequence[QueueName]) -> str:

@@ -1,13 +1,13 @@
-"""Where a streaming query is: the next offset of each queue, as Spark keeps it in the checkpoint. Pure.
+"""The position of a streaming query: the next offset of each queue, as Spark keeps it in the checkpoint. Pure.
 
     {"v": 1, "cluster": "Default", "topics": {"Orders": {"id": {"broker-a": "12-17..."}, "q": {"broker-a:0": 4}}}}
 
-Spark compares offsets as text, so that keys are sorted: another order of equal values would be an endless series of
-empty micro-batches.
+Spark compares offsets as text, so keys are sorted: another order of equal values would cause an endless series of empty
+micro-batches.
 
-Spark writes down where a micro-batch ends and never where the first one begins. It asks for that again if the first one
-has to be repeated, when `startingOffsets=latest` means another place. So the end of the first micro-batch carries its
-beginning with it, under ``from``.
+Spark records where a micro-batch ends but never where the first one begins. If the first one has to be repeated, Spark
+queries its start again, when `startingOffsets=latest` means another position. So the end of the first micro-batch also
+carries its start, under ``from``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ TopicInGroup = tuple[str, str]
 
 
 class PositionRefused(Exception):
-    """An offset in a checkpoint is not one of ours, or of a version that this program cannot read."""
+    """An offset in a checkpoint is not raftmq's, or has an unsupported version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """The next offset to read of each queue.
 
-    ``topic_ids`` tells a topic in a broker group from another one of the same name that was created later; empty where
-    the brokers cannot say. ``began`` is where the query began: at the beginning itself the same as ``offsets``, at the
-    end of the first micro-batch less, and None from then on.
+    ``topic_ids`` distinguish a topic from a later one of the same name; empty where the brokers do not have them.
+    ``began`` is where the query began: equal to ``offsets`` at the start, lower at the end of the first micro-batch,
+    and None from then on.
     """
 
     cluster: str
@@ -61,7 +61,7 @@ class Position:
 
 
 def parse_position(found: Mapping[str, Any]) -> Position:
-    """What `Position.to_json` made. Raises PositionRefused."""
+    """Parse the result of `Position.to_json`. Raises PositionRefused."""
     version = found.get("v")
     if version != VERSION:
         raise PositionRefused(

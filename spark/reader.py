@@ -1,8 +1,8 @@
-"""What a task does: it reads its part of the log from one replica after the other, until it has all of it.
+"""A task's reader: reads its part of the log from one replica after another, until it has everything.
 
-Whatever goes wrong at a replica (it is gone, slow, behind, or sends damaged bytes) costs a change to the next one, at
-the position that was reached: Spark would have to run the whole task again. An answer counts once it has arrived whole
-and its records continue where the one before ended, so every row is yielded exactly once, in the order of its queue.
+Any failure of a replica (it is down, slow, behind, or sends damaged bytes) makes the reader continue at the next one,
+from the current position, where Spark would rerun the whole task. A response is accepted once it has arrived completely
+and its records continue where the previous one ended, so every row is yielded exactly once, in the order of its queue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spark.plan import LogRange, QueueRange, ReadFrom, replica_order
 
 LEADER_ID: Final = 0
 PULL_MESSAGES: Final = 4096
-"""Asked for in a pull; brokers send fewer if their own limit is lower."""
+"""Requested per pull; brokers send fewer if their own limit is lower."""
 
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
@@ -44,10 +44,10 @@ _SIZE_AND_OFFSET: Final = Struct(">i16xq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What a task has to know of the options. Times are seconds, sizes bytes; plain values, so that it can be pickled.
+    """The options that a task needs. Times are seconds, sizes bytes; plain values, so that it can be pickled.
 
-    ``tags`` are the tags that are wanted, None for all messages. With ``from_earliest`` a range is to begin at the
-    first message that is there: what was deleted before the task came to it is not missed.
+    ``tags`` are the wanted tags, None for all messages. With ``from_earliest`` a range begins at the first available
+    message: what was deleted before the task reads it is no loss.
     """
 
     namesrv: tuple[str, ...]
@@ -65,11 +65,11 @@ class TaskOptions:
 
 
 class Behind(Exception):
-    """This replica has not got the messages yet; another one may have."""
+    """This replica does not have the messages yet; another one may."""
 
 
 class Chunk(NamedTuple):
-    """Records of one queue, back to back, and where to go on. ``skipped`` messages before them are gone."""
+    """Records of one queue, back to back, and the next offset. ``skipped`` messages before them are deleted."""
 
     data: memoryview
     sizes: list[int]
@@ -90,10 +90,10 @@ class TaskStatistics:
 
 
 class TaskReader:
-    """Reads one partition with requests that every RocketMQ broker knows.
+    """Reads one partition with requests that every RocketMQ broker supports.
 
     Args:
-        connect: makes a connection to an address with a timeout in seconds.
+        connect: creates a connection to an address with a timeout in seconds.
         clock, sleep: monotonic seconds.
     """
 
@@ -124,9 +124,9 @@ class TaskReader:
         """All messages of the partition as record batches, queue by queue.
 
         Raises:
-            DataLoss: messages are gone, and the query is not to go on without them.
-            ReadFailed: no replica has sent anything for the deadline.
-            BodyUnreadable: a compressed body cannot be inflated.
+            DataLoss: messages are deleted, and the query must not continue without them.
+            ReadFailed: no replica has sent anything within the deadline.
+            BodyUnreadable: a compressed body cannot be decompressed.
         """
         self._progress_at = self._clock()
         try:
@@ -152,7 +152,7 @@ class TaskReader:
             self._progressed(connection, chunk)
             offset = chunk.next_offset
             if offset < wanted.end:
-                # The broker works on the next answer while this one is taken apart.
+                # The broker works on the next response while this one is decoded.
                 try:
                     sent = self._ask(connection, wanted, offset)
                 except Unreachable as error:
@@ -205,7 +205,7 @@ class TaskReader:
         )
 
     def _take(self, answer: Answer, wanted: QueueRange, offset: int) -> Chunk:
-        """What an answer brings. Raises Behind, Refused, AnswerDamaged, DataLoss."""
+        """The records in a response. Raises Behind, Refused, AnswerDamaged, DataLoss."""
         address = self._replicas[self._turn]
         if answer.code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY, PULL_OFFSET_MOVED):
             raise Refused(address, answer.code, answer.remark)
@@ -221,7 +221,7 @@ class TaskReader:
         if first > offset:
             return self._lost(wanted, offset, first)
         if next_offset > offset and answer.code != PULL_OFFSET_MOVED:
-            return Chunk(memoryview(b""), [], min(next_offset, wanted.end))  # nothing up to there has a wanted tag
+            return Chunk(memoryview(b""), [], min(next_offset, wanted.end))  # no message up to there has a wanted tag
         raise Behind(f"{address} sends nothing at offset {offset} of queue {wanted.queue_id} ({first} to {end})")
 
     def _records(self, data: memoryview, wanted: QueueRange, offset: int, next_offset: int) -> Chunk:
@@ -283,7 +283,7 @@ class TaskReader:
         statistics.replicas[connection.address] = statistics.replicas.get(connection.address, 0) + len(chunk.data)
 
     def _next_replica(self, error: Exception) -> None:
-        """Go on with the next replica. Raises ReadFailed."""
+        """Continue with the next replica. Raises ReadFailed."""
         self._disconnect()
         self.statistics.switches += 1
         if self._replicas:
@@ -302,7 +302,7 @@ class TaskReader:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Ask where the replicas are by now; what is known stays if nobody can tell."""
+        """Query the current addresses of the replicas; keeps the known ones if no server responds."""
         options = self._options
         try:
             route = NameServers(options.namesrv, options.fetch_seconds, self._connect).route(self._part.topic)

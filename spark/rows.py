@@ -1,8 +1,8 @@
-"""One stored record as a row, with nothing but the standard library.
+"""Decodes one stored record to a row, with the standard library only.
 
-This is the plain form of what `spark.columns` does for a whole batch at once: batches that its fast path cannot take go
-through here record by record, and the tests compare both with each other. The layout of a record is in
-`mq/protocol/records.py`, which executors do not have.
+The plain form of what `spark.columns` does for a whole batch: batches that its fast path does not support go through
+here record by record, and the tests compare both. The layout of a record is in `mq/protocol/records.py`, which
+executors do not have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEADS: Final = {
 
 
 class Row(NamedTuple):
-    """A record taken apart. Times are epoch milliseconds; ``body`` is as stored, compressed or not."""
+    """A decoded record. Times are epoch milliseconds; ``body`` is as stored, compressed or not."""
 
     queue_id: int
     flag: int
@@ -50,14 +50,14 @@ class Row(NamedTuple):
 
     @property
     def message_id(self) -> str:
-        """The UNIQ_KEY that the producer gave the message; without one the id of the stored record."""
+        """The UNIQ_KEY that the producer set; without one the id of the stored record."""
         return self.properties.get("UNIQ_KEY") or record_id(self.store_host_bytes, self.physical_offset)
 
 
 def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, without_body: bool = False) -> Row:
-    """The record of ``size`` bytes at ``start``. Text that is not UTF-8 gets replacement characters.
+    """The record of ``size`` bytes at ``start``. Invalid UTF-8 is replaced.
 
-    ``without_body`` says that the body was cut out of it, of which the head still says how long it was.
+    ``without_body``: the body was cut out, while the head still has its length.
 
     Raises:
         AnswerDamaged: the bytes are not one record of exactly this size.
@@ -101,7 +101,7 @@ def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, w
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """The properties in ``text``. Pieces without a name or a value are dropped; of equal names the last one counts."""
+    """The properties in ``text``. Pieces without a name or a value are dropped; the last of equal names wins."""
     properties: dict[str, str] = {}
     for piece in text.split("\x02"):
         name, _, value = piece.partition("\x01")

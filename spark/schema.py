@@ -27,4 +27,4 @@ COLUMN_TYPES: Final = {
 
 COLUMN_NAMES: Final = tuple(COLUMN_TYPES)
 DEFAULT_COLUMNS: Final = COLUMN_NAMES[: COLUMN_NAMES.index("born_host")]
-"""The columns of a reader that names none; the others have to be asked for."""
+"""The default columns of a reader; the others have to be requested."""

@@ -1,7 +1,7 @@
 """The sink of Spark: ``frame.write.format("raftmq")`` and ``frame.writeStream.format("raftmq")``.
 
-Rows are stored when a task has written them; there is nothing to commit, and nothing to take back. That each is there
-once rests on the numbers that `spark.numbering` gives them.
+Rows are stored when a task has written them; there is nothing to commit, and nothing to roll back. `spark.numbering`
+ensures that each is stored once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass
 class TaskWritten(WriterCommitMessage):
-    """What a task says about its rows; ``already_stored`` were there before, from an earlier attempt."""
+    """What a task reports about its rows; ``already_stored`` were stored by an earlier attempt."""
 
     rows: int
     already_stored: int
@@ -60,7 +60,9 @@ def stream_writer(options: WriteOptions, schema: StructType, *, overwrite: bool)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes the partitions of a batch job. All attempts of its tasks have one job: it travels with this object."""
+    """Writes the partitions of a batch job. All attempts of its tasks share one job, which is pickled with this
+    object.
+    """
 
     def __init__(self, options: WriteOptions, columns: SinkColumns, job: Job) -> None:
         self._options = options
@@ -88,20 +90,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._columns = columns
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one partition of the micro-batch that Spark's task is of. Raises RowRefused, WriteFailed."""
+        """Write one partition of the task's micro-batch. Raises RowRefused, WriteFailed."""
         return _write(self._options, self._columns, _micro_batch(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Everything is stored already; the same micro-batch may come again."""
+        """Everything is stored already; the same micro-batch may be repeated."""
         _say(f"micro-batch {batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """What was stored stays, and is known when the micro-batch comes again."""
+        """What was stored stays, and is recognized when the micro-batch is repeated."""
         _LOG.warning("micro-batch %d failed; the rows of %d tasks are stored", batchId, _count(messages))
 
 
 def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> SinkColumns:
-    from spark.outgoing import sink_columns  # pyarrow takes time, and readers of other sources do without
+    from spark.outgoing import sink_columns  # importing pyarrow takes time, and readers of other sources do not need it
 
     if overwrite:
         raise OptionRefused(
@@ -140,7 +142,7 @@ def _write(
 
 
 def _micro_batch() -> Job:
-    """Which micro-batch the running task is of. Spark tells it under names that it does not document."""
+    """The micro-batch of the running task. Spark reports it under undocumented names."""
     context = TaskContext.get()
     query = context and context.getLocalProperty(_QUERY_ID)
     batch = context and context.getLocalProperty(_BATCH_ID)

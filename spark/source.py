@@ -1,7 +1,7 @@
 """The data source of Spark: ``spark.read.format("raftmq")``.
 
-Spark builds these objects in several processes: the driver plans, executors read. Nothing that one of them keeps is
-seen by another one, so all that a task needs is in its partition and in the options of the reader.
+Spark creates these objects in several processes: the driver plans, executors read. They share no state, so all that a
+task needs is in its partition and in the options of the reader.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class RaftmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What users write as the format."""
+        """The name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
         """The columns that the option ``columns`` names. Raises OptionRefused."""
-        # Spark asks before it says whether this is to be a batch or a stream.
+        # Spark calls this before it says whether this is a batch or a stream.
         return struct_of(columns_in(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -72,7 +72,7 @@ class RaftmqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader for these columns, which a user may have given as the schema."""
         options = parse_read_options(self.options, "batch")
-        # Spark refuses every reader that has `pushFilters` unless it was told to allow that.
+        # Spark refuses every reader that has `pushFilters` unless configured to allow it.
         kind = FilteringTopicReader if options.push_filters else TopicReader
         return kind(options, columns_of(schema))
 
@@ -114,13 +114,13 @@ class FilteringTopicReader(TopicReader):
     """Reads only what the conditions of a query on topic, broker group, queue and queue offset leave."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Take the conditions that can be kept exactly; returns the others."""
+        """Accept the conditions that can be applied exactly; returns the others."""
         self._narrowing, left = narrow_all(filters)
         return left
 
 
 def struct_of(names: tuple[str, ...]) -> StructType:
-    """The schema of these columns. (Not in Spark's own words: Sail does not read maps in them.)"""
+    """The schema of these columns. (Not as a DDL string: Sail does not parse maps in it.)"""
     types = {
         "string": StringType(),
         "int": IntegerType(),
@@ -133,9 +133,9 @@ def struct_of(names: tuple[str, ...]) -> StructType:
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The names of a schema's columns. Raises OptionRefused for one that there is not, or of another type."""
+    """The names of a schema's columns. Raises OptionRefused for an unknown one, or one of another type."""
     if not isinstance(schema, StructType):
-        return tuple(schema.names)  # Sail hands over the Arrow schema of what `schema` said
+        return tuple(schema.names)  # Sail passes the Arrow schema of what `schema` returned
     for field in schema.fields:
         kind = COLUMN_TYPES.get(field.name)
         if kind is None:

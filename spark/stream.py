@@ -1,7 +1,7 @@
 """The streaming reader of Spark: ``spark.readStream.format("raftmq")``.
 
-Spark makes one of these in a process that lives as long as the query, and another one whose copies read on executors:
-those know nothing of the first, so all that a task needs is in its partition and in the options.
+Spark creates one of these in a process that lives as long as the query, and another one whose copies read on executors:
+they share no state, so all that a task needs is in its partition and in the options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError as error:
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says which messages a micro-batch has, and reads them."""
+    """Plans the messages of a micro-batch, and reads them."""
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -38,7 +38,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _progress(self) -> StreamProgress:
-        # Made when it is needed: this object is pickled before.
+        # Created on first use: this object is pickled before.
         if self._made is None:
             self._made = StreamProgress(self._options)
         return self._made
@@ -48,7 +48,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress.beginning()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tells Spark that there are limits; `latestOffset` obeys all of them, of which Spark can name only one."""
+        """Tells Spark that there are limits; `latestOffset` applies all of them, of which Spark can represent
+        only one.
+        """
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -63,11 +65,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress.latest(start, is_limited=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends of all queues: how far behind the query is, in its progress reports."""
+        """The ends of all queues: Spark reports the query's lag from them."""
         return self._progress.newest()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Nothing is read that is stored after this. Raises Unreachable, Refused."""
+        """Read nothing that is stored after this. Raises Unreachable, Refused."""
         self._progress.end_here()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -75,7 +77,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TopicPartition(part) for part in self._progress.partitions(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A micro-batch is through."""
+        """A micro-batch is complete."""
         self._progress.finished(end)
 
     def stop(self) -> None:

@@ -1,11 +1,12 @@
-"""How far a streaming query is, on the driver: asks brokers what there is, and answers Spark's questions from that.
+"""The progress of a streaming query, on the driver: queries brokers for what there is, and answers Spark's calls from
+that.
 
-Spark asks for the latest offset again as soon as it has an answer without news, a hundred times a second. So what was
-seen counts for a moment, and connections are kept.
+Spark asks for the latest offset again as soon as it has a result without news, a hundred times a second. So results are
+cached briefly, and connections are kept.
 
-A queue that cannot be seen is not lost yet: name servers that were started again know no topics for a while, and the
-replica that answers may be behind. Only what stays away for the option ``readDeadline`` is lost. Spark does not repeat
-a question that failed, it ends the query: so everything is tried again until then.
+A queue that is not visible is not lost yet: restarted name servers know no topics for a while, and the replica that
+responds may be behind. Only what stays away for the option ``readDeadline`` is lost. Spark does not retry a failed
+call, it ends the query: so everything is retried until then.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from spark.positions import Position, parse_position
 from spark.survey import Survey, Surveyor
 
 SEEN_SECONDS: Final = 0.1
-"""What was seen counts for so long."""
+"""How long results are cached."""
 
 ROUTES_SECONDS: Final = 5.0
-"""Which queues there are, and where, is asked so often."""
+"""How often routes are refreshed."""
 
 FIRST_SECONDS_MAX: Final = 10.0
-"""A query that begins does not wait longer for an address that may be wrong."""
+"""A starting query does not wait longer for an address that may be wrong."""
 
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
@@ -58,17 +59,17 @@ log = logging.getLogger(__name__)
 
 
 def stream_surveyor(options: ReadOptions, connections: KeptConnections) -> Surveyor:
-    """What asks name servers and brokers for a stream, over connections that are kept."""
+    """The surveyor of a stream, over kept connections."""
     is_sized = options.max_bytes_per_trigger is not None
     return surveyor_of(options, connections, detail=is_sized, otherwise="committed")
 
 
 class StreamProgress:
-    """Answers the questions of one run of a query; positions come and go as JSON objects.
+    """Answers the calls of one run of a query; positions are passed as JSON objects.
 
     Args:
-        connect: makes a connection to an address with a timeout in seconds.
-        make_surveyor: makes what asks name servers and brokers, with connections that are kept.
+        connect: creates a connection to an address with a timeout in seconds.
+        make_surveyor: creates the surveyor, with connections that are kept.
         clock, sleep: monotonic seconds.
     """
 
@@ -103,7 +104,7 @@ class StreamProgress:
         )
 
     def beginning(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins; the same each time it is asked.
+        """Where a query without a checkpoint begins; the same on each call.
 
         Raises PlanRefused, OptionRefused, Unreachable, Refused.
         """
@@ -115,17 +116,17 @@ class StreamProgress:
         return self._began
 
     def end_here(self) -> None:
-        """From now on nothing is read that comes later. Raises as `beginning`."""
+        """From now on nothing is read that is stored later. Raises as `beginning`."""
         found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=False)
         self._cap = {queue: ends.end for queue, ends in found.ends.items()}
 
     def latest(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
-        """Where the micro-batch after ``start`` ends; ``start`` itself if there is to be none now.
+        """Where the micro-batch after ``start`` ends; ``start`` itself if there is none now.
 
         Raises:
-            DataLoss: messages behind ``start`` cannot be read any more, and the query is not to go on without them.
+            DataLoss: messages after ``start`` cannot be read any more, and the query must not continue without them.
             ClusterChanged, PositionRefused: the checkpoint is another cluster's or another program's.
-            Unreachable, Refused: the brokers did not answer for the deadline.
+            Unreachable, Refused: the brokers did not respond within the deadline.
         """
         position = self._position(start)
         pause = _PAUSE_SECONDS_MIN
@@ -144,11 +145,11 @@ class StreamProgress:
                     return start
                 self._last = end.to_json(), end
                 return self._last[0]
-            self._sleep(pause)  # a query that reads what there is must know whether this is all
+            self._sleep(pause)  # a query that reads what there is must know whether this is everything
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
     def newest(self) -> dict[str, Any] | None:
-        """The ends of all queues, as they were seen last; None before."""
+        """The ends of all queues, as last seen; None before."""
         if self._found is None:
             return None
         seen = _seen(self._found)
@@ -165,27 +166,27 @@ class StreamProgress:
             ranges, lost = batch_ranges(begin, until, seen)
             if not self._check(lost):
                 self._turn += 1
-                # A micro-batch that comes again must be that of before, task by task and row by row: a sink numbers
-                # the rows of each task, and takes a row whose number it knows for one that it has.
+                # A repeated micro-batch must be the same, task by task and row by row: a sink numbers the rows of each
+                # task, and drops a row whose number is known.
                 parts = plan_partitions(found, ranges, self._options, self._turn, repeatable=True)
                 return self._leases.held(parts, partial(self._surveyor.detailed, found))
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
     def finished(self, end: dict[str, Any]) -> None:
-        """A micro-batch is through; never raises for brokers that do not answer."""
+        """A micro-batch is complete; never raises for brokers that do not respond."""
         if self._group is not None and self._found is not None:
             self._commit(parse_position(end), self._found)
 
     def stop(self) -> None:
-        """Store what the consumer group was not told yet, give leases back, and close all connections."""
+        """Store what is not yet in the consumer group, release leases, and close all connections."""
         if self._group is not None and self._found is not None:
             self._group.flush(self._found.routes)
         self._leases.give_back()
         self._connections.close()
 
     def _position(self, found: dict[str, Any]) -> Position:
-        """Spark mostly comes back with what it was told last; then thousands of queues need not be read again."""
+        """Spark mostly passes the last result back; then thousands of queues need not be parsed again."""
         if self._last is None or self._last[0] != found:
             self._last = found, parse_position(found)
         return self._last[1]
@@ -203,14 +204,14 @@ class StreamProgress:
         return self._found
 
     def _survey(self, seconds: float, *, strict: bool, known: Survey | None = None) -> Survey:
-        """Ask until there is an answer. Raises Unreachable, Refused after so many seconds."""
+        """Query until there is a response. Raises Unreachable, Refused after so many seconds."""
         began, pause = self._clock(), _PAUSE_SECONDS_MIN
         while True:
             try:
                 found = self._surveyor.survey(self._options.subscription, strict=strict, known=known)
             except (Unreachable, Refused):
                 self._connections.close()
-                known = None  # a topic may be gone, or where it is may have changed
+                known = None  # a topic may be deleted, or its route may have changed
                 if self._clock() - began + pause >= seconds:
                     raise
                 self._sleep(pause)
@@ -244,7 +245,9 @@ class StreamProgress:
     # -- what is lost ----------------------------------------------------------------------------------------------
 
     def _check(self, lost: Iterable[Loss]) -> list[Loss]:
-        """Returns what may come back. Raises DataLoss for the rest, or logs it once if the query is to go on."""
+        """Returns losses that may be temporary. Raises DataLoss for the rest, or logs them once if the query may
+        continue.
+        """
         now = self._clock()
         lost = list(lost)
         for each in lost:
@@ -255,7 +258,7 @@ class StreamProgress:
             may_come_back = each.kind in ("gone", "cut") and now - self._missed_since[each.key] < self._deadline
             (doubtful if may_come_back else certain).append(each)
         if doubtful:
-            self._routes_at = -math.inf  # whether it comes back is seen where name servers are asked
+            self._routes_at = -math.inf  # a name server lookup shows whether it reappears
         if certain and self._options.fail_on_data_loss:
             raise DataLoss(loss_text(certain))
         if news := [each for each in certain if each.key not in self._told]:
@@ -264,7 +267,7 @@ class StreamProgress:
         return doubtful
 
     def _forget_all_but(self, lost: Iterable[Loss]) -> None:
-        """What was missed and is there again would be news if it were missed once more."""
+        """A loss that has ended is logged again if it recurs."""
         keys = {each.key for each in lost}
         self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
         self._told &= keys
@@ -277,7 +280,7 @@ class StreamProgress:
 
 
 def _seen(found: Survey) -> Seen:
-    """A survey as micro-batches are planned from it."""
+    """A survey in the form that micro-batches are planned from."""
     clusters = sorted({name for route in found.routes.values() for name in route.cluster.split(",") if name})
     identities = {
         (topic, broker_name): found.identities.get((topic, broker_name), "")

@@ -1,4 +1,4 @@
-"""What there is to read, asked of name servers and brokers when a query is planned."""
+"""Finds what there is to read, from name servers and brokers, when a query is planned."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _HIDDEN: Final = re.compile(
 """Topics that a pattern does not match: the system's, and those of consumer groups."""
 
 _AT_ONCE: Final = 256
-"""Questions that are under way on one connection."""
+"""Requests in flight on one connection."""
 
 
 class Survey(NamedTuple):
-    """The queues of a query and where they are.
+    """The queues of a query and their routes.
 
     Attributes:
-        identities: by topic and broker name what tells the topic from another one of the same name, where that is
+        identities: by topic and broker name what distinguishes the topic from another one of the same name, where
             known.
-        places: by topic and broker name the queue offsets that lie at some places in the log, ascending, where they
-            are known; see `plan.stripes`.
-        positions: the physical offsets of these places, and before them the one at which the log begins.
+        places: by topic and broker name the queue offsets at some places in the log, ascending, where
+            known; see `plan.stripes`.
+        positions: the physical offsets of these places, and before them the start of the log.
     """
 
     routes: Mapping[str, TopicRoute]
@@ -55,11 +55,11 @@ class Survey(NamedTuple):
 
 
 class Surveyor:
-    """Asks name servers and brokers, with requests that every RocketMQ broker knows.
+    """Queries name servers and brokers, with requests that every RocketMQ broker supports.
 
     Args:
-        timeout: seconds to wait for an answer.
-        connect: makes a connection to an address with a timeout in seconds.
+        timeout: seconds to wait for a response.
+        connect: creates a connection to an address with a timeout in seconds.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Surveyor:
         self._connect = connect
 
     def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
-        """All queues that are subscribed to, and what they hold.
+        """All subscribed queues, and their extents.
 
         Args:
             strict: whether to refuse what does not exist; otherwise it is left out.
-            known: what was found before; then only the brokers are asked, for the ends of the same queues.
+            known: an earlier result; then only brokers are queried, for the ends of the same queues.
 
         Raises:
             PlanRefused: a topic or queue that the user named does not exist.
-            Unreachable: no name server answers, or no broker of a group does.
+            Unreachable: no name server responds, or no broker of a group does.
         """
         if known is not None:
             return Survey(known.routes, self._ends(known.routes, list(known.ends)))
@@ -96,7 +96,7 @@ class Surveyor:
         return Survey(routes, self._ends(routes, queues))
 
     def detailed(self, found: Survey) -> Survey:
-        """The same with what only planning needs: sizes and places, as far as brokers can tell."""
+        """The same with what only planning needs: sizes and places, as far as brokers have them."""
         return found
 
     def by_time(self, found: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
@@ -148,7 +148,7 @@ class Surveyor:
         code: int,
         times: Mapping[QueueName, int] | None = None,
     ) -> Iterator[tuple[QueueName, Answer]]:
-        """Ask the same of many queues: each broker group over one connection, without a wait between questions."""
+        """Send the same request for many queues: each broker group over one connection, pipelined."""
         by_group: dict[str, list[QueueName]] = {}
         for queue in queues:
             by_group.setdefault(queue[1], []).append(queue)
@@ -165,7 +165,7 @@ class Surveyor:
 
     @contextmanager
     def _connected(self, broker_name: str, addresses: Mapping[int, str]) -> Iterator[Connection]:
-        """A connection to the leader; to another replica if that cannot be reached."""
+        """A connection to the leader; to another replica if it is unreachable."""
         failures: list[str] = []
         order = sorted(addresses, key=lambda number: (number != LEADER_ID, number))
         connection = None

@@ -1,8 +1,8 @@
-"""Writes the rows of one Spark partition: each one stored once, however often its task is run.
+"""Writes the rows of one Spark partition: each one is stored once, however often its task runs.
 
-Rows become batches of messages with sequence numbers (see `spark.numbering`), many of which are under way at once.
-Whatever happens to a connection or a leader, a batch whose outcome is not known is sent again as it was, to another
-replica: brokers store of it what they do not have.
+Rows become batches of messages with sequence numbers (see `spark.numbering`), many of which are in flight at once.
+Whatever happens to a connection or a leader, a batch with an unknown outcome is resent unchanged, to another replica:
+brokers store only what they do not have.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_m
 
 _SYSTEM_ERROR: Final = 1
 _LATER: Final = frozenset({_SYSTEM_ERROR, SYSTEM_BUSY, SERVICE_NOT_AVAILABLE})
-"""Answers after which the same is sent again: numbers make it harmless whatever became of it."""
+"""Responses after which the same is sent again: numbers make that harmless whatever the outcome."""
 ALREADY_STORED: Final = "alreadyStored"
 
 BATCH_BYTES: Final = 256 << 10
 BATCH_ROWS: Final = 2048
 _GATHERED_BYTES_MAX: Final = 4 << 20
-"""Of rows that wait until enough of them go to the same destination."""
+"""Bytes of rows that wait until enough of them go to the same destination."""
 DESTINATIONS_MAX: Final = 1000
-"""Of one task: brokers remember 10,000 producers, and each is one."""
+"""Per task: brokers remember 10,000 producers, and each is one."""
 _UNDER_WAY_MAX: Final = 64
-"""Requests of a task. Brokers know far more sends of each producer."""
+"""Requests in flight per task. Brokers remember far more sends of each producer."""
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 2.0
 _LEADER_ID: Final = 0
@@ -52,7 +52,7 @@ _LEADER_ID: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """What a task is told. Plain values only, so that they can be pickled; times are seconds."""
+    """The options of a task. Plain values only, so that they can be pickled; times are seconds."""
 
     namesrv: tuple[str, ...]
     columns: SinkColumns
@@ -65,7 +65,7 @@ class WriterOptions:
 
 @dataclass(slots=True)
 class Written:
-    """What a task has written. ``already_stored`` are rows that were there before: from an earlier attempt."""
+    """What a task has written. ``already_stored`` are rows stored by an earlier attempt."""
 
     rows: int = 0
     already_stored: int = 0
@@ -81,14 +81,14 @@ class _Producer:
     destination: Destination
     id: str
     rows: int = 0
-    """That were put into batches."""
+    """Rows put into batches."""
     batches: int = 0
     gathered: list[Message] | None = None
     nbytes: int = 0
 
 
 class _Batch(NamedTuple):
-    """One request, as it is sent as often as needed."""
+    """One request, resent as often as needed."""
 
     producer: _Producer
     first_row: int
@@ -99,20 +99,20 @@ class _Batch(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """Which rows these are, for people."""
+        """Which rows these are, for errors."""
         last = self.first_row + self.row_count - 1
         return f"rows {self.first_row} to {last} of the task for {self.producer.destination}"
 
 
 class TaskWriter:
-    """Writes what one task is given.
+    """Writes the rows of one task.
 
     Args:
         job: what is written.
         partition: the number of the Spark partition.
-        connect: makes a connection to an address with a timeout in seconds.
+        connect: creates a connection to an address with a timeout in seconds.
         clock: monotonic seconds.
-        wall_clock: seconds since the epoch, for the time at which messages are said to be made.
+        wall_clock: seconds since the epoch, for the born time of messages.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TaskWriter:
 
         Raises:
             RowRefused: a row cannot be a message; ``row`` is its number in the task.
-            WriteFailed: a broker refused rows for good, or for too long nobody has taken any.
+            WriteFailed: a broker permanently refused rows, or none has accepted any for too long.
         """
         try:
             for batch in batches:
@@ -204,7 +204,7 @@ class TaskWriter:
                 self._send(producer)
 
     def _send(self, producer: _Producer) -> None:
-        """Send what is gathered for a producer, as soon as there is room for it under way."""
+        """Send the gathered rows of a producer, as soon as there is room for another request in flight."""
         messages, producer.gathered = producer.gathered or [], None
         self._gathered_bytes -= producer.nbytes
         producer.nbytes = 0
@@ -216,7 +216,7 @@ class TaskWriter:
         self._in_flight_bytes += len(batch.body)
         self.written.nbytes += len(batch.body)
         self._post(line, batch)
-        # Until a first answer has said that brokers know numbers nothing more is sent.
+        # Until a first response has confirmed that brokers support sequence numbers, only one request is sent.
         while line.under_way and (not line.is_trusted or line.connection is None or line.has_input):
             self._settle_one(line)
 
@@ -249,7 +249,7 @@ class TaskWriter:
     # -- places ------------------------------------------------------------------------------------------------------
 
     def _place(self, producer: _Producer) -> tuple[str, int]:
-        """The broker group and the queue of a producer's next batch. Of several batches each has another queue."""
+        """The broker group and the queue of a producer's next batch. Successive batches go to different queues."""
         topic, broker_name, wanted = producer.destination
         queues = self._route(topic).write_queues
         if broker_name is not None:
@@ -289,9 +289,9 @@ class TaskWriter:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, nbytes: int) -> None:
-        """Wait until a request of this size may be sent: one may be larger than what is allowed in all."""
+        """Wait until a request of this size may be sent: a single one may exceed the limit."""
         while self._in_flight_bytes and self._in_flight_bytes + nbytes > self._options.in_flight_bytes_max:
-            # Of several groups the one that has most under way.
+            # Of several groups the one with the most in flight.
             self._settle_one(max(self._lines.values(), key=lambda line: len(line.under_way)))
 
     def _post(self, line: _Line, batch: _Batch) -> None:
@@ -305,7 +305,7 @@ class TaskWriter:
                 line.lose(error)
 
     def _settle_one(self, line: _Line) -> None:
-        """Wait for the answer to the first request under way; or take a step towards one that gets an answer."""
+        """Wait for the response to the first request in flight; or take a step towards getting one."""
         try:
             if line.connection is None:
                 self._connect_again(line)
@@ -343,7 +343,7 @@ class TaskWriter:
         self._pause = _PAUSE_SECONDS
 
     def _connect_again(self, line: _Line) -> None:
-        """Connect to the next replica and send there what is under way, in its order. Raises Unreachable."""
+        """Connect to the next replica and resend what is in flight, in order. Raises Unreachable."""
         if not line.addresses:
             topic = line.under_way[0].batch.producer.destination.topic
             try:
@@ -368,19 +368,19 @@ class TaskWriter:
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A batch that is under way; ``opaque`` is the request's number on its connection, None until it was sent."""
+    """A batch in flight; ``opaque`` is the request's number on its connection, None until it was sent."""
 
     batch: _Batch
     opaque: int | None = None
 
 
 class _Line:
-    """What goes to one broker group, over one connection at a time.
+    """The traffic to one broker group, over one connection at a time.
 
     Attributes:
         under_way: in the order in which they were sent.
-        is_trusted: whether an answer has said that the brokers know numbered batches.
-        addresses: of replicas that were not tried since they were last asked for.
+        is_trusted: whether a response has confirmed that the brokers support numbered batches.
+        addresses: of replicas not yet tried since the last route lookup.
     """
 
     def __init__(self, group: str) -> None:
@@ -393,44 +393,44 @@ class _Line:
 
     @property
     def has_input(self) -> bool:
-        """Whether an answer can be had without a wait, or the connection is lost."""
+        """Whether a response can be read without waiting, or the connection is lost."""
         return self.connection is not None and self.connection.has_input
 
     @property
     def has_tried_all(self) -> bool:
-        """Whether no replica is left that was not tried."""
+        """Whether every replica was tried."""
         return not self.addresses
 
     @property
     def failures(self) -> str:
-        """What each replica answered last, for people."""
+        """The last response of each replica, for errors."""
         return "; ".join(self._failures)
 
     def start_round(self, addresses: list[str]) -> None:
-        """Replicas to be tried one after the other. Raises Unreachable if there are none."""
+        """Replicas to try one after another. Raises Unreachable if there are none."""
         self._failures.clear()
         if not addresses:
             raise Unreachable(self.group, "the name servers know no broker of this group")
         self.addresses.extend(addresses)
 
     def next_address(self) -> str:
-        """The next replica to be tried."""
+        """The next replica to try."""
         return self.addresses.popleft()
 
     def receive(self) -> Answer:
-        """The answer to the first request under way. Raises Unreachable."""
+        """The response to the first request in flight. Raises Unreachable."""
         assert self.connection is not None
         opaque = self.under_way[0].opaque
         assert opaque is not None, "what is under way is sent when a connection is made"
         return self.connection.receive(opaque)
 
     def lose(self, error: Unreachable) -> None:
-        """The connection is of no use any more."""
+        """The connection has failed."""
         self._failures.append(str(error))
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the outcome of what is under way is not known then."""
+        """Close the connection; what is in flight has an unknown outcome."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None

@@ -1,1 +1,1 @@
-"""Instructions per message of what each message goes through, against a committed baseline: `make bench-gate`."""
+"""Instructions per message on the hot paths, against a committed baseline: `make bench-gate`."""

@@ -1,10 +1,10 @@
-"""Instructions per message of what each message goes through, counted by callgrind, against a committed baseline.
+"""Instructions per message on the hot paths, counted by callgrind, against a committed baseline.
 
-Time depends on what else the machine does, the number of instructions hardly does. Fails if a figure is more than 10 %
-above benchmarks/gate/baseline.json; ``--update`` writes it anew, which belongs into the commit that changes it.
+Time depends on other load of the machine, the number of instructions hardly does. Fails if a figure is more than 10 %
+above benchmarks/gate/baseline.json; ``--update`` rewrites it, which belongs in the commit that changes it.
 
-Exit codes: 0 good, 1 a figure has risen too much, 3 it cannot be told here. ``python -m benchmarks.gate``
-(``make bench-gate``).
+Exit codes: 0 good, 1 a figure has risen too much, 3 not measurable here. ``python -m benchmarks.gate`` (``make
+bench-gate``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECONDS_MAX = 600.0
 
 
 class CannotTell(Exception):
-    """Nothing was counted; the message says why, and what to do."""
+    """Nothing was counted; the message has the reason and the remedy."""
 
 
 def interpreter() -> str:

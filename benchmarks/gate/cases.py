@@ -1,4 +1,4 @@
-"""What is counted, in the process that is counted: ``python -m benchmarks.gate.cases FILE``.
+"""The measured code, in the measured process: ``python -m benchmarks.gate.cases FILE``.
 
 Each case warms up and then counts. ``FILE`` gets the names and the numbers of messages as JSON, in order.
 """
@@ -55,7 +55,7 @@ def count_decode(counting: Counting) -> None:
 
 
 class _Log:
-    """Takes every entry, and keeps none."""
+    """Accepts every entry, and keeps none."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -71,7 +71,7 @@ class _Log:
 
 
 class _Client:
-    """A connection that nobody reads."""
+    """A connection whose data is discarded."""
 
     host = HOST
 
@@ -84,7 +84,7 @@ class _Client:
 
 
 def count_append(counting: Counting) -> None:
-    """Requests that were checked become an entry of the log, and their replies are sent when it is committed."""
+    """Validated requests become an entry of the log, and their responses are sent when it is committed."""
     log, client = _Log(), _Client()
     appender = Appender(
         log=log,
@@ -121,7 +121,7 @@ def count_append(counting: Counting) -> None:
 
 
 def count_reply(counting: Counting) -> None:
-    """The answer to a stored message."""
+    """The response to a stored message."""
     template = SendReplyTemplate(HOST)
 
     def render(count: int) -> None:
@@ -134,7 +134,7 @@ def count_reply(counting: Counting) -> None:
 
 
 def main() -> None:
-    """Count all, and write what was counted."""
+    """Run all cases, and write what was counted."""
     counting = Counting()
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:
         directory = Path(name)

@@ -1,4 +1,4 @@
-"""What is counted begins and ends with a call that nothing else makes; callgrind writes a dump at each."""
+"""The counted code begins and ends with a call that nothing else makes; callgrind writes a dump at each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MARK = "getsid"
 
 
 class Counting:
-    """Notes what was counted, in order: names, and how many messages it was for."""
+    """Records what was counted, in order: names, and numbers of messages."""
 
     def __init__(self) -> None:
         self.counted: list[tuple[str, int]] = []
 
     @contextmanager
     def of(self, name: str, messages: int) -> Iterator[None]:
-        """What the block does is counted; garbage is collected before."""
+        """Count the code of the block; garbage is collected before."""
         gc.collect()
         self.counted.append((name, messages))
         os.getsid(0)

@@ -1,4 +1,6 @@
-"""Two replicas in one process: real cores, logs and files; frames are handed over, and each write is done at once."""
+"""Two replicas in one process: real cores, logs and files; frames are passed directly, and each write is done at
+once.
+"""
 
 from __future__ import annotations
 
@@ -78,13 +80,13 @@ class _Member:
         """See `raftlog.replica.Application`."""
 
     def take(self, source: NodeId, frame: bytes) -> None:
-        """What a peer sent."""
+        """Handle a frame of a peer."""
         ((kind, payload),), _ = split_frames(memoryview(frame))
         self.replica.receive(source, kind, payload)
         self.pump()
 
     def pump(self) -> None:
-        """Do what there is to do, until all is on disk."""
+        """Do all pending work, until everything is on disk."""
         self.replica.pump()
         while self._tickets:
             self.replica.storage_done(self._tickets.pop(0))
@@ -95,7 +97,7 @@ class _Member:
 
 
 def _exchange(leader: _Member, follower: _Member, taken: list[bytes]) -> None:
-    """Hand frames over until nobody has any; ``taken`` are those that the follower got."""
+    """Pass frames until there are none; ``taken`` are those that the follower got."""
     while leader.sent or follower.sent:
         frames, leader.sent = leader.sent, []
         for frame in frames:
@@ -107,7 +109,7 @@ def _exchange(leader: _Member, follower: _Member, taken: list[bytes]) -> None:
 
 
 def count_replication(counting: Counting, directory: Path) -> None:
-    """Entries of 32 messages, from the leader's append to its commit; and what the follower does of it."""
+    """Entries of 32 messages, from the leader's append to its commit; and the follower's part."""
     clock = _Clock()
     leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
     taken: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Instructions per message held against a baseline: pure."""
+"""Compares instructions per message with a baseline: pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SUMMARY = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 class DumpUnreadable(Exception):
-    """A file of callgrind does not say how many instructions it is about, or there are too few files."""
+    """A callgrind file has no instruction count, or there are too few files."""
 
 
 def instructions_in(dump: str) -> int:
-    """How many instructions a dump of callgrind is about. Raises DumpUnreadable."""
+    """The instruction count of a callgrind dump. Raises DumpUnreadable."""
     found = _SUMMARY.search(dump)
     if found is None:
         raise DumpUnreadable("a dump of callgrind has no summary")
@@ -25,7 +25,7 @@ def instructions_in(dump: str) -> int:
 def per_message(counted: Sequence[tuple[str, int]], instructions: Sequence[int]) -> dict[str, float]:
     """Instructions per message, by name; the least where a name was counted several times.
 
-    ``instructions`` are those between one mark and the next, from the start on: before what was counted first, of it,
+    ``instructions`` are those between one mark and the next, from the start on: before the first counted block, in it,
     between it and the next, and so on. Raises DumpUnreadable.
     """
     if len(instructions) < 2 * len(counted):
@@ -39,7 +39,7 @@ def per_message(counted: Sequence[tuple[str, int]], instructions: Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one figure. ``before`` is None for one that has no baseline yet."""
+    """The verdict on one figure. ``before`` is None for one that has no baseline yet."""
 
     name: str
     now: float

@@ -1,7 +1,7 @@
 """A broker with a single replica on a loopback socket, and a client of it, in one process and one event loop.
 
-The clock stands still while instructions are counted, so that no timer counts, and messages are acknowledged from
-memory, so that nothing waits for the disk. The thread that writes goes on all the same, so there are several attempts.
+The clock stops while instructions are counted, so that no timer runs, and messages are acknowledged from memory, so
+that nothing waits for the disk. The writer thread runs nevertheless, so there are several attempts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READY_SECONDS_MAX = 120.0
 
 
 async def _ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
-    """Send all at once; the codes of the replies, when there are as many."""
+    """Send everything at once; returns the codes of the responses when all have arrived."""
     await stream.send_all(b"".join(frames))
     received, codes = b"", list[bytes]()
     while len(codes) < len(frames):
@@ -46,7 +46,7 @@ async def _ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes
 
 
 def _codes(frames: bytes) -> list[bytes]:
-    """By the headers only: bodies hold anything."""
+    """From the headers only: bodies may hold anything."""
     codes, at = list[bytes](), 0
     while at < len(frames):
         found = CODE.search(frames, at + 8)
@@ -67,7 +67,7 @@ async def _create_topic(stream: trio.SocketStream) -> None:
 
 
 async def count_whole_broker(counting: Counting, directory: Path, clock: MockClock) -> None:
-    """Single sends, 32 in flight; then pulls of 32 messages of one queue, one after the other.
+    """Single sends, 32 in flight; then pulls of 32 messages of one queue, one at a time.
 
     ``clock`` is that of the event loop.
     """

@@ -1,1 +1,1 @@
-"""The same loads on raftmq and on what people use instead, in one run: `make bench-peers`."""
+"""The same loads on raftmq and on its alternatives, in one run: `make bench-peers`."""

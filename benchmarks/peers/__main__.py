@@ -1,8 +1,8 @@
-"""The same loads on raftmq and on what people use instead, in one run.
+"""The same loads on raftmq and on its alternatives, in one run.
 
 Messages of 1 KiB: one at a time, 64 single sends in flight, 4 connections with 256 in flight each, and batches where
 the system has them. Systems take turns, round by round; each starts in an empty directory. Only produce is measured.
-What this machine does not have is left out and named. ``python -m benchmarks.peers`` (``make bench-peers``).
+Systems that cannot run on this machine are left out and named. ``python -m benchmarks.peers`` (``make bench-peers``).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
 
 
 def say(text: str) -> None:
-    """A line for whoever waits."""
+    """Print a progress line."""
     print(text, flush=True)
 
 
 def prepare(peers: Sequence[Peer], outcome: Outcome) -> list[Peer]:
-    """The peers that this machine can run; the others are noted with the reason."""
+    """The peers that this machine can run; the others are recorded with the reason."""
     ready = []
     for peer in peers:
         reason = peer.missing()
@@ -88,7 +88,7 @@ def main() -> None:
     """Measure, print, and write docs/performance.md, its picture and benchmarks/results/."""
     plan = parse_arguments(sys.argv[1:])
     outcome = Outcome()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # cleans up in the same way
     try:
         peers = prepare([peer for peer in PEERS.values() if not plan.peer or peer.name in plan.peer], outcome)

@@ -51,7 +51,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
 
 
 def _status(port: int) -> dict[str, Any]:
-    """What a member says of itself and its leader. Raises OSError."""
+    """The status of a member and its leader. Raises OSError."""
     request = urllib.request.Request(f"http://{HOST}:{port}/v3/maintenance/status", data=b"{}")
     with urllib.request.urlopen(request, timeout=4) as answer:  # noqa: S310
         status: dict[str, Any] = json.load(answer)

@@ -17,7 +17,7 @@ from tests.interop.clients import CACHE, run_tool, tools_missing
 NODES = ("n0", "n1", "n2")
 ALWAYS = "always"
 NEWER = "v2.12.1"
-"""Debian's does not know `sync_interval: always`."""
+"""Debian's version does not support `sync_interval: always`."""
 NEWER_PROGRAM = CACHE / f"nats-server-{NEWER}" / "nats-server"
 FILE_BYTES_MAX = "20GB"
 _DEFAULTS = "defaults: files are synced every two minutes"
@@ -44,7 +44,7 @@ async def _open(program: str, sync_interval: str, directory: Path) -> AsyncItera
                         try:
                             await client.create_stream(len(NODES))
                         except NatsError:
-                            pass  # not all servers have met yet
+                            pass  # not all servers are connected yet
                     return None
 
         yield Target((HOST, ports[await servers.wait("leader of the stream", leader)][0]), pids, servers.check)

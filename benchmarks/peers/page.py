@@ -10,14 +10,14 @@ from benchmarks.peers.samples import LOADS, Load, Measured, Spread
 from benchmarks.peers.turns import Outcome, Plan
 
 OTHERS_MAX = 0.1
-"""Cores that other processes may use before the page says so."""
+"""Cores used by other processes above which the page mentions them."""
 PICTURE = "images/peers.svg"
 BEGIN = "<!-- measured by `make bench-peers`: begin -->"
 END = "<!-- measured by `make bench-peers`: end -->"
 
 
 def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str, machine: str, date: str) -> str:
-    """How it was measured, what the systems are, and a table for each load."""
+    """How it was measured, the systems, and a table for each load."""
     loads = outcome.load_averages
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each turn: {min(loads):.1f} to {max(loads):.1f}, "
@@ -62,7 +62,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
 
 
 def _others(outcome: Outcome) -> str:
-    """How much else the machine did meanwhile."""
+    """How much other load the machine had."""
     each = [
         sample.others
         for measured in outcome.measured.values()

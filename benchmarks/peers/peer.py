@@ -1,4 +1,4 @@
-"""A system that is measured beside others: what it is, how it is started, and what its acknowledgement is worth."""
+"""A system that is compared: what it is, how it is started, and what its acknowledgement guarantees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Running servers. ``address``: where messages go, the leader's. ``pids``: of all servers that do work for them.
+    """Running servers. ``address``: where messages go, the leader's. ``pids``: of all server processes.
 
     ``check`` raises PeerFailed or DevClusterFailed if one of them has ended.
     """
@@ -32,12 +32,12 @@ class Peer:
         replicas: how many servers keep each message.
         durability: where a message is when it is acknowledged.
         settings: what differs from its defaults, and why; for the page.
-        wire: what it speaks, a name of `benchmarks.load.WIRES`.
+        wire: its protocol, a name of `benchmarks.load.WIRES`.
         has_batches: whether one request may carry many messages.
         missing: what this machine lacks to run it, with how to get it, or None.
-        prepare: fetch what is fetched once. Raises BuildFailed.
-        version: of the servers, once they are there.
-        open: start the servers in an empty directory, make what messages go to, and kill them at the end.
+        prepare: download what is needed once. Raises BuildFailed.
+        version: of the servers, once they are available.
+        open: start the servers in an empty directory, create the topics or queues, and kill them at the end.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Peer:
 
 
 def package_missing(program: str, package: str) -> str | None:
-    """That a program is not on PATH, and what to do; None if it is."""
+    """That a program is not on PATH, and the remedy; None if it is."""
     return None if shutil.which(program) else f"{program} is not installed: apt-get install {package}"
 
 
 def words_of(command: Sequence[str]) -> str:
-    """What a program prints. Raises OSError, subprocess.CalledProcessError."""
+    """The output of a program. Raises OSError, subprocess.CalledProcessError."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def nothing_to_prepare() -> None:
-    """For peers that are installed by somebody else."""
+    """For peers that are installed separately."""

@@ -13,7 +13,7 @@ BAR, STEP, HEAD, LEGEND = 16, 24, 40, 34
 ROOM_FOR_SPREAD = 1.5
 """How far the scale goes beyond the longest bar, at most."""
 COLOURS = {"majority, on disk": "#1d4ed8", "one server, on disk": "#0f766e", "majority, page cache": "#f59e0b"}
-"""By what an acknowledgement is worth."""
+"""By what an acknowledgement guarantees."""
 
 Figure = Callable[[Sample], float]
 
@@ -48,14 +48,14 @@ def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
 def _panel(
     load: Load, unit: str, peers: Sequence[Peer], measured: dict[str, Measured], figure: Figure, form: str
 ) -> tuple[int, list[str]]:
-    """How many bars there are, and the panel."""
+    """The number of bars, and the panel."""
     bars = [
         (peer, spread)
         for peer in peers
         if peer.name in measured and (spread := measured[peer.name].spread(load, figure)) is not None
     ]
     room = WIDTH // 2 - GAP - LABEL - VALUE
-    # One window that was much slower than all others must not make every bar short.
+    # One window that was much slower than all others must not shrink every bar.
     end = min(
         max((spread.most for _, spread in bars), default=1.0),
         ROOM_FOR_SPREAD * max((spread.median for _, spread in bars), default=1.0),

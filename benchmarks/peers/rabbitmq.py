@@ -37,7 +37,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
     }
     with open_servers(directory) as servers:
-        servers.start("epmd", ["epmd"], shared)  # otherwise the first node leaves one behind
+        servers.start("epmd", ["epmd"], shared)  # otherwise the first node leaves one running
         await servers.wait_listening("epmd", ports.namesrv)
         pids = []
         for node, port, dist_port in zip(NODES, ports.clients, ports.replication, strict=True):
@@ -77,7 +77,9 @@ def _configuration(port: int) -> str:
 
 
 def _declare(ports: tuple[int, ...]) -> None:
-    """Make the queues at the first node, which then leads them, and see that the others know them. Raises OSError."""
+    """Declare the queues at the first node, which then leads them, and check that the others have them. Raises
+    OSError.
+    """
     try:
         for port in ports:
             with socket.create_connection((HOST, port), timeout=10) as sock:

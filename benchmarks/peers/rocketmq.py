@@ -30,7 +30,7 @@ _PATIENT = {
     "sendMessageThreadPoolNums": "16",
     "diskMaxUsedSpaceRatio": "95",
 }
-"""Otherwise a broker refuses messages that waited for 200 ms. The threads are those of the examples with DLedger."""
+"""Otherwise a broker refuses messages that waited for 200 ms. The thread counts are those of the DLedger examples."""
 
 
 def _start(servers: Servers, name: str, main: str, settings: Mapping[str, object], version: str) -> int:

@@ -1,4 +1,4 @@
-"""What was measured of peers, as values: pure."""
+"""Measurements of peers, as values: pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ LOADS = (
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One window. CPU in microseconds per acknowledged message, of all servers and of all load generators; the
-    generator's share is of one core, for the busiest of its processes. ``others`` is what other processes of the
-    machine used, in cores."""
+    generator's share is of one core, for the busiest of its processes. ``others`` is the CPU use of other processes of
+    the machine, in cores.
+    """
 
     messages_per_second: float
     p50_ms: float
@@ -47,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median, and between which values all samples are."""
+    """The median, and the range of all samples."""
 
     median: float
     least: float
@@ -56,8 +57,9 @@ class Spread:
 
 @dataclass(slots=True)
 class Measured:
-    """All that was measured of a peer. Memory is of all its servers at the ends of its turns, in MiB: resident, and
-    of that what is no file."""
+    """All measurements of a peer. Memory is of all its servers at the ends of its turns, in MiB: resident, and the
+    anonymous part of that.
+    """
 
     version: str
     samples: dict[str, list[Sample]] = field(default_factory=dict)
@@ -72,9 +74,10 @@ class Measured:
 
 
 def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> list[Sample]:
-    """What the generators counted and the servers used, window by window. A window without messages is none.
+    """The counts of the generators and the CPU use of the servers, window by window. Windows without messages are left
+    out.
 
-    ``cpu`` has in each window what each server used, and at last what the whole machine did.
+    ``cpu`` has for each window the use of each server, and last that of the whole machine.
     """
     samples = []
     for number, (*used, whole_machine) in enumerate(cpu):

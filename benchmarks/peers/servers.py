@@ -22,18 +22,18 @@ POLL_SECONDS = 0.1
 
 
 class PeerFailed(Exception):
-    """Servers of a peer did not come up, or ended; the message says which and their last words."""
+    """Servers of a peer did not start, or ended; the message has their names and last output."""
 
 
 @dataclass(slots=True)
 class Servers:
-    """What was started; made by `open_servers`. What each writes to its terminal is in ``directory``."""
+    """The started servers; created by `open_servers`. Their output is in ``directory``."""
 
     directory: Path
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Start a server; returns its process id. The kernel kills it when we are killed."""
+        """Start a server; returns its process id. The kernel kills it when this process is killed."""
         with self._log(name).open("ab") as log:
             process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command],
@@ -54,7 +54,7 @@ class Servers:
                 raise PeerFailed(f"{name} ended with exit code {code}: {self._last_words(name)}")
 
     async def wait(self, what: str, ask: Callable[[], Awaitable[T | None]]) -> T:
-        """Ask until there is an answer. OSError and trio.BrokenResourceError are none. Raises PeerFailed."""
+        """Poll until there is a result. OSError and trio.BrokenResourceError count as none. Raises PeerFailed."""
         told = "nothing"
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
@@ -71,7 +71,7 @@ class Servers:
         raise PeerFailed(f"no {what} within {READY_SECONDS_MAX:g} s ({told}); {words}")
 
     async def wait_listening(self, name: str, port: int) -> None:
-        """Until somebody accepts connections there. Raises PeerFailed."""
+        """Until the port accepts connections. Raises PeerFailed."""
 
         async def connect() -> bool:
             await trio.aclose_forcefully(await trio.open_tcp_stream(HOST, port))
@@ -80,7 +80,7 @@ class Servers:
         await self.wait(f"{name} on port {port}", connect)
 
     def kill_all(self) -> None:
-        """SIGKILL to each and to what it has started in its session, and wait for their ends."""
+        """SIGKILL each server and the processes in its session, and wait for them to end."""
         for process in self._processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -94,7 +94,8 @@ class Servers:
 
     def _last_words(self, name: str) -> str:
         text = self._log(name).read_text(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip() and line[0] != "\t"]  # no places in Java's code
+        # without the locations of Java's stack traces
+        lines = [line for line in text.splitlines() if line.strip() and line[0] != "\t"]
         return repr(lines[-1][-300:]) if lines else "nothing"
 
 

@@ -24,7 +24,7 @@ TURN_SECONDS_MAX = 180.0
 ATTEMPTS_MAX = 2
 """How often a load is tried when the servers refuse a message."""
 CONNECT_SECONDS = 1.0
-"""From the start of the load generators until their connections have sent what they keep in flight."""
+"""From the start of the load generators until their connections have filled their window in flight."""
 
 Say = Callable[[str], None]
 
@@ -46,7 +46,7 @@ class Plan(argparse.Namespace):
 
 @dataclass(slots=True)
 class Outcome:
-    """A whole run. ``left_out``: by name of a peer, why it could not be had here."""
+    """A whole run. ``left_out``: by name of a peer, why it cannot run here."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Outcome:
 
 
 async def measure(peers: Sequence[Peer], plan: Plan, directory: Path, outcome: Outcome, say: Say) -> None:
-    """All rounds that the time allows. What fails is noted, and the others go on."""
+    """All rounds that the time allows. Failures are recorded, and the others continue."""
     began = trio.current_time()
     for _ in range(plan.rounds):
         spent = trio.current_time() - began

@@ -1,1 +1,1 @@
-"""What the load generator says to each kind of server: requests built before the start, replies cut and matched."""
+"""The load generator's protocols: requests built before the start, responses split and matched."""

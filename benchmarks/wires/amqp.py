@@ -19,18 +19,18 @@ _CONFIRM, _CONFIRM_OK = (85, 10), (85, 11)
 _DURABLE = 2
 _PERSISTENT = struct.pack(">HB", 0x1000, 2)
 _CONFIRMED = struct.Struct(">BHIHHQBB")
-"""A whole frame: method, channel, size, basic.ack or basic.nack, delivery tag, whether those before it too, end."""
+"""A whole frame: method, channel, size, basic.ack or basic.nack, delivery tag, whether it covers earlier ones, end."""
 
 Method = tuple[int, int]
 
 
 def queue_name(number: int) -> str:
-    """The queues; requests take turns in them."""
+    """The queues; requests use them in turn."""
     return f"bench{number % QUEUES}"
 
 
 class AmqpConnection:
-    """As much of a client as it takes before messages are published; ``sock`` blocks."""
+    """What a client must do before messages are published; ``sock`` blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -49,7 +49,7 @@ class AmqpConnection:
         self._ask(1, _CHANNEL_OPEN, b"\x00", _CHANNEL_OPEN_OK)
 
     def declare_quorum_queue(self, name: str, members: int, *, passive: bool) -> None:
-        """Make it, or only make sure that it is there. Raises LoadFailed, OSError."""
+        """Declare it, or only check that it exists. Raises LoadFailed, OSError."""
         kind = _short(b"x-queue-type") + b"S" + _long(b"quorum")
         size = _short(b"x-quorum-initial-group-size") + b"l" + struct.pack(">q", members)
         flags = bytes((_DURABLE | passive,))
@@ -58,7 +58,7 @@ class AmqpConnection:
         )
 
     def confirm(self) -> None:
-        """Have what is published confirmed. Raises LoadFailed, OSError."""
+        """Enable publisher confirms. Raises LoadFailed, OSError."""
         self._ask(1, _CONFIRM, b"\x00", _CONFIRM_OK)
 
     def _ask(self, channel: int, method: Method, arguments: bytes, answer: Method) -> None:
@@ -77,7 +77,7 @@ class AmqpConnection:
 
 
 class AmqpWire:
-    """A request is known by its delivery tag, which counts up on the channel."""
+    """A request is identified by its delivery tag, which counts up on the channel."""
 
     def __init__(self, slots: Slots) -> None:
         self._count = slots.count
@@ -87,7 +87,7 @@ class AmqpWire:
         self._unconfirmed: dict[int, None] = {}
 
     def open(self, sock: socket.socket) -> None:
-        """Log in, open a channel, ask for confirms."""
+        """Log in, open a channel, enable confirms."""
         connection = AmqpConnection(sock)
         connection.open()
         connection.confirm()
@@ -97,7 +97,7 @@ class AmqpWire:
         return self._publish(self._count)
 
     def settle(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Nothing but confirms may come."""
+        """Only confirms may arrive."""
         keys, unconfirmed = list[int](), self._unconfirmed
         end = len(data) - len(data) % _CONFIRMED.size
         for kind, _, _, group, method, tag, with_earlier, _ in _CONFIRMED.iter_unpack(data[:end]):
@@ -122,7 +122,7 @@ class AmqpWire:
 
 def _publish(queue: str, body: bytes) -> bytes:
     properties = struct.pack(">HHQ", _PUBLISH[0], 0, len(body)) + _PERSISTENT
-    mandatory = b"\x01"  # so that a message without a queue comes back, and is not just confirmed
+    mandatory = b"\x01"  # so that a message without a queue is returned, and not just confirmed
     return (
         _method(1, _PUBLISH, b"\x00\x00" + _short(b"") + _short(queue.encode()) + mandatory)
         + _frame(_HEADER, 1, properties)

@@ -1,7 +1,7 @@
-"""etcd's gRPC protocol: a put for each message, or a transaction of puts for a batch, each on a stream of HTTP/2.
+"""etcd's gRPC protocol: a put for each message, or a transaction of puts for a batch, each on its own stream of HTTP/2.
 
-The headers of all requests are the same bytes (HPACK without its table). Those of replies are not decoded: a request
-that failed has no message in its reply, only trailers.
+The headers of all requests are the same bytes (HPACK without its table). Those of responses are not decoded: a failed
+request has no message in its response, only trailers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEAD = struct.Struct(">BHBBI")
 
 
 class EtcdWire:
-    """A request is known by its stream, whose numbers are odd and count up."""
+    """A request is identified by its stream, whose numbers are odd and count up."""
 
     def __init__(self, slots: Slots) -> None:
         puts = [_put(b"bench/%d" % slot, slots.body(slot)) for slot in slots.numbers]
@@ -46,7 +46,7 @@ class EtcdWire:
         """What waits until the server has room: bytes that count against its window, and the frames."""
 
     def open(self, sock: socket.socket) -> None:
-        """Settings, and room for all replies that will ever come."""
+        """Settings, and a window for all responses."""
         more = struct.pack(">I", _WINDOW_BYTES_MAX - _WINDOW_BYTES)
         sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
 
@@ -55,7 +55,7 @@ class EtcdWire:
         return self._ask(len(self._messages))
 
     def settle(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Every reply must have a message."""
+        """Every response must have a message."""
         keys, position, end = list[int](), 0, len(data)
         while position + 9 <= end:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, position)
@@ -84,7 +84,7 @@ class EtcdWire:
         return keys, position
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """The same puts on new streams, as far as the server has room for them."""
+        """The same puts on new streams, as far as the server's window allows."""
         control, self._control = self._control, b""
         streams, data = self._ask(len(keys))
         return streams, control + data
@@ -108,7 +108,7 @@ class EtcdWire:
 
 
 def _request_headers(path: bytes) -> bytes:
-    """POST over http, by their numbers in HPACK's table of what is common; the rest as texts of less than 127 bytes."""
+    """POST over http, as indexes into HPACK's static table; the rest as texts of less than 127 bytes."""
     return (
         b"\x83\x86"
         + _indexed_name(0x04, path)

@@ -1,4 +1,4 @@
-"""NATS' text protocol: messages published to a JetStream, each with a subject on which it is acknowledged."""
+"""NATS' text protocol: messages published to a JetStream, each with a subject for its acknowledgement."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
 
 
 class NatsWire:
-    """A request is known by the last part of the subject that it is acknowledged on."""
+    """A request is identified by the last part of its reply subject."""
 
     def __init__(self, slots: Slots) -> None:
-        # Of this process alone: acknowledgements for a generator that has ended may still be on their way.
+        # Unique per process: acknowledgements for a generator that has ended may still be in flight.
         self._inbox = b"_INBOX.bench-%d-%d" % (os.getpid(), slots.first)
         self._frames = {
             b"%d" % slot: b"PUB %b %b.%d %d\r\n%b\r\n"
@@ -29,7 +29,7 @@ class NatsWire:
         self._pongs = b""
 
     def open(self, sock: socket.socket) -> None:
-        """Say who we are, and listen for acknowledgements."""
+        """Send CONNECT, and subscribe to acknowledgements."""
         receive_until(sock, _END)
         about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
         sock.sendall(b"CONNECT %b\r\nSUB %b.* 1\r\n%b" % (json.dumps(about).encode(), self._inbox, _PING))

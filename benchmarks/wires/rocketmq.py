@@ -10,7 +10,7 @@ from benchmarks.wires.wire import LoadFailed, Slots
 
 
 class RocketMQWire:
-    """A request is known by its opaque; the same frame is sent again and again."""
+    """A request is identified by its opaque; the same frame is sent repeatedly."""
 
     def __init__(self, slots: Slots) -> None:
         self._frames = {
@@ -26,14 +26,14 @@ class RocketMQWire:
         }
 
     def open(self, sock: socket.socket) -> None:
-        """Nothing comes before the first request."""
+        """No handshake before the first request."""
 
     def first(self) -> tuple[Iterable[bytes], bytes]:
         """All of them."""
         return self._frames, b"".join(self._frames.values())
 
     def settle(self, data: bytes) -> tuple[Sequence[bytes], int]:
-        """Every reply must have code 0."""
+        """Every response must have code 0."""
         frames, end = complete_bytes(data)
         replies = data if end == len(data) else data[:end]
         opaques = OPAQUE.findall(replies)

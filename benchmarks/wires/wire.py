@@ -11,7 +11,7 @@ from benchmarks.frames import QUEUES
 
 
 class LoadFailed(Exception):
-    """The server refused a message or closed a connection; the message has its words."""
+    """The server refused a message or closed a connection; the message has its response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Slots:
 
 
 class Wire(Protocol):
-    """The protocol of one kind of server, for one connection. A key names a request until it is answered."""
+    """The protocol of one kind of server, for one connection. A key identifies a request until it is answered."""
 
     def __init__(self, slots: Slots) -> None: ...
 
     def open(self, sock: socket.socket) -> None:
-        """Whatever comes before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
+        """The handshake before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
 
     def first(self) -> tuple[Iterable[Hashable], bytes]:
         """The keys of all requests in flight, and their bytes."""
 
     def settle(self, data: bytes) -> tuple[Sequence[Any], int]:
-        """The keys that ``data`` answers, and how many bytes of it were read: the rest is incomplete.
+        """The keys of the requests that ``data`` answers, and how many bytes of it were read: the rest is incomplete.
 
         Raises LoadFailed if a request was refused.
         """
@@ -63,7 +63,7 @@ class Wire(Protocol):
 
 
 def receive_until(sock: socket.socket, end: bytes) -> bytes:
-    """What a server says, up to ``end`` at the end of a piece. Raises LoadFailed if it hangs up."""
+    """What a server sends, up to ``end`` at the end of a piece. Raises LoadFailed if it hangs up."""
     data = b""
     while not data.endswith(end):
         data += receive_some(sock)
@@ -71,7 +71,7 @@ def receive_until(sock: socket.socket, end: bytes) -> bytes:
 
 
 def receive_some(sock: socket.socket) -> bytes:
-    """The next piece. Raises LoadFailed if there is none."""
+    """The next piece. Raises LoadFailed if the connection is closed."""
     chunk = sock.recv(65536)
     if not chunk:
         raise LoadFailed("the server closed the connection before the first message")

@@ -1,4 +1,4 @@
-"""The log's rounds in a test's hands."""
+"""Appender rounds controlled by a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mq.broker.write_path.outcome import OnOutcome, Stored
 
 
 class Rounds:
-    """Stands for the appender: what is added is applied when the test says so."""
+    """Stand-in for the appender: added commands are applied when the test says so."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.is_open = True
@@ -17,7 +17,7 @@ class Rounds:
 
     @property
     def waiting(self) -> int:
-        """How many commands nobody has committed yet."""
+        """The number of uncommitted commands."""
         return len(self._pending)
 
     def check_room(self) -> None: ...

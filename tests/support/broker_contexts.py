@@ -1,4 +1,4 @@
-"""A `BrokerContext` for tests of one service: it has what the test gives, and whatever else is asked for fails."""
+"""A `BrokerContext` for tests of one service: it has the attributes that the test gives; any other access fails."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,7 +7,9 @@ from mq.broker.context import BrokerContext
 
 
 def context_of(**given: Any) -> BrokerContext:
-    """Of these attributes. A double underscore stands for a dot: ``reads__read=f`` is ``context.reads.read``."""
+    """A context with these attributes. A double underscore stands for a dot: ``reads__read=f`` is
+    ``context.reads.read``.
+    """
     root = SimpleNamespace()
     for path, value in given.items():
         at = root

@@ -1,4 +1,4 @@
-"""Bulk reads of a test's client: requests, and what comes of reading on and on."""
+"""Bulk reads of a test's client: requests, and loops over them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 
 
 def bulk_ext(topic: str = "T", **given: Any) -> dict[str, Any]:
-    """The fields of a bulk read; without more, one that a leader serves as well."""
+    """The fields of a bulk read; by default one that a leader serves as well."""
     return {"topic": topic, "bytesMax": MIB, "allowLeader": True, "clientId": "c"} | given
 
 

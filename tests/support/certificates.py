@@ -1,4 +1,4 @@
-"""An authority, and certificates that it signed, in files."""
+"""A certificate authority, and certificates signed by it, in files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.file))
 
     def sign(self, name: str, *hosts: str) -> tuple[Path, Path]:
-        """The files with a certificate for these hosts, and with its key."""
+        """The files of a certificate for these hosts and of its key."""
         issued = self._ca.issue_cert(*hosts)
         certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
@@ -32,7 +32,7 @@ class Authority:
         return {"tls_mode": mode, "tls_certificate": certificate, "tls_key": key, **given}
 
     def client(self, *, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-        """The context of a client that believes this authority."""
+        """The context of a client that trusts this authority."""
         context = ssl.create_default_context(cafile=str(self.file))
         if certificate is not None:
             context.load_cert_chain(*certificate)

@@ -1,4 +1,4 @@
-"""Brokers that ask often how transactions ended."""
+"""Brokers that check back often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAST: dict[str, Any] = {"transaction_timeout_seconds": 0.1, "transaction_check_s
 
 
 async def produce(client: Client, group: str = "P", client_id: str = "p1") -> None:
-    """Make a connection one of a producer group's."""
+    """Register a connection as one of a producer group."""
     data = HeartbeatData(client_id, producers=[ProducerData(group)])
     assert (await client.request(RequestCode.HEART_BEAT, body=data.encode())).code == 0
 

@@ -1,4 +1,4 @@
-"""Records of a broker that rot in a closed file of its log."""
+"""Damaged records in a closed log file of a broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class File:
             file.write(data)
 
     def restore(self) -> None:
-        """As a repair leaves it."""
+        """Restore the file, as a repair does."""
         self.write(0, self._whole)
 
 

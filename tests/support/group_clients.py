@@ -1,4 +1,4 @@
-"""Clients of consumer groups that keep a list of what the broker has promised them."""
+"""Clients of consumer groups that record what the broker has promised them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Held = tuple[bytes, dict[tuple[str, int], tuple[int, int, bytes]]]
 
 
 def held(directory: Path) -> Held:
-    """What a broker has that was stopped."""
+    """The stored state of a stopped broker."""
     checkpoint = load_checkpoint(str(directory))
     assert checkpoint is not None
     opened = open_store(str(directory), log=LogBounds(base_index=LogIndex(min(1, checkpoint.applied_index))))
@@ -36,7 +36,7 @@ def held(directory: Path) -> Held:
 
 
 class Clients:
-    """What clients and operators do, at random."""
+    """Random actions of clients and operators."""
 
     def __init__(self, client: Client, rng: random.Random) -> None:
         self._client = client

@@ -19,7 +19,7 @@ USER = ("orders", "user-SECRET-1")
 async def guarded(
     tmp_path: Path, *, level: int = LEVEL_OF_USERS, **given: Any
 ) -> AsyncIterator[tuple[RunningBroker, Client]]:
-    """A broker at this format level with one administrator, who is connected, and the topic T."""
+    """A broker at this format level with one administrator, connected, and the topic T."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(FILE)
     async with running(tmp_path / "n0", keys=ADMIN, acl_file=path, **given) as broker:

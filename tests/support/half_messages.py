@@ -1,4 +1,4 @@
-"""Half messages of transactions: sent, ended, and what is stored of them."""
+"""Half messages of transactions: sent, ended, and as stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def send_half(client: Client, body: bytes = b"body", topic: str = "T", que
 
 
 def end_ext(half: Answer, outcome: int, **given: Any) -> dict[str, Any]:
-    """The fields of END_TRANSACTION about a half message, by the answer to its send."""
+    """The fields of END_TRANSACTION for a half message, from the response to its send."""
     fields: dict[str, Any] = {
         "producerGroup": "P",
         "tranStateTableOffset": half.ext["queueOffset"],

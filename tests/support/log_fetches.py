@@ -39,7 +39,7 @@ def manifest_of(log: SegmentLog, committed: int = 1000, snapshot: bytes = SNAPSH
 
 
 def pull(staging: SnapshotInstall, log: SegmentLog, pieces: int = 10_000, rng: random.Random | None = None) -> int:
-    """Answer requests from a log's files, some of them out of order; how many were answered."""
+    """Answer requests from a log's files, some of them out of order; returns how many were answered."""
     done = 0
     while done < pieces and (wanted := staging.wanted()) is not None:
         in_flight = {wanted[:2]}

@@ -1,4 +1,4 @@
-"""Somebody between two replicas."""
+"""A man in the middle between two replicas."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from raftlog.net.replication_tls import caller_context
 
 
 class Wire:
-    """Passes on what a caller and the listener at ``port`` send, and keeps it.
+    """Forwards what a caller and the listener at ``port`` send, and records it.
 
-    With a context to show it speaks TLS with both of them, in order to read what is inside.
+    With a context it speaks TLS with both of them, and records the plain text.
     """
 
     def __init__(self, port: int, shown: ssl.SSLContext | None) -> None:

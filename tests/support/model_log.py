@@ -12,7 +12,7 @@ HEADER = bytes(48)
 
 
 class Log:
-    """The log of the replica that leads: what is committed, and what was framed behind it."""
+    """The log of the leading replica: what is committed, and what was framed behind it."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -39,7 +39,7 @@ class Log:
         return len(self.committed) + len(self.framed)
 
     def cut(self) -> None:
-        """Another replica leads, which never got what is not committed."""
+        """Another replica leads, which never got the uncommitted part."""
         if self.framed:
             del self.data[self.framed[0][0] - len(HEADER) :]
             self.framed.clear()

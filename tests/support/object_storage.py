@@ -1,4 +1,4 @@
-"""Object storage with the protocol of S3 on a real socket: moto's server, with faults in front of it."""
+"""S3 object storage on a real socket: moto's server, with faults in front of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {
 }
 
 Fault = Callable[[str, str], int | None]
-"""From method and path with query to an HTTP status that is the answer, 0 for none at all, or None to go on."""
+"""From method and path with query to an HTTP status to respond with, 0 for no response, or None to forward."""
 
 
 class ObjectStorage:
@@ -36,7 +36,7 @@ class ObjectStorage:
 
     Attributes:
         requests: method and path with query of each request.
-        fault: decides about each request; see `Fault`. Answering 0 once means that nothing answers any more.
+        fault: decides about each request; see `Fault`. After one 0 nothing is answered any more.
     """
 
     def __init__(self) -> None:
@@ -51,29 +51,29 @@ class ObjectStorage:
         self._client = session.client("s3", "us-east-1", endpoint_url=self.url)
 
     def names(self) -> list[str]:
-        """Names of everything in the bucket, in order."""
+        """The names of all objects, in order."""
         return [each["Key"] for each in self._client.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
 
     def content(self, key: str) -> bytes:
-        """Of one object."""
+        """The content of an object."""
         content: bytes = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         return content
 
     def put(self, key: str, content: bytes) -> None:
-        """Store something past the program under test."""
+        """Store an object, bypassing the program under test."""
         self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
 
     def remove(self, key: str) -> None:
-        """Remove something past the program under test."""
+        """Remove an object, bypassing the program under test."""
         self._client.delete_object(Bucket=BUCKET, Key=key)
 
     def come_back(self) -> None:
-        """Answer again."""
+        """Respond again."""
         self._gone = False
         self.fault = lambda method, path: None
 
     def forget(self) -> None:
-        """Be as at the start."""
+        """Reset to the initial state."""
         self.come_back()
         self.requests.clear()
         for key in self.names():
@@ -97,12 +97,12 @@ class ObjectStorage:
         return (f"<Error><Code>{code}</Code><Message>because of the test</Message></Error>".encode(),)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start responding."""
         self._thread.start()
         self._client.create_bucket(Bucket=BUCKET)
 
     def stop(self) -> None:
-        """End, and forget everything: moto keeps it for the process."""
+        """Stop, and clear everything: moto keeps it for the process."""
         self.come_back()
         self._client.close()
         urllib.request.urlopen(urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")).close()
@@ -113,7 +113,7 @@ class ObjectStorage:
 
 @contextmanager
 def object_storage() -> Iterator[ObjectStorage]:
-    """Runs until the end of the block, and forgets everything."""
+    """Runs until the end of the block, and clears everything."""
     storage = ObjectStorage()
     storage.start()
     try:

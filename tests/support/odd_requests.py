@@ -1,4 +1,4 @@
-"""Every request that brokers and name servers know, with each of its fields as it should not be, in both encodings."""
+"""Every request of brokers and name servers, with each field set to invalid values, in both encodings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLAIN: Final = {
     "defaultTopic": "TBW102",
     "c": "TBW102",
     "clientID": "c1",
-    "clientId": "nobody",  # what is relayed to a client that does not answer is another matter
+    "clientId": "nobody",  # requests relayed to an unresponsive client are tested elsewhere
     "subscription": "*",
     "expressionType": "TAG",
     "brokerAddr": "10.0.0.2:10911",
@@ -79,11 +79,11 @@ BODIES: Final = (
     struct.pack(">i", 2**31 - 1) + b"x" * 40,
     struct.pack(">i", -1) * 10,
 )
-"""Each is nonsense for nearly every request."""
+"""Each is invalid for nearly every request."""
 
 
 def all_requests(serialization: int) -> list[type[Request]]:
-    """In the binary header, those whose codes it holds."""
+    """In the binary header: only codes that fit."""
     modules = (
         *(requests, admin_requests, group_requests, operator_requests, pop_requests),
         *(bulk_requests, reply_requests, user_requests),
@@ -106,7 +106,7 @@ def code_of(request: type[Request]) -> int:
 
 
 def variants(request: type[Request], rng: random.Random) -> Iterator[dict[str, str]]:
-    """The header fields of one request: as they should be, and then each of them as it should not."""
+    """The header fields of one request: valid, and then with each of them invalid."""
     fields = next((each.type for each in msgspec.structs.fields(request) if each.name == "ext"), None)
     described: Any = msgspec.inspect.type_info(fields) if fields is not None else None
     values: dict[str, tuple[str, ...]] = {}
@@ -131,7 +131,7 @@ def variants(request: type[Request], rng: random.Random) -> Iterator[dict[str, s
 
 def asked(request: type[Request], rng: random.Random, serialization: int) -> Iterator[tuple[dict[str, str], bytes]]:
     every = list(variants(request, rng))
-    # Half of them in each encoding, and the bodies, which have nothing to do with it, in one.
+    # Half of them in each encoding; the bodies, which do not depend on it, in one.
     for at, fields in enumerate(every):
         if at % 2 == (serialization == BINARY):
             yield fields, rng.choice(BODIES)

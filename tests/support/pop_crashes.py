@@ -69,7 +69,7 @@ class Queue:
 
 
 class Log:
-    """Records one behind the other, and the queues they belong to."""
+    """Consecutive records, and their queues."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -111,7 +111,7 @@ class Log:
 
 
 class Appender:
-    """Groups that wait to be committed, each whole."""
+    """Groups waiting to be committed, each as a whole."""
 
     entry_bytes_max = 64 * 1024
     pending_bytes = 0
@@ -131,7 +131,7 @@ class Appender:
 
 
 class Connection:
-    """A client's end: what it was answered, and when."""
+    """A client's connection: the responses, and when they arrived."""
 
     hold_seconds_max = 60.0
     waiting_bytes = 0
@@ -167,7 +167,7 @@ class CrashMachine(RuleBasedStateMachine):
         super().__init__()
         self.metadata, self.log, self.now_ms = Metadata(), Log(), 100_000_000
         self.steps_ms = 0
-        """How far the wall clock was set forward in all, negative for back."""
+        """How far the wall clock was set forward in total, negative for back."""
         self.metadata.apply(
             PutTopic(config=TopicConfig(name="T", read_queues=QUEUES, write_queues=QUEUES), timestamp_ms=1)
         )
@@ -187,7 +187,7 @@ class CrashMachine(RuleBasedStateMachine):
         self.lead()
 
     def lead(self) -> None:
-        """A new leader, which knows what was applied and nothing else; whoever was not answered never is."""
+        """A new leader, which knows only what was applied; pending requests are never answered."""
         self.appender, self.connection = Appender(), Connection()
         self.pops_asked.clear()
         self.acks_asked.clear()
@@ -247,7 +247,7 @@ class CrashMachine(RuleBasedStateMachine):
         now=st.booleans(),
     )
     def pop(self, most: int, queue_id: int, poll_ms: int, now: bool, in_order: bool = False) -> None:
-        """With ``now`` everything that waits is committed."""
+        """With ``now`` everything pending is committed."""
         ext = PopExt(
             consumer_group="G",
             topic="T",
@@ -330,13 +330,13 @@ class CrashMachine(RuleBasedStateMachine):
         self.read_answers()
 
     def step(self, ms: int) -> None:
-        """Set the wall clock forward, or back; the monotonic clock goes on as before."""
+        """Set the wall clock forward or back; the monotonic clock is unaffected."""
         self.now_ms += ms
         self.steps_ms += ms
 
     @rule(count=st.integers(1, 6))
     def commit(self, count: int) -> None:
-        """Some of what waits is committed, and whoever waits for it is answered."""
+        """Commit some of what is pending, and answer its requests."""
         groups, self.appender.groups = self.appender.groups[:count], self.appender.groups[count:]
         retried = self.apply(groups)
         for group in groups:
@@ -374,7 +374,9 @@ class CrashMachine(RuleBasedStateMachine):
             self.refuse(survive)
 
     def crash(self, survive: int, back_ms: int) -> None:
-        """The leader dies; what waits first is in the log all the same. The next one's clock may be behind."""
+        """The leader dies; the first pending groups are in the log all the same. The next leader's clock may be
+        behind.
+        """
         self.apply(self.appender.groups[:survive])
         snapshot = self.metadata.snapshot()
         self.metadata = Metadata()
@@ -385,7 +387,7 @@ class CrashMachine(RuleBasedStateMachine):
         self.lead()
 
     def refuse(self, taken: int) -> None:
-        """The disk is full: what waits first is on its way, and the rest is refused."""
+        """The disk is full: the first pending groups are written, the rest is refused."""
         self.pops.acks.flush()
         groups, self.appender.groups = self.appender.groups[taken:], self.appender.groups[:taken]
         for group in groups:
@@ -430,7 +432,7 @@ class CrashMachine(RuleBasedStateMachine):
         assert self.connection.held_pulls == len(self.pops.polling)
 
     def teardown(self) -> None:
-        """Whatever happened, every message can be had and acknowledged in the end."""
+        """Whatever happened, every message can be popped and acknowledged in the end."""
         for _ in range(400):
             if self.is_done():
                 break
@@ -450,7 +452,7 @@ class CrashMachine(RuleBasedStateMachine):
         assert not lost, f"{sorted(lost)} are gone, and nobody ever acknowledged them"
 
     def is_done(self) -> bool:
-        """Whether everything was popped and nothing is open."""
+        """Whether everything was popped and nothing is unacknowledged."""
         ends = [
             self.metadata.consumer_offset("G", topic, queue_id) == queue.max_offset
             for (topic, queue_id), queue in self.log.queues.items()

@@ -1,4 +1,4 @@
-"""What pop tests say to a broker: requests as Java clients send them, and answers read as Java clients read them."""
+"""Pop tests: requests as Java clients send them, and responses parsed as Java clients do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Popped(NamedTuple):
         return self.message.body
 
     def ack_ext(self, topic: str = "T", group: str = "G") -> dict[str, Any]:
-        """The fields of a request about this message; its real topic is said by the receipt's mark."""
+        """The fields of a request about this message; the receipt's mark identifies its real topic."""
         real = topic if self.receipt.mark == "0" else f"%RETRY%{group}_{topic}"
         return {
             "consumerGroup": group,
@@ -43,7 +43,7 @@ def now_ms() -> int:
 
 
 def pop_ext(topic: str = "T", **given: Any) -> dict[str, Any]:
-    """The fields of POP_MESSAGE; without more, of a pop that is not held and gets what comes first."""
+    """The fields of POP_MESSAGE; by default of a pop that is not held and begins at the earliest message."""
     fields: dict[str, Any] = {
         "consumerGroup": "G",
         "topic": topic,
@@ -65,7 +65,7 @@ async def pop(client: Client, topic: str = "T", **given: Any) -> Answer:
 
 
 async def popped(client: Client, topic: str = "T", **given: Any) -> list[Popped]:
-    """The messages of a pop, none if there are none."""
+    """The messages of a pop, possibly none."""
     answer = await pop(client, topic, **given)
     if answer.code != 0:
         assert answer.code in (19, 209, 210), answer
@@ -139,7 +139,7 @@ def _key(message: StoredMessage) -> str:
 
 
 async def again(client: Client, **given: Any) -> list[Any]:
-    """What a pop gets as soon as it gets anything."""
+    """The result of a pop, retried until it has messages."""
     found: list[Any] = []
 
     async def got() -> bool:

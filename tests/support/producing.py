@@ -14,7 +14,7 @@ ROUTE = 105
 
 
 def producer_of(cluster: FakeCluster, **options: Any) -> Producer:
-    """With patience, so that a machine that stops for seconds does not fail a test; some tests want less."""
+    """With long timeouts, so that a machine that stalls for seconds does not fail a test; some tests want less."""
     options.setdefault("timeout", 60.0)
     options.setdefault("attempt_timeout", 60.0)
     return Producer(cluster.namesrv, **options)

@@ -1,4 +1,4 @@
-"""Groups of real processes: how they are set up, and what is waited for."""
+"""Groups of real processes: setup and waiting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOST = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, A
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What outlives the event loop of one test: it runs in a thread of its own."""
+    """A cluster that outlives the event loop of one test: it runs in its own thread."""
 
     inner: DevCluster
     portal: anyio.from_thread.BlockingPortal
@@ -67,7 +67,7 @@ async def transfer(cluster: DevCluster, to: str) -> None:
         leader = cluster.address(await cluster.leader())
         command = GroupCommand(action="transfer", node=to)
         with trio.fail_after(60):
-            # A replica that has only just been heard of is given its time, and one that was too slow another chance.
+            # A replica that was just discovered gets time to catch up, and one that was too slow is retried.
             while not (answer := await admin.manage_group(leader, command)).done:
                 assert answer.code in ("NOT_CAUGHT_UP", "TRANSFER_FAILED"), answer
                 await trio.sleep(0.05)
@@ -98,7 +98,7 @@ async def wait_level(cluster: DevCluster) -> None:
 
 
 async def delivered(cluster: Cluster, topic: str, group: str, seen: list[ReceivedMessage]) -> None:
-    """Gather all messages of a topic for ever."""
+    """Collect all messages of a topic for ever."""
     consumer = PushConsumer(cluster.namesrv, group, consume_from="first")
     consumer.subscribe(topic)
     async with consumer:

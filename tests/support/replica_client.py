@@ -1,4 +1,4 @@
-"""A connection of another replica, for a broker that is alone in its group otherwise."""
+"""A connection of another replica, for a broker that is otherwise alone in its group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRETS = (bytes(range(32)),)
 
 
 def replica_authentication(node_id: str, address: str = "") -> PeerAuthentication:
-    """That of a replica in a group of n0 and n9, of the log "log", with `SECRETS`."""
+    """The authentication of a replica in a group of n0 and n9, of the log "log", with `SECRETS`."""
     return PeerAuthentication(
         identity="log",
         node_id=node_id,
@@ -39,7 +39,7 @@ def replica_authentication(node_id: str, address: str = "") -> PeerAuthenticatio
 
 
 class ListenerSide:
-    """How a replica answers on one connection until the other side is authenticated."""
+    """The responses of a replica on one connection until the peer is authenticated."""
 
     def __init__(self, address: str) -> None:
         self.authentication: object = None
@@ -49,7 +49,7 @@ class ListenerSide:
         self.admit = replica_authentication(NODE, address)
 
     def answer(self, request: AuthenticateReplica) -> bytes:
-        """The answer to request 9005."""
+        """The response to request 9005."""
         return self.admit.handle(Call(cast("ClientConnection", self), request, b"", JSON))
 
 
@@ -61,7 +61,7 @@ def fields_of(frame: bytes) -> dict[str, str]:
 
 
 def as_response(answer: Answer) -> Response:
-    """What `PeerCall` takes."""
+    """The response as `PeerCall` expects it."""
     return Response(opaque=0, flag=1, code=answer.code, remark=answer.remark, ext=answer.ext)
 
 
@@ -74,7 +74,7 @@ async def authenticate(
     identity: str | None = None,
     address: str | None = None,
 ) -> Answer:
-    """Prove that ``client`` is a replica of the group, or try to; returns the last answer."""
+    """Prove that ``client`` is a replica of the group, or try to; returns the last response."""
     settings = broker.settings
     call = PeerCall(
         identity=identity or settings.identity,
@@ -92,7 +92,7 @@ async def authenticate(
 
 
 async def add_learner(client: Client, node_id: str = NODE) -> None:
-    """Make a node that is not there a member."""
+    """Add a node that does not run as a member."""
     command = GroupCommand(action="add", node=node_id, address="127.0.0.1:1")
     answer = await client.request(RequestCode.MANAGE_GROUP, body=command.encode())
     assert answer.code == ResponseCode.SUCCESS, answer

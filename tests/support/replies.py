@@ -1,4 +1,4 @@
-"""Replies to messages that want them, frame by frame."""
+"""Messages that request replies, frame by frame."""
 
 from __future__ import annotations
 

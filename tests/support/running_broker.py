@@ -32,10 +32,10 @@ from tests.free_ports import free_ports
 from tests.support.waiting import until
 
 ADDED = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-"""What brokers add to the properties of each message."""
+"""The properties that brokers add to each message."""
 
 SECONDS_MAX = 60.0
-"""How long a test waits for what must come; only a test that fails waits that long."""
+"""How long a test waits for an expected event; only a failing test waits that long."""
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 SUSPEND = 2
@@ -58,9 +58,9 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection. Requests of the broker pile up in ``notices`` (code 40) and ``questions`` (others).
+    """One connection. Requests of the broker are queued in ``notices`` (code 40) and ``questions`` (others).
 
-    Answers nobody waits for yet are kept.
+    Responses are kept until a test reads them.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -95,13 +95,13 @@ class Client:
         )
 
     async def post(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **options: Any) -> int:
-        """Send a request without waiting for its answer."""
+        """Send a request without waiting for its response."""
         opaque, data = self.frame(code, ext, body, **options)
         await self.stream.send_all(data)
         return opaque
 
     async def answer(self, opaque: int) -> Answer:
-        """The answer to a request that was posted."""
+        """The response to a request that was posted."""
         with trio.fail_after(SECONDS_MAX):
             while opaque not in self.answers:
                 await self._receive()
@@ -162,7 +162,7 @@ class Client:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def wait_for(self, done: Callable[[dict[str, str]], bool]) -> None:
-        """Ask the broker for its figures until they are as ``done`` wants them."""
+        """Poll the broker's runtime info until ``done`` accepts it."""
         await until(lambda: self._figures_are(done))
 
     async def _figures_are(self, done: Callable[[dict[str, str]], bool]) -> bool:
@@ -191,13 +191,13 @@ class Client:
         return await self.request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext | given)
 
     async def offset(self, code: int, topic: str = "T", queue_id: int = 0) -> int:
-        """The end of a queue that ``code`` asks for."""
+        """The end of a queue that the request ``code`` returns."""
         answer = await self.request(code, {"topic": topic, "queueId": queue_id})
         assert answer.code == ResponseCode.SUCCESS, answer
         return int(answer.ext["offset"])
 
     async def committed(self, group: str = "G", topic: str = "T", queue_id: int = 0, **given: Any) -> int | None:
-        """The consumer offset of a group; None when there is none."""
+        """The consumer offset of a group; None if there is none."""
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id} | given
         answer = await self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -241,7 +241,7 @@ LONG_NAMES = {
 
 
 def pull_ext(topic: str = "T", queue_id: int = 0, offset: int = 0, **given: Any) -> dict[str, Any]:
-    """The fields of PULL_MESSAGE; without more, of a pull that is not held and wants every message."""
+    """The fields of PULL_MESSAGE; by default of a pull that is not held and wants every message."""
     fields: dict[str, Any] = {
         "consumerGroup": "G",
         "topic": topic,
@@ -267,7 +267,7 @@ def _text(value: object) -> str:
 
 
 class RunningBroker:
-    """A broker that takes messages, and clients of it."""
+    """A broker that accepts messages, and clients of it."""
 
     def __init__(
         self, settings: BrokerSettings, keys: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None
@@ -286,9 +286,10 @@ class RunningBroker:
         return Client(stream)
 
     async def wait_leading(self) -> None:
-        """Until it leads and nothing comes into its log by itself any more.
+        """Until it leads and appends nothing more by itself.
 
-        Its system topics come right behind the entry that opens its term, the format level of its group a moment later.
+        Its system topics are appended right behind the entry that opens its term, the format level of its group a
+        moment later.
         """
         client = await self.connect()
         client.keys = self._keys
@@ -323,9 +324,9 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
 
 @contextlib.asynccontextmanager
 async def running(directory: Path, *, keys: Any = None, tls: Any = None, **given: Any) -> AsyncIterator[RunningBroker]:
-    """A broker that leads, stopped cleanly at the end.
+    """A leading broker, stopped cleanly at the end.
 
-    ``keys`` are those of an account of it, ``tls`` is the context of its clients.
+    ``keys`` are those of one of its accounts, ``tls`` is the context of its clients.
     """
     broker = RunningBroker(broker_settings(directory, **given), keys, tls)
     with interpreter_as_before(), mock.patch.object(format_level, "_LOOK_SECONDS", 0.01):
@@ -356,8 +357,8 @@ def note_brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
 def interpreter_as_before() -> Iterator[None]:
     """Undo what a broker process sets for the whole interpreter.
 
-    The full garbage collection with which it starts is left out: over the objects of a test process it takes more time
-    than all the rest of the start.
+    The full garbage collection at its start is skipped: with the objects of a test process it takes longer than the
+    rest of the start.
     """
     switch_seconds, thresholds = sys.getswitchinterval(), gc.get_threshold()
     try:

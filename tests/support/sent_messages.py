@@ -7,7 +7,7 @@ from tests.support.running_broker import Client, properties, send_ext
 
 
 async def sent(client: Client, count: int, queues: int = 3, body_bytes: int = 100, topic: str = "T") -> None:
-    """Messages that go to the queues in turn; every second one of a queue is tagged "even"."""
+    """Messages sent to the queues in turn; every second one of a queue is tagged "even"."""
     posted = [
         await client.post(
             RequestCode.SEND_MESSAGE_V2,

@@ -1,4 +1,4 @@
-"""Brokers with small log files, of which the oldest go."""
+"""Brokers with small log files, the oldest of which are dropped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def log_bytes(log: Path) -> int:
 
 
 async def shortened(client: Client, log: Path) -> None:
-    """Wait until little more than the retention's size is left; more may go at any time."""
+    """Wait until little more than the retention size is left; more may be dropped at any time."""
 
     async def is_short() -> bool:
         await client.info()

@@ -33,7 +33,7 @@ def stored(queue_id: int, offset: int) -> bytes:
 
 
 class Replica:
-    """A broker with the messages [first, end) of every queue. ``faults`` are taken one for each pull."""
+    """A broker with the messages [first, end) of every queue. Each pull consumes one of ``faults``."""
 
     def __init__(self, end: int, first: int = 0) -> None:
         self.first, self.end = first, end
@@ -99,7 +99,7 @@ class Line(Connection):
 
 
 class Cluster:
-    """Replicas by address, a clock that only sleeping moves, and the number of connections that are open."""
+    """Replicas by address, a clock that only sleeping advances, and the number of open connections."""
 
     def __init__(self, end: int = 50, **first: int) -> None:
         self.replicas = {address: Replica(end) for address in REPLICAS}

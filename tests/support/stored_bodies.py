@@ -1,4 +1,4 @@
-"""The bodies of all messages of a topic, as the leader has them."""
+"""The bodies of all messages of a topic, as stored by the leader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.running_broker import Client, pull_ext
 
 
 async def stored_bodies(cluster: DevCluster, topic: str, queues: int) -> Counter[bytes]:
-    """How often each body is there, in queues 0 to ``queues``. Every answer must be a success."""
+    """How often each body is stored, in queues 0 to ``queues``. Every response must be a success."""
     found: Counter[bytes] = Counter()
     async with await trio.open_tcp_stream("127.0.0.1", cluster.port(await cluster.leader())) as stream:
         client = Client(stream)

@@ -1,4 +1,4 @@
-"""What a broker has stored, and counts."""
+"""The stored messages of a broker, and their number."""
 
 from __future__ import annotations
 

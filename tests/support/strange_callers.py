@@ -1,4 +1,4 @@
-"""A lonely replica, and those who call it."""
+"""An isolated replica, and callers that connect to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELLO = Hello(CLUSTER, "g", "n1", "n0", SEGMENT_BYTES, "control", addresses=ADDR
 
 @contextlib.asynccontextmanager
 async def lonely(directory: Path) -> AsyncIterator[tuple[Node, int]]:
-    """A replica whose peers are not there: it follows nobody and leads nobody."""
+    """A replica whose peers do not run: it neither follows nor leads."""
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     node = Node(directory, "n0", ports)
     async with trio.open_nursery() as nursery:

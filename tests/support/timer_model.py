@@ -1,4 +1,4 @@
-"""A model of messages that wait for a time, beside the code that delivers them."""
+"""A model of messages with delivery times, beside the code that delivers them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ QUEUES = 2
 
 
 class Log:
-    """A replicated log: bytes, of which those up to some entry are committed."""
+    """A replicated log: bytes, committed up to some entry."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -78,7 +78,7 @@ class Log:
 
 
 class Client:
-    """Who recalls a message: what became of it is ``outcome``."""
+    """A client that recalls a message; ``outcome`` is the result."""
 
     host = HOST
     closed = False
@@ -129,7 +129,7 @@ class Message:
 
 
 def recall_request(unique_key: str, due_ms: int, offset: int | None) -> RecallMessage:
-    """The request about a message in topic T, with a handle as its producer has it."""
+    """A recall of a message in topic T, with the handle of its producer."""
     handle = RecallHandle("T", "b", due_ms, unique_key, offset).encode()
     assert handle is not None
     return RecallMessage(ext=RecallExt(topic="T", recall_handle=handle))
@@ -247,7 +247,7 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule()
     def to_the_next_turn(self) -> None:
-        """The clock goes on until the next message is due, or is to be stored anew."""
+        """Advance the clock until the next message is due, or is to be stored anew."""
         turns = [
             self.now_ms + 1 + (message.due_ms - self.now_ms - 1) % DAY
             for message in self.messages.values()
@@ -265,7 +265,7 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """All that is pending is stored."""
+        """Store all that is pending."""
         self.log.is_full = False
         while self.appender.start_round() or self.log.committed < len(self.log.ends):
             self.commit(9)
@@ -286,7 +286,7 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule(skew_ms=st.integers(-HOUR, HOUR), kept=st.integers(0, 9))
     def change_leader(self, skew_ms: int, kept: int) -> None:
-        """The one that led is gone; some of what it had under way reached others."""
+        """The leader dies; some of its uncommitted entries have reached others."""
         self.timers.resign()
         self.recalls.resign()
         self.appender.close()

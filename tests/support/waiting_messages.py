@@ -1,4 +1,4 @@
-"""Messages that wait for a time: a clock of their own, and what becomes visible when."""
+"""Messages with delivery times: a clock set by the test, and what becomes visible when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.running_broker import Client
 
 
 class WallClock:
-    """Milliseconds since the epoch, as the broker sees them; they pass when the test says so."""
+    """Milliseconds since the epoch, as the broker sees them; they advance when the test says so."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
@@ -18,6 +18,6 @@ class WallClock:
 
 
 async def beats(client: Client) -> None:
-    """Let the broker's timers run some times."""
+    """Let the broker's timers run a few times."""
     for _ in range(20):
         await client.info()
