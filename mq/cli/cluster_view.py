@@ -11,7 +11,7 @@ import trio
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
-from mq.client.errors import ClientError
+from mq.client.errors import BrokerError, ClientError
 from mq.filter.subscription import SubscriptionError
 from mq.protocol.names import NameRefused
 
@@ -83,6 +83,8 @@ class ReplicaStatus:
     """Size of waiting pulls and pops."""
     pending_bytes: int | None = None
     """Size of uncommitted messages."""
+    refusal: str | None = None
+    """It answered, and refused to show anything for this reason."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """All its figures, by RocketMQ's names and ours."""
 
@@ -108,13 +110,15 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswer:
-    """A broker from the name server's list, and its figures (request code 28), or None if it did not answer."""
+    """A broker from the name server's list, and its figures (request code 28), or None and the reason."""
 
     cluster: str
     group: str
     broker_id: int
     address: str
     figures: Mapping[str, str] | None
+    refusal: str | None = None
+    """It answered, and refused the request for this reason."""
 
 
 def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
@@ -134,7 +138,9 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
     replicas = []
     for answer in sorted(answers, key=lambda a: a.broker_id):
         if answer.figures is None:
-            replicas.append(ReplicaStatus(f"id {answer.broker_id}", answer.address, UNREACHABLE))
+            replicas.append(
+                ReplicaStatus(f"id {answer.broker_id}", answer.address, UNREACHABLE, refusal=answer.refusal)
+            )
         else:
             known = _replica_status(answer.address, answer.figures, leader, peers)
             replicas.append(replace(known, broker_id=answer.broker_id))
@@ -229,12 +235,15 @@ async def ask_cluster(namesrv: str) -> list[GroupStatus]:
 
         async def ask(cluster: str, group: str, broker_id: int, address: str) -> None:
             figures: Mapping[str, str] | None = None
+            refusal = None
             with trio.move_on_after(ANSWER_SECONDS):
                 try:
                     figures = await admin.broker_runtime(address)
+                except BrokerError as error:
+                    refusal = error.remark or f"code {error.code}"
                 except ClientError:
                     figures = None  # shown as unreachable
-            answers.append(BrokerAnswer(cluster, group, broker_id, address, figures))
+            answers.append(BrokerAnswer(cluster, group, broker_id, address, figures, refusal))
 
         for cluster, groups in info.clusters.items():
             for group in groups:

@@ -290,6 +290,7 @@ class DevCluster:
                     status = None  # not up yet
                 if status is not None and is_good(status):
                     return status
+                _check_permission(status)
                 await trio.sleep(POLL_SECONDS)
         raise DevClusterFailed(
             f"still no {what} after {READY_SECONDS_MAX:g} s: {_in_words(status)}; logs are in {self.directory / 'logs'}"
@@ -386,6 +387,16 @@ class DevCluster:
                     nursery.start_soon(self._stop, child)
         if (namesrv := self._children.get("namesrv")) is not None:
             await self._stop(namesrv)
+
+
+def _check_permission(status: GroupStatus | None) -> None:
+    """Raises DevClusterFailed if the brokers have accounts, and this process has no account that may ask them."""
+    refusals = [] if status is None else [replica.refusal for replica in status.replicas]
+    if refusals and all(refusals):
+        raise DevClusterFailed(
+            f"the brokers refuse to answer this process: {refusals[0]}; give it the keys of an administrator in "
+            "RAFTMQ_ACCESS_KEY and RAFTMQ_SECRET_KEY, or in the file that RAFTMQ_CREDENTIALS names"
+        )
 
 
 def _in_words(status: GroupStatus | None) -> str:

@@ -100,6 +100,8 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
         yield f"{replica.node_id} forwarded {replica.forwarded:,} requests to the leader{waiting}"
     if replica.base_index:
         yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
+    if replica.refusal:
+        yield f"{replica.address} refuses to answer: {replica.refusal}"
     if replica.abstaining:
         yield f"{replica.node_id} abstains: it lost acknowledged entries, and fetches them"
 

@@ -101,3 +101,18 @@ def test_status_without_a_name_server_says_which_one_is_missing() -> None:
     assert done.returncode == 1
     assert f"127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_group_with_accounts_says_that_it_needs_keys(tmp_path: Path) -> None:
+    """It used to wait for a leader, for a minute."""
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.write_text("accounts: [{accessKey: administrator, secretKey: secret-of-ours, admin: true}]\n")
+    base_port = str(Ports.free(1).namesrv)
+    done = raftmq(
+        *("dev", "--dir", str(tmp_path / "d"), "--nodes", "1", "--base-port", base_port),
+        *("--set", f"acl_file={accounts}"),
+        seconds=50,
+    )
+    assert done.returncode == 2
+    assert "the brokers refuse to answer this process" in done.stderr
+    assert "RAFTMQ_ACCESS_KEY" in done.stderr

@@ -120,6 +120,14 @@ def test_learners_priorities_bases_and_disks_are_shown() -> None:
     assert "log trust" not in shown(group), "it votes again by itself"
 
 
+def test_a_broker_that_refuses_to_answer_is_not_just_unreachable() -> None:
+    """It has accounts, and the command has no keys."""
+    refused = BrokerAnswer("C", "broker-a", 2, "10.0.0.1:10911", None, "the request is not signed")
+    [group] = group_statuses([refused])
+    assert "10.0.0.1:10911 refuses to answer: the request is not signed" in shown(group)
+    assert group.as_json()["replicas"][0]["refusal"] == "the request is not signed"  # type: ignore[index]
+
+
 def test_commits_that_did_not_count_are_for_programs() -> None:
     leader = figures("n0", "leader", peers=peers(), fencedCommits="7")
     [group] = group_statuses([answer(0, leader), answer(1, figures("n1", "follower"))])
