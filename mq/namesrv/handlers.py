@@ -60,6 +60,7 @@ from mq.protocol.operator_requests import (
     UpdateNamesrvConfig,
 )
 from mq.protocol.records import CRC_MASK
+from mq.protocol.replies import AddedTopicsReply, RegistrationReply, WipedTopicsReply
 
 Log = structlog.stdlib.BoundLogger
 
@@ -276,12 +277,12 @@ class Handlers:
     def _wipe_write_perm(self, request: WipeWritePermOfBroker, body: memoryview, connection: Hashable) -> _Answer:
         count = self._table.wipe_write_perm(request.ext.broker_name)
         self._log.info("write_perm_wiped", group=request.ext.broker_name, topics=count, peer=connection)
-        return _Answer(ext={"wipeTopicCount": str(count)})
+        return _Answer(ext=WipedTopicsReply(wipe_topic_count=count).fields())
 
     def _add_write_perm(self, request: AddWritePermOfBroker, body: memoryview, connection: Hashable) -> _Answer:
         count = self._table.add_write_perm(request.ext.broker_name)
         self._log.info("write_perm_added", group=request.ext.broker_name, topics=count, peer=connection)
-        return _Answer(ext={"addTopicCount": str(count)})
+        return _Answer(ext=AddedTopicsReply(add_topic_count=count).fields())
 
     def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _Answer:
         self._kv.put(request.ext.namespace, request.ext.key, request.ext.value)
@@ -337,4 +338,7 @@ def _fields(broker: BrokerId) -> dict[str, object]:
 def _leader_fields(registered: Registered) -> dict[str, str] | None:
     if registered.leader_address is None:
         return None
-    return {"haServerAddr": registered.leader_ha_address or "", "masterAddr": registered.leader_address}
+    reply = RegistrationReply(
+        ha_server_address=registered.leader_ha_address or "", leader_address=registered.leader_address
+    )
+    return reply.fields()

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
 from mq.namesrv.route_table import TableFull
 from mq.protocol.errors import ProtocolError
-from mq.protocol.json_body import Body
-from mq.protocol.wire_names import wire
+from mq.protocol.namesrv_config import KvConfigTable
 
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 NAME_BYTES_MAX: Final = 255
@@ -22,10 +19,6 @@ VALUE_BYTES_MAX: Final = 64 * 1024
 
 class KvRefused(ProtocolError):
     """A namespace, key or value is empty or too long; nothing was changed."""
-
-
-class _Saved(Body, rename=wire(namespaces="configTable")):
-    namespaces: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
 
 
 class KvConfig:
@@ -89,11 +82,11 @@ class KvConfig:
 
     def encode(self) -> bytes:
         """All values as JSON, in the layout of stock name servers."""
-        return _Saved(self._namespaces).encode()
+        return KvConfigTable(self._namespaces).encode()
 
     def restore(self, saved: bytes) -> None:
         """Replace everything by a result of `encode`, from here or from a stock name server. Raises BodyError."""
-        namespaces = {name: entries for name, entries in _Saved.decode(saved).namespaces.items() if entries}
+        namespaces = {name: entries for name, entries in KvConfigTable.decode(saved).namespaces.items() if entries}
         self._namespaces = namespaces
         self._entries = sum(map(len, namespaces.values()))
         self._bytes = sum(_size(name, *entry) for name, entries in namespaces.items() for entry in entries.items())

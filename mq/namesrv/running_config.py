@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 from mq.namesrv.kv_file import FILE_NAME
 from mq.namesrv.settings import NamesrvSettings
-
-_ORDER = "orderMessageEnable"
-_FORBIDDEN = frozenset({"configBlackList", "configStorePath", "kvConfigPath"})
+from mq.protocol.namesrv_config import FORBIDDEN, ORDER_MESSAGES, NamesrvProperties
 
 
 class ConfigForbidden(Exception):
@@ -30,29 +28,31 @@ class RunningConfig:
         """All settings, by our names, and by RocketMQ's where it has one."""
         settings = self._settings
         directory = settings.data_dir
+        stock = NamesrvProperties(
+            listen_port=settings.listen_port,
+            bind_address=settings.listen_host,
+            kv_config_path="" if directory is None else str(directory / FILE_NAME),
+            scan_not_active_broker_interval=round(settings.scan_seconds * 1000),
+            order_message_enable=self.order_topics,
+        )
         return {
-            "listenPort": str(settings.listen_port),
-            "bindAddress": settings.listen_host,
-            "kvConfigPath": "" if directory is None else str(directory / FILE_NAME),
-            "scanNotActiveBrokerInterval": str(round(settings.scan_seconds * 1000)),
-            "returnOrderTopicConfigToBroker": "true",
+            **stock.fields(),
             **{f"raftmq.{name}": str(value) for name, value in settings.model_dump().items()},
             "raftmq.order_topics": str(self.order_topics),
-            _ORDER: str(self.order_topics).lower(),
         }
 
     def update(self, wanted: Mapping[str, str]) -> None:
         """Change all of these settings or none. Raises ConfigForbidden, ConfigRefused."""
         current = self.properties()
         for name, value in wanted.items():
-            if name in _FORBIDDEN:
+            if name in FORBIDDEN:
                 raise ConfigForbidden(f"the setting {name} cannot be changed")
             if name not in current:
                 raise ConfigRefused(f"there is no setting {name}")
-            if name == _ORDER:
+            if name == ORDER_MESSAGES:
                 if value.lower() not in ("true", "false"):
                     raise ConfigRefused(f"{name} is true or false, not {value[:40]!r}")
             elif value != current[name]:
                 raise ConfigForbidden(f"{name} is {current[name]!r} until the name server restarts")
-        if _ORDER in wanted:
-            self.order_topics = wanted[_ORDER].lower() == "true"
+        if ORDER_MESSAGES in wanted:
+            self.order_topics = wanted[ORDER_MESSAGES].lower() == "true"

@@ -20,6 +20,7 @@ __all__ = [
     "SENT_RECALL_HANDLE",
     "SENT_TRACE_ON",
     "SENT_UNIQUE_KEY",
+    "AddedTopicsReply",
     "ChallengeReply",
     "FoundByKeyReply",
     "GroupCountReply",
@@ -31,6 +32,7 @@ __all__ = [
     "PopTimes",
     "PullReply",
     "RecallReply",
+    "RegistrationReply",
     "Reply",
     "ReplyStored",
     "TimestampReply",
@@ -39,6 +41,7 @@ __all__ = [
     "TopicEndsReply",
     "TopicPlanReply",
     "VersionReply",
+    "WipedTopicsReply",
     "read_reply",
 ]
 
@@ -137,6 +140,25 @@ class FoundByKeyReply(
 
     updated_ms: I64
     end_position: I64
+
+
+class RegistrationReply(Reply, rename=wire(ha_server_address="haServerAddr", leader_address="masterAddr")):
+    """The leader of a broker's group (103)."""
+
+    ha_server_address: str
+    leader_address: str
+
+
+class WipedTopicsReply(Reply):
+    """The number of topics that a broker group lost its write permission for (205)."""
+
+    wipe_topic_count: int
+
+
+class AddedTopicsReply(Reply):
+    """The number of topics that a broker group got its write permission for (327)."""
+
+    add_topic_count: int
 
 
 class TopicCountReply(Reply):
