@@ -15,7 +15,9 @@ from benchmarks.frames import topic_name
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client.admin import Admin
 
-RATE = 3000.0
+RATE = 2000.0
+JOIN_COST = 4
+"""A consumer takes so many times longer to begin than a connection: it joins its group, and all members are told."""
 CONSUMERS = Curve(
     "consumers",
     "Consumers",
@@ -44,7 +46,7 @@ async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, plan:
         consumers=count,
         rate=RATE,
         body_bytes=1024,
-        begin=begin_after(count),
+        begin=begin_after(count * JOIN_COST),
         window_seconds=plan.seconds,
         windows=plan.windows,
     )

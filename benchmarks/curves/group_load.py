@@ -21,6 +21,8 @@ from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed
 from mq.monitoring.cpu_time import cpu_seconds
 
 CONNECTS_PER_SECOND = 1000
+START_SECONDS = 2.0
+"""Of the processes that generate the load, where others use the cores too."""
 WARM_UP_SECONDS = 1.5
 AGAIN_AFTER_SECONDS = 3.0
 SETTINGS = {"disk_warn_ratio": "0.97", "disk_expire_ratio": "0.98", "disk_full_ratio": "0.99"}
@@ -136,7 +138,7 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at:
 
 def begin_after(connections: int) -> float:
     """When the windows of a job with so many connections begin that is started now."""
-    connecting = 1.0 + connections / CONNECTS_PER_SECOND
+    connecting = START_SECONDS + connections / CONNECTS_PER_SECOND
     return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + WARM_UP_SECONDS
 
 
@@ -156,4 +158,6 @@ async def measure_jobs(
     if (await Replicas.find(clusters)).leaders != replicas.leaders:
         raise DevClusterFailed(f"{at}: a leader changed meanwhile; is this machine too busy?")
     windows = windows_of(reports, used, jobs[0].window_seconds)
+    if not any(window.messages_per_second for window in windows):
+        raise GeneratorFailed(f"{at}: no message was answered while it was measured")
     return Measured(at, windows, replicas.rss_mib(), before, bool(replicas.followers))

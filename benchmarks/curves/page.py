@@ -40,7 +40,7 @@ def _row(sample: Sample) -> str:
     follower = "-" if sample.follower_us is None else _with_spread(sample.follower_us)
     return (
         f"| {sample.at} | {sample.messages_per_second.median:,.0f} | {sample.p50_ms:.1f} / {sample.p99_ms:.1f} "
-        f"| {_with_spread(sample.leader_us)} | {follower} | {sample.children_us:.1f} | {sample.rss_mib:,.0f} "
+        f"| {_with_spread(sample.leader_us)} | {follower} | {max(0.0, sample.children_us):.1f} | {sample.rss_mib:,.0f} "
         f"| {100 * sample.generator_cores:.0f} % |"
     )
 

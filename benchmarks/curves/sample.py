@@ -79,7 +79,8 @@ def samples_of(measured: Sequence[Measured]) -> list[Sample]:
 
 
 def _sample_of(at: str, passes: Sequence[Measured]) -> Sample:
-    windows = [window for each in passes for window in each.windows]
+    # A window without messages, as when a load generator begins late, has no cost per message.
+    windows = [window for each in passes for window in each.windows if window.messages_per_second]
     return Sample(
         at=at,
         messages_per_second=_spread([window.messages_per_second for window in windows]),

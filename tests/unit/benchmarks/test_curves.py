@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def sample(at: str, leader: float, follower: float | None = 2.0) -> Sample:
 
 
 def test_windows_of_both_passes_become_medians_and_children_a_mean() -> None:
-    first = Measured("8", [window(9.0, 2.0, 0.0), window(30.0, 8.0, 0.0)], 50.0, 1.0, has_followers=True)
+    empty = replace(window(90_000.0, 80_000.0, 0.0), messages_per_second=0.0)
+    first = Measured("8", [empty, window(9.0, 2.0, 0.0), window(30.0, 8.0, 0.0)], 50.0, 1.0, has_followers=True)
     other = Measured("16", [window(1.0, 0.0, 0.0)], 50.0, 1.0, has_followers=False)
     second = Measured("8", [window(10.0, 3.0, 6.0)], 70.0, 4.0, has_followers=True)
     found, alone = samples_of([first, other, second])
