@@ -255,7 +255,7 @@ class Puller:
         """Fetch until everything is here, or another offer arrived."""
         await trio.lowlevel.checkpoint()
         asked: dict[tuple[What, int], float] = {}
-        told_at = trio.current_time()
+        logged_at = trio.current_time()
         while not staging.complete and self._next is None:
             now = trio.current_time()
             asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
@@ -263,8 +263,8 @@ class Puller:
                 what, pos, nbytes = wanted
                 asked[what, pos] = now
                 self._ask(RangeReq(what, pos, nbytes, staging.manifest.snapshot_crc))
-            if now > told_at + _PROGRESS_SECONDS:
-                told_at = now
+            if now > logged_at + _PROGRESS_SECONDS:
+                logged_at = now
                 self._log.info("reset_progress", source=self._source, missing_bytes=staging.missing_bytes)
             with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
                 answer = await self._answers.receive()

@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 OnDone = Callable[[Answer | Lost], None]
-OnAsked = Callable[["Connection", Any, bytes], None]
+OnRequest = Callable[["Connection", Any, bytes], None]
 
 
 class Connection:
@@ -82,7 +82,7 @@ class Connection:
         del self._received[:consumed]
         for header, body in found:
             if not isinstance(header, Response):
-                self._client.on_asked(self, header, body)
+                self._client.on_request(self, header, body)
             elif (on_done := self._waiting.pop(header.opaque, None)) is not None:
                 on_done(Answer(header.code, header.ext, header.remark, body))
 
@@ -100,13 +100,13 @@ class Client:
 
     Args:
         number: distinguishes clients; part of its address.
-        on_asked: receives the requests of brokers.
+        on_request: receives the requests of brokers.
     """
 
-    def __init__(self, cluster: Surroundings, number: int, on_asked: OnAsked = lambda *_: None) -> None:
+    def __init__(self, cluster: Surroundings, number: int, on_request: OnRequest = lambda *_: None) -> None:
         self._cluster = cluster
         self.address = (f"10.1.{number // 250}.{number % 250 + 1}", 50_000)
-        self.on_asked = on_asked
+        self.on_request = on_request
         self._connections: dict[Node, Connection] = {}
         self._opaques = itertools.count(1)
 

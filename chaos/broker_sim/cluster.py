@@ -193,7 +193,7 @@ class BrokerCluster(Cluster):
         """See `chaos.broker_sim.process.BrokerWorld`."""
         self.workload.committed(index, body)
 
-    def told(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         """A log line of a broker or client, for the trace only."""
         if self.trace is not None:
             self.trace(f"{self.now:.6f} {line}")

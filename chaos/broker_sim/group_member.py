@@ -2,7 +2,7 @@
 
 A member handles what it pulls and commits the offset below everything that is still unhandled. In a group that consumes
 in order, a member handles a queue only while it holds its lock, one message at a time. It reports each step to
-`Standing` when it takes it.
+`OffsetChecker` when it takes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chaos.broker_sim.clients import Answer, Client, Connection, Lost
-from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, Standing
+from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_bodies import LockedQueues, QueueLocks
@@ -83,7 +83,7 @@ class Member:
     def __init__(
         self,
         workload: Workload,
-        standing: Standing,
+        checker: OffsetChecker,
         plan: GroupPlan,
         *,
         number: int,
@@ -93,7 +93,7 @@ class Member:
         self._workload = workload
         self._cluster = workload.cluster
         self._rng = workload.rng
-        self._standing = standing
+        self._checker = checker
         self._plan = plan
         self._backs = backs
         self._client = Client(workload.cluster, number, self._heard)
@@ -217,11 +217,11 @@ class Member:
         if not self._plan.ordered:
             return
         key = queue.key
-        self._standing.unlocks(self.client_id, key)
+        self._checker.unlocks(self.client_id, key)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self._standing.unlocked(self.client_id, key)
+                self._checker.unlocked(self.client_id, key)
 
         self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), done)
 
@@ -253,7 +253,7 @@ class Member:
             self._commit(queue)
             queue.begin_at(None)
             return
-        self._standing.locks(self.client_id, queue.key, since)
+        self._checker.locks(self.client_id, queue.key, since)
         if not self._has(queue):  # another member may have had it meanwhile
             queue.begin_at(None)
         queue.locked_until = max(queue.locked_until, since + LOCK_SECONDS / 2)
@@ -281,11 +281,11 @@ class Member:
         return True
 
     def _find_out(self, queue: MemberQueue) -> None:
-        round_begun, query = queue.round, self._standing.query_begins(queue.key)
+        round_begun, query = queue.round, self._checker.query_begins(queue.key)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):
-                self._standing.query_ends(queue.key, query, answer)
+                self._checker.query_ends(queue.key, query, answer)
             if not self._answered(queue, round_begun):
                 return
             if isinstance(answer, Answer) and answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
@@ -302,12 +302,12 @@ class Member:
         reached = queue.reached or 0
         carries = self._rng.random() < (0.02 if self._plan.ordered else 0.5)
         if carries:
-            self._standing.commits(self.client_id, queue.key, reached)
-        self._standing.pull_begins(self.client_id, queue.key, offset)
+            self._checker.commits(self.client_id, queue.key, reached)
+        self._checker.pull_begins(self.client_id, queue.key, offset)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):
-                self._standing.pull_ends(queue.key, offset)
+                self._checker.pull_ends(queue.key, offset)
             if self._answered(queue, round_begun):
                 if isinstance(answer, Answer):
                     self._got(queue, offset, answer)
@@ -364,7 +364,7 @@ class Member:
         if self._backs is not None and self._backs.wants_to_give_back(record):
             self._backs.give_back(self, queue, offset, record)
         else:
-            self._standing.handles(self.client_id, queue.key, offset)
+            self._checker.handles(self.client_id, queue.key, offset)
             del queue.buffered[offset]
             self._go_on(queue)
 
@@ -388,7 +388,7 @@ class Member:
             self._again(_AGAIN_SECONDS, self._handle_in_order, queue, begun)
             return
         offset = min(queue.buffered)
-        self._standing.handles(self.client_id, queue.key, offset)
+        self._checker.handles(self.client_id, queue.key, offset)
         del queue.buffered[offset]
         self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, begun)
         self._go_on(queue)
@@ -405,11 +405,11 @@ class Member:
             return
         # A commit that wants a response takes effect even if its connection maps to no client; no fence applies.
         waits = not self._plan.ordered and self._rng.random() < 0.5
-        begun = self._standing.commits(self.client_id, queue.key, offset, waits=waits)
+        begun = self._checker.commits(self.client_id, queue.key, offset, waits=waits)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
-                self._standing.committed(queue.key, offset, begun)
+                self._checker.committed(queue.key, offset, begun)
 
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", done if waits else None)

@@ -18,7 +18,7 @@ from chaos.broker_sim.clients import Answer, Lost, OnDone
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.group_member import Member, MemberQueue
 from chaos.broker_sim.log_oracle import Sent, Stored
-from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, Standing
+from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
 from chaos.limits import replaced
@@ -62,7 +62,7 @@ class Everyday(Workload):
             _ORDERED, tuple((_ORDERED_TOPIC, number) for number in range(_ORDERED_QUEUES)), ordered=True
         )
         self._plans = (shared, ordered)
-        self._standing = Standing(self, self._plans, exact="clock" not in cluster.plan.kinds)
+        self._checker = OffsetChecker(self, self._plans, exact="clock" not in cluster.plan.kinds)
         self._members: dict[GroupPlan, list[Member]] = {plan: [] for plan in self._plans}
         self._joined = 0
         self._due_in_order = [0] * _ORDERED_QUEUES
@@ -177,7 +177,7 @@ class Everyday(Workload):
         self._joined += 1
         number, backs = 100 + self._joined, None if plan.ordered else self
         client_id = f"{plan.name}-{self._joined:03d}"
-        made = Member(self, self._standing, plan, number=number, client_id=client_id, backs=backs)
+        made = Member(self, self._checker, plan, number=number, client_id=client_id, backs=backs)
         self._members[plan].append(made)
 
     def _disturb(self) -> None:
@@ -192,7 +192,7 @@ class Everyday(Workload):
             self._reset()
         elif members:
             member = self.rng.choice(members)
-            self.cluster.told(f"{member.client_id} {what}")
+            self.cluster.trace_line(f"{member.client_id} {what}")
             if what in ("leaves", "vanishes"):
                 members.remove(member)
                 member.leave(politely=what == "leaves")
@@ -208,7 +208,7 @@ class Everyday(Workload):
     def _reset(self) -> None:
         number = self.rng.randrange(self.queues)
         keys = [(_SHARED, self.topic, each) for each in range(self.queues)]
-        begun = {key: len(self._standing.offsets[key]) for key in keys}
+        begun = {key: len(self._checker.offsets[key]) for key in keys}
         ext: dict[str, Any] = {"topic": self.topic, "group": _SHARED, "isForce": self.rng.random() < 0.5}
         if self.rng.random() < 0.5:
             end = len(self.ledger.queues[self.topic, number])
@@ -222,18 +222,18 @@ class Everyday(Workload):
                 return
             for ref, offset in read_offset_table(answer.body).items():
                 key = (_SHARED, ref.topic, ref.queue_id)
-                since = self._standing.offsets[key][begun[key] - 1 :]
+                since = self._checker.offsets[key][begun[key] - 1 :]
                 if offset not in since:
                     raise Violation(f"reset: {key} was told to be reset to {offset}, since then it was {since}")
 
         self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", done)
 
     def _ask_where(self, key: Key) -> None:
-        begun = self._standing.query_begins(key)
+        begun = self._checker.query_begins(key)
 
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer):
-                self._standing.query_ends(key, begun, answer)
+                self._checker.query_ends(key, begun, answer)
 
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
         self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", done)
@@ -261,7 +261,7 @@ class Everyday(Workload):
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
                     raise Violation(f"lost: {copy} was told to be taken back, and is not stored")
-                self._standing.handles(member.client_id, queue.key, offset)
+                self._checker.handles(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
                 self._asked_back[copy] -= answer is not Lost.UNKNOWN
@@ -318,7 +318,7 @@ class Everyday(Workload):
 
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
-        self._standing.command(command)
+        self._checker.command(command)
         if isinstance(command, AdvanceDelay):
             for offset in range(self._levels[command.level], command.offset):
                 if (command.level, offset) not in self._done_singly:
@@ -363,7 +363,7 @@ class Everyday(Workload):
         return (key for plan in self._plans for key in plan.keys)
 
     def _left(self, key: Key) -> list[Stored]:
-        return self.ledger.queues[key[1:]][max(0, self._standing.offset(key)) :]
+        return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
     def is_settled(self) -> bool:
         """See `Workload.is_settled`: groups have consumed everything."""
@@ -380,5 +380,5 @@ class Everyday(Workload):
         for process in running:
             for key in self._keys():
                 offset = process.metadata.consumer_offsets.get(key[:2], {}).get(key[2], -1)
-                if offset != self._standing.offset(key):
-                    raise Violation(f"offset: {key} is {offset} at {process.node_id}, not {self._standing.offset(key)}")
+                if offset != self._checker.offset(key):
+                    raise Violation(f"offset: {key} is {offset} at {process.node_id}, not {self._checker.offset(key)}")

@@ -44,7 +44,7 @@ class GroupPlan(NamedTuple):
         return [(self.name, topic, queue_id) for topic, queue_id in self.queues]
 
 
-class Standing:
+class OffsetChecker:
     """See the module. Members report what they do; every method raises `Violation` when that must not happen.
 
     Args:

@@ -67,7 +67,7 @@ class BrokerWorld(World, Surroundings, Protocol):
     def committed(self, index: int, body: bytes) -> None:
         """An entry is committed; each replica reports it."""
 
-    def told(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         """A log line of a broker or client, for the trace only."""
 
 
@@ -86,7 +86,7 @@ class TurnLog:
 
     def info(self, event: str, **values: object) -> None:
         """A line."""
-        self._cluster.told(f"{self._node.node_id} {event} {values}")
+        self._cluster.trace_line(f"{self._node.node_id} {event} {values}")
 
     warning = info
 

@@ -148,8 +148,8 @@ class Transactions(Workload):
         code, node = RequestCode.END_TRANSACTION, self.cluster.some_node(self.rng)
         self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
 
-    def asked(self, connection: Connection, request: Any, body: bytes) -> None:
-        """See `Workload.asked`: a broker checks back."""
+    def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
+        """See `Workload.broker_request`: a broker checks back."""
         if not isinstance(request, CheckTransactionState):
             return
         self.counts["checks"] += 1

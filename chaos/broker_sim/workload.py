@@ -45,7 +45,7 @@ class Brokers(Surroundings, Protocol):
     def true_ms(self) -> int:
         """The true time."""
 
-    def told(self, line: str) -> None:
+    def trace_line(self, line: str) -> None:
         """A log line of a broker or client, for the trace only."""
 
 
@@ -68,7 +68,7 @@ class Workload:
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.history: list[dict[str, Any]] = []
-        self.clients = [Client(cluster, number, self.asked) for number in range(_CLIENTS)]
+        self.clients = [Client(cluster, number, self.broker_request) for number in range(_CLIENTS)]
         self.stopped = False
         self._body_bytes_max = self.rng.choice((20, 100, 300))
         self._read_to: Counter[int] = Counter()
@@ -96,7 +96,7 @@ class Workload:
     def entry_ends(self) -> None:
         """All records and commands of one entry were passed."""
 
-    def asked(self, connection: Connection, request: Any, body: bytes) -> None:
+    def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """A broker sends a request to a client."""
 
     def needed_from(self) -> int:
@@ -152,7 +152,7 @@ class Workload:
             "v": value,
         }
         self.history.append(row | more)
-        self.cluster.told(f"client {kind} {what} {key} {value} {more}")
+        self.cluster.trace_line(f"client {kind} {what} {key} {value} {more}")
 
     def history_lines(self) -> list[str]:
         """The history as JSON, a line per event."""

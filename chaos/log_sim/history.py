@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Append:
     """A client's append: what had been acknowledged when it began, and whether it was refused."""
 
     acked_index: int
@@ -58,7 +58,7 @@ class History:
         self._durable = durable
         self._leaders: dict[int, NodeId] = {}
         self._votes: dict[tuple[int, NodeId], NodeId] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Append] = {}
         self._index_of: dict[int, int] = {}
         self.committed: list[Entry] = []
         self._committed_in: list[int] = []
@@ -73,7 +73,7 @@ class History:
     def asked(self, value: int) -> None:
         """A client begins to append ``value``; it does so once."""
         assert value not in self._asked, f"value {value} is asked for a second time"
-        self._asked[value] = _Asked(self.acked_index)
+        self._asked[value] = _Append(self.acked_index)
 
     def refuse(self, value: int) -> None:
         """A client was told that ``value`` was not appended and never will be."""

@@ -51,7 +51,7 @@ there is a leader.
 """
 
 
-def _has_told_everything(leader: RaftCore, peer: NodeId) -> bool:
+def _has_sent_everything(leader: RaftCore, peer: NodeId) -> bool:
     """Whether ``peer`` has the whole log of a leader, and all of it is committed."""
     status = leader.status()
     return status.commit == status.last.index and any(p.peer == peer and p.match == status.commit for p in status.peers)
@@ -343,7 +343,7 @@ class Nemesis:
         others = [node for node in cluster.nodes if node not in (name, victim.node_id)]
         # Together with the victim they are a majority.
         late = others[: len(cluster.nodes) // 2]
-        if name is None or leader is None or name == victim.node_id or not _has_told_everything(leader.core, late[0]):
+        if name is None or leader is None or name == victim.node_id or not _has_sent_everything(leader.core, late[0]):
             if name == victim.node_id and leader is not None and tries % 20 == 0:
                 cluster.on(victim, "hands over", leader.replica.transfer)
             if tries:

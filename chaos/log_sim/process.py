@@ -127,7 +127,7 @@ class LogProcess:
     def _open_application(self) -> None:
         """The log is open; find out how far the application has applied it, and set ``node.checkpoint``."""
         node, world, log = self.node, self._world, self.log
-        self._begin_anew_if_replaced()
+        self._restart_if_replaced()
         if world.buggify("lost-checkpoint"):
             node.checkpoint = max(log.base[0], self._rng.randint(0, node.checkpoint))
         if world.buggify("replay-everything"):
@@ -165,7 +165,7 @@ class LogProcess:
     def _end_turn(self) -> None:
         self.replica.pump()
 
-    def _begin_anew_if_replaced(self) -> None:
+    def _restart_if_replaced(self) -> None:
         """If the log was replaced by fetched files, the application starts from the snapshot that came with them."""
         node, base_index = self.node, self.log.base[0]
         if node.checkpoint < base_index:

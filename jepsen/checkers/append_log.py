@@ -109,20 +109,20 @@ def _one_offset_for_one_value(log: _Log, places: Mapping[Place, str], findings: 
 
 def _floors(history: History, log: _Log) -> dict[str, _Floors]:
     """What clients knew about each queue, by time."""
-    told: defaultdict[str, list[_Told]] = defaultdict(list)
+    told: defaultdict[str, list[_Floor]] = defaultdict(list)
     for send in log.acknowledged:
-        told[str(send.queue)].append(_Told(_ended(send), _offset(send) + 1, send))
+        told[str(send.queue)].append(_Floor(_ended(send), _offset(send) + 1, send))
     for batch in log.seen:
         if batch.messages:
             highest_read = max(batch.messages, key=itemgetter(0))[0]
-            told[batch.queue].append(_Told(batch.at, highest_read + 1, batch.operation))
+            told[batch.queue].append(_Floor(batch.at, highest_read + 1, batch.operation))
     for end in history.named("end", "known-end"):
         if end.outcome == "ok":
-            told[str(end.queue)].append(_Told(_ended(end), _offset(end), end))
+            told[str(end.queue)].append(_Floor(_ended(end), _offset(end), end))
     return {queue: _Floors(each) for queue, each in told.items()}
 
 
-class _Told(NamedTuple):
+class _Floor(NamedTuple):
     """From this time on clients know that the queue does not end before ``floor``, an offset."""
 
     at: int
@@ -143,15 +143,15 @@ class _Told(NamedTuple):
 class _Floors:
     """For one queue: the lowest possible end, at any time."""
 
-    def __init__(self, told: list[_Told]) -> None:
+    def __init__(self, told: list[_Floor]) -> None:
         told.sort(key=lambda each: each.at)
         self._times = [each.at for each in told]
-        self._highest: list[_Told] = []
+        self._highest: list[_Floor] = []
         for each in told:
             is_higher = not self._highest or each.floor > self._highest[-1].floor
             self._highest.append(each if is_higher else self._highest[-1])
 
-    def before(self, time: int) -> _Told | None:
+    def before(self, time: int) -> _Floor | None:
         """The highest floor that a client knew before this time; None if there was none."""
         at = bisect_left(self._times, time) - 1
         return self._highest[at] if at >= 0 else None

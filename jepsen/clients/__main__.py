@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import trio
 
-from jepsen.clients import Order, Told
+from jepsen.clients import Order, Report
 from jepsen.values import PROPERTY
 from mq.cli.errors import run_trio
 from mq.client import ClientError, Message, Producer, PushConsumer
@@ -17,7 +17,7 @@ from mq.client import ClientError, Message, Producer, PushConsumer
 PIECE_BYTES = 65536
 
 
-def tell(told: Told) -> None:
+def tell(told: Report) -> None:
     """Write one line, unbuffered."""
     sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
     sys.stdout.buffer.flush()
@@ -32,7 +32,7 @@ async def take_part(namesrv: str, topic: str, group: str) -> None:
     ):
         consumer.subscribe(topic)
         nursery.start_soon(_receive, consumer)
-        tell(Told("ready"))
+        tell(Report("ready"))
         received = b""
         async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as orders:
             while piece := await orders.receive_some(PIECE_BYTES):
@@ -46,7 +46,7 @@ async def _receive(consumer: PushConsumer) -> None:
     async for message in consumer:
         queue, offset = message.queue.queue_id, message.queue_offset
         own = message.properties.get(PROPERTY)
-        tell(Told("received", queue=queue, offset=offset, body=message.body, tag=message.tags, property=own))
+        tell(Report("received", queue=queue, offset=offset, body=message.body, tag=message.tags, property=own))
 
 
 async def _send(producer: Producer, topic: str, order: Order) -> None:
@@ -54,9 +54,9 @@ async def _send(producer: Producer, topic: str, order: Order) -> None:
     try:
         result = await producer.send(message)
     except ClientError as error:
-        tell(Told("not-sent", order.value, stored=error.stored, error=str(error)))
+        tell(Report("not-sent", order.value, stored=error.stored, error=str(error)))
         return
-    tell(Told("sent", order.value, result.queue.queue_id, result.queue_offset))
+    tell(Report("sent", order.value, result.queue.queue_id, result.queue_offset))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
-from jepsen.clients import Order, Told
+from jepsen.clients import Order, Report
 from jepsen.recorder import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.workloads.workload import SIZES, Workload
@@ -18,7 +18,7 @@ AWAY_SECONDS = (0.1, 2.0)
 """Delay before a process that ended is restarted."""
 PIECE_BYTES = 65536
 
-_TOLD = msgspec.json.Decoder(Told)
+_REPORTS = msgspec.json.Decoder(Report)
 
 
 async def be_outside(workload: Workload, name: str, command: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ class _Life:
             assert self._process.stdout is not None, "clients tell by their output"
             while piece := await self._process.stdout.receive_some(PIECE_BYTES):
                 *lines, received = (received + piece).split(b"\n")
-                for told in map(_TOLD.decode, lines):
+                for told in map(_REPORTS.decode, lines):
                     if told.event == "ready":
                         member.ok("join")
                         ready = True
@@ -100,7 +100,7 @@ class _Life:
             await self._answered.wait()
             await trio.sleep(REST_SECONDS * self._rng.random())
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: Report) -> None:
         """Record what the client reports."""
         workload, worker = self._workload, self._producer
         queue = f"{workload.topic}/{told.queue}"

@@ -91,7 +91,7 @@ class Broker:
         self._clock = environment.clock
         self._on_registration_changed = environment.on_registration_changed
         self._log = environment.log
-        self._seldom = RateLimitedLog(environment.log, environment.wall_clock_ms)
+        self._limited_log = RateLimitedLog(environment.log, environment.wall_clock_ms)
         self._lateness = EventLoopLag()
         # in order of arrival, so that simulations are deterministic
         self._connections: dict[ClientConnection, None] = {}
@@ -183,20 +183,20 @@ class Broker:
 
     def _tls_failed(self, reason: str) -> None:
         self._tls_failures += 1
-        self._seldom.warning("tls_failed", reason=reason.replace("_", " ").lower(), failures=self._tls_failures)
+        self._limited_log.warning("tls_failed", reason=reason.replace("_", " ").lower(), failures=self._tls_failures)
 
     def _refuse_connection(self, sock: socket.socket, event: str, limit: int) -> None:
         sock.close()
         self._refused += 1
-        self._seldom.warning(event, limit=limit, connections=len(self._connections), refused=self._refused)
+        self._limited_log.warning(event, limit=limit, connections=len(self._connections), refused=self._refused)
 
     def _unfinished_dropped(self, connection: ClientConnection, reason: str) -> None:
         self._dropped += 1
-        self._seldom.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._dropped)
+        self._limited_log.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._dropped)
 
     def _unread_dropped(self, connection: ClientConnection) -> None:
         self._dropped += 1
-        self._seldom.warning(
+        self._limited_log.warning(
             "clients_too_slow",
             client=connection.peer,
             waiting_bytes=connection.waiting_bytes,
@@ -346,7 +346,7 @@ class Broker:
                 raise
             # The annotation is a hint from the leader; the records contain the same. What was applied from it is
             # skipped.
-            self._seldom.warning("annotation_damaged", index=entry.index, error=str(error))
+            self._limited_log.warning("annotation_damaged", index=entry.index, error=str(error))
             commands, sequenced = self._derive(entry, b"")
         if sequenced and self._filling is None:
             for record in sequenced:

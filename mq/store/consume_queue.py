@@ -181,7 +181,7 @@ class ConsumeQueue:
             stop = min(in_files, start + per_block)
             block = self._files.block(self, start)
             if block is None or len(block) < (stop - start) * QUEUE_ENTRY_BYTES:
-                block = self._bring(start)
+                block = self._load(start)
             parts.append(block[(offset - start) * QUEUE_ENTRY_BYTES : (stop - start) * QUEUE_ENTRY_BYTES])
             offset = stop
         if offset < end:
@@ -344,7 +344,7 @@ class ConsumeQueue:
         if count and (kept := self._files.block(self, start)) is not None and len(kept) == count * QUEUE_ENTRY_BYTES:
             self._files.keep_block(self, start, kept + entries)
 
-    def _bring(self, start: int) -> bytes:
+    def _load(self, start: int) -> bytes:
         """The entries in files of the block at ``start``, verified and cached."""
         count = min(self._flushed_offset - start, self._entries_per_block)
         data, seed = self._read_block(start), self._seed(start)

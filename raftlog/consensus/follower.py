@@ -46,8 +46,8 @@ class Following(CoreState):
             self._following.answer_due |= message.seq > 0
             self._dirty = True
             return
-        self._following.untold_bytes += taken
-        if not self.config.durable_commit or self._following.untold_bytes > self.config.accept_ack_bytes:
+        self._following.unreported_bytes += taken
+        if not self.config.durable_commit or self._following.unreported_bytes > self.config.accept_ack_bytes:
             self._following.answer_due = True
 
     def _take_over(self, message: AppendReq) -> int:

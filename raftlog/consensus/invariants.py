@@ -21,7 +21,9 @@ def check_core(core: CoreState) -> None:
     assert log.base.index <= commit <= last, f"commit index {commit} is not within {log.base.index} to {last}"
     assert durable <= last, f"{durable} is durable, the log ends at {last}"
     assert core._verified <= last, f"{core._verified} was verified, the log ends at {last}"
-    assert core._output.told_commit <= commit, f"commit index {core._output.told_commit} was announced, it is {commit}"
+    assert core._output.reported_commit <= commit, (
+        f"commit index {core._output.reported_commit} was announced, it is {commit}"
+    )
     assert log.last.term <= core._term, f"the log holds term {log.last.term}, the term is {core._term}"
     assert core._tickets.done <= core._tickets.issued, f"{core._tickets.done} done of {core._tickets.issued} issued"
     if core._abstaining:

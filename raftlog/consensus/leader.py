@@ -48,7 +48,7 @@ class Leading(LeadershipTransfer, Reading):
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
         self._leading.heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
         self._leading.announce_at = float("inf")
-        self._reads.lease_given_up = False
+        self._reads.lease_released = False
 
     def _append_own(self, span: Span) -> None:
         self._append(span)

@@ -84,7 +84,7 @@ class LeadershipTransfer(CoreState):
     def _tell_to_lead(self, progress: Progress) -> None:
         assert progress.peer in self._conf.voters, f"{progress.peer} has no vote and was to take over"
         # It may be elected at any later time, even by voters that still hear this leader.
-        self._reads.lease_given_up = True
+        self._reads.lease_released = True
         self._post(TimeoutNow(self.node_id, progress.peer, self._term))
 
     def _fail_transfer(self) -> None:

@@ -256,7 +256,7 @@ class RaftCore(Election, Following):
             return
         if self._role is Role.LEADER:
             self._advance_commit()
-        elif self._verified_durable > self._following.told_durable:
+        elif self._verified_durable > self._following.reported_durable:
             self._following.answer_due = True
             self._dirty = True
 
@@ -421,13 +421,13 @@ class RaftCore(Election, Following):
         if output.fetches:
             effects.fetch = output.fetches
             output.fetches = []
-        if self._commit != output.told_commit:
-            effects.commit = output.told_commit = self._commit
-        told = output.told_role
+        if self._commit != output.reported_commit:
+            effects.commit = output.reported_commit = self._commit
+        told = output.reported_role
         if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
-            effects.role = output.told_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
-        if self._conf is not output.told_conf:
-            effects.conf = output.told_conf = self._conf
+            effects.role = output.reported_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
+        if self._conf is not output.reported_conf:
+            effects.conf = output.reported_conf = self._conf
         effects.failed_from, output.failed_from = output.failed_from, None
         if self._reads.answered:
             effects.reads = self._reads.answered

@@ -23,15 +23,15 @@ class Reading(CoreState):
         elif self._leader_id is None:
             self._answer_read(None, ctx, None)
         else:
-            if self._reads.asked_of != (self._term, self._leader_id):
+            if self._reads.sent_to != (self._term, self._leader_id):
                 self._abandon_questions()
-                self._reads.asked_of = (self._term, self._leader_id)
+                self._reads.sent_to = (self._term, self._leader_id)
             self._reads.asked.waiting.append(ctx)
             self._dirty = True
 
     def _ask_leader(self) -> None:
         """Send one query for all waiting reads; abandon queries that the leader has not answered for long."""
-        if self._reads.asked_of != (self._term, self._leader_id):
+        if self._reads.sent_to != (self._term, self._leader_id):
             self._abandon_questions()
             return
         for ctx in self._reads.asked.overdue(self._now - self.config.election_timeout_seconds_max):
@@ -87,7 +87,7 @@ class Reading(CoreState):
     @property
     def _holds_lease(self) -> bool:
         """Whether no other leader can have been elected yet, if clocks run about equally fast (thesis 6.4.1)."""
-        if not self.config.lease_reads or self._commit < self._term_start or self._reads.lease_given_up:
+        if not self.config.lease_reads or self._commit < self._term_start or self._reads.lease_released:
             return False
         return self._now - self._heard_since < _LEASE_SHARE * self.config.election_timeout_seconds_min
 

@@ -245,8 +245,8 @@ class CoreState:
     def _become_follower(self, term: Term, leader_id: NodeId | None) -> None:
         """Follow ``leader_id``, or wait for a leader of ``term``."""
         if self._role is Role.LEADER:
-            self._give_up_proposals()
-            self._give_up_reads()
+            self._fail_proposals()
+            self._fail_reads()
         if term > self._term:
             self._enter_term(term, None)
         assert term == self._term, f"term {term} after term {self._term}"
@@ -254,11 +254,11 @@ class CoreState:
         self._leader_id = leader_id
         self._wait_for_leader()
 
-    def _give_up_reads(self) -> None:
+    def _fail_reads(self) -> None:
         for read in self._reads.rounds.abandon():
             self._answer_read(read.asker, read.ctx, None)
 
-    def _give_up_proposals(self) -> None:
+    def _fail_proposals(self) -> None:
         first = max(self._commit + 1, self._term_start)
         if first <= self._log.last_index and (self._output.failed_from is None or first < self._output.failed_from):
             self._output.failed_from = first
@@ -279,8 +279,8 @@ class CoreState:
         # Only the committed part of the log is certain to agree with the leader of the new term.
         self._verified = self._commit
         self._following.leader_seq = 0
-        self._following.told_durable = NO_INDEX
-        self._following.untold_bytes = 0
+        self._following.reported_durable = NO_INDEX
+        self._following.unreported_bytes = 0
         self._following.answer_due = False
         # The next leader's log may be shorter.
         self._abstain_until = None
@@ -341,8 +341,8 @@ class CoreState:
         self._following.answer_due = False
         if self._role is not Role.FOLLOWER or self._leader_id is None:
             return
-        self._following.told_durable = self._verified_durable
-        self._following.untold_bytes = 0
+        self._following.reported_durable = self._verified_durable
+        self._following.unreported_bytes = 0
         self._output.outbox.append(
             AppendResp(
                 self.node_id,
@@ -351,7 +351,7 @@ class CoreState:
                 self._following.leader_seq,
                 True,
                 self._verified,
-                self._following.told_durable,
+                self._following.reported_durable,
                 self._log.last,
             )
         )

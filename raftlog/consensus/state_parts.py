@@ -20,9 +20,9 @@ class FollowerState:
     """Monotonic seconds."""
     leader_seq: int = 0
     """The number of the newest request of this term's leader."""
-    told_durable: LogIndex = NO_INDEX
+    reported_durable: LogIndex = NO_INDEX
     """The entry up to which the leader knows that this replica is durable."""
-    untold_bytes: int = 0
+    unreported_bytes: int = 0
     """Bytes received since then."""
     answer_due: bool = False
 
@@ -44,9 +44,9 @@ class OutputState:
 
     shell_last: LogIndex
     """The last entry outside, including entries that a leader proposed itself."""
-    told_commit: LogIndex
-    told_role: RoleChange
-    told_conf: ConfState
+    reported_commit: LogIndex
+    reported_role: RoleChange
+    reported_conf: ConfState
     new_spans: list[Span] = field(default_factory=list)
     """To be written."""
     truncate_from: LogIndex | None = None
@@ -90,11 +90,11 @@ class ReadState:
 
     asked: ForwardedReads
     rounds: ReadRounds = field(default_factory=ReadRounds)
-    asked_of: tuple[Term, NodeId | None] = (NO_TERM, None)
+    sent_to: tuple[Term, NodeId | None] = (NO_TERM, None)
     """Term and leader of the queries in flight."""
     answered: list[tuple[int, LogIndex | None]] = field(default_factory=list)
     """The caller's number of each read, and the index to apply; None if it could not be confirmed."""
-    lease_given_up: bool = False
+    lease_released: bool = False
     """A node was told to take over: it may be elected at any later time, so the lease is void for this term."""
 
 

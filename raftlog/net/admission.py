@@ -30,7 +30,7 @@ from raftlog.net.versions import (
     HANDSHAKE_VERSION,
     NEWEST_VERSION,
     OLDEST_VERSION,
-    SAYS_NOTHING,
+    UNKNOWN_SOFTWARE,
     Software,
     spoken,
     why_apart,
@@ -157,7 +157,7 @@ class Admission:
             software=self.software,
         )
 
-    def welcome(self, incarnation: str, refusal: str | None, caller: Software = SAYS_NOTHING) -> Welcome:
+    def welcome(self, incarnation: str, refusal: str | None, caller: Software = UNKNOWN_SOFTWARE) -> Welcome:
         """The answer to a caller with this software."""
         mine = self.software
         version = spoken(mine, caller) or HANDSHAKE_VERSION

@@ -37,7 +37,7 @@ class Software(msgspec.Struct, frozen=True):
     level_newest: int = 1
 
 
-SAYS_NOTHING: Final = Software()
+UNKNOWN_SOFTWARE: Final = Software()
 
 
 def spoken(ours: Software, theirs: Software) -> int | None:

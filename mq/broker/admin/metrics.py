@@ -252,8 +252,8 @@ class BrokerMetrics:
                 continue
             for prefix, samples in bulk.items():
                 if name.startswith(prefix):
-                    as_whom = name.removeprefix(prefix)
-                    samples.append(((*self.labels.values(), as_whom[0].upper() + as_whom[1:]), value))
+                    role = name.removeprefix(prefix)
+                    samples.append(((*self.labels.values(), role[0].upper() + role[1:]), value))
         for prefix, (name, text) in _BULK_PREFIXES.items():
             yield Family(name, Kind.COUNTER, text, (*self.labels, "as"), bulk[prefix])
 

@@ -133,7 +133,7 @@ class RaftMembers(Service):
             ConfChangeKind.REMOVE: f"{change.node} is not a member any more",
             ConfChangeKind.REPLACE: f"{change.node} is a voter now, in place of {change.replaced}",
         }[change.kind]
-        return _Waiting(index, self._clock(), done, _nobody)
+        return _Waiting(index, self._clock(), done, _no_reply)
 
     def _transfer(self, command: GroupCommand) -> _Waiting | tuple[bool, str, str]:
         to = NodeId(command.node) if command.node else None
@@ -143,7 +143,7 @@ class RaftMembers(Service):
         refusal = self._replica.transfer(to)
         if refusal is not None:
             return False, refusal.name, self._why(refusal, None if to is None else ConfChange(_KINDS["promote"], to))
-        return _Waiting(NO_INDEX, self._clock(), "", _nobody)
+        return _Waiting(NO_INDEX, self._clock(), "", _no_reply)
 
     def _why(self, refusal: Refusal, change: ConfChange | None) -> str:
         """The reason for a refusal as text with its figures."""
@@ -249,7 +249,7 @@ class RaftMembers(Service):
         return address.is_loopback or any(address in network for network in self._settings.admin_networks)
 
 
-def _nobody(done: bool, code: str, text: str) -> None:
+def _no_reply(done: bool, code: str, text: str) -> None:
     raise AssertionError("the answer has no receiver yet")
 
 

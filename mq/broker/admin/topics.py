@@ -78,7 +78,7 @@ class Topics(Service):
         # Also if it does not exist: its creation may be in flight.
         command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
         replicate(
-            self._appender, [command], call, what="a topic's deletion", on_framed=partial(self._tails.begin_anew, topic)
+            self._appender, [command], call, what="a topic's deletion", on_framed=partial(self._tails.reset, topic)
         )
 
     def _put(self, call: Call[Any], topics: Sequence[bodies.TopicConfig]) -> None:

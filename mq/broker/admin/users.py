@@ -31,7 +31,7 @@ from mq.broker.state.users import (
     PutPolicies,
     UpdateUser,
     User,
-    is_meant,
+    is_match,
 )
 from mq.broker.state.users import CreateUser as CreateUserCommand
 from mq.broker.write_path.replicate import encoded, replicate
@@ -110,7 +110,7 @@ class UserAdministration(Service):
         if wanted.password is None:
             raise _invalid(f"user {name} needs a password")
         if (user := self._users.table.get(name)) is not None:
-            if self._is_as_wanted(name, user, wanted):
+            if self._matches(name, user, wanted):
                 return call.response()
             raise _invalid(f"the user {name} exists already")
         if not self._users.has_room(name):
@@ -216,7 +216,7 @@ class UserAdministration(Service):
         self._check_may_change(name)
         resource = _canonical(ext.resource)
         custom = _is_custom(ext.policy_type) if ext.policy_type or resource else None
-        if not any(is_meant(policy, custom, resource) for policy in self._existing(name).policies):
+        if not any(is_match(policy, custom, resource) for policy in self._existing(name).policies):
             return call.response()
         self._change(call, DeletePolicies(name=name, custom=custom, resource=resource), name, "policies deleted")
         return None
@@ -299,7 +299,7 @@ class UserAdministration(Service):
         wanted.user_status = _one_of("a user status", wanted.user_status, USER_STATES)
         return name, wanted
 
-    def _is_as_wanted(self, name: str, user: User, wanted: UserInfo) -> bool:
+    def _matches(self, name: str, user: User, wanted: UserInfo) -> bool:
         """Whether an existing user equals the one to create. Only asked of the leader, which can open seals."""
         if (user.admin, user.enabled) != (wanted.user_type == SUPER, wanted.user_status != DISABLED):
             return False

@@ -108,16 +108,16 @@ class Retention:
         """The new beginning of the log. Undelivered messages are only looked up if a file would be deleted. Raises
         StoreError.
         """
-        wished = droppable(segments, self._newest, self._policy, now)
-        if wished is None or (waiting_pos := self._waiting_pos()) >= wished:
-            self._is_held &= wished is None
-            return wished
+        candidate_pos = droppable(segments, self._newest, self._policy, now)
+        if candidate_pos is None or (waiting_pos := self._waiting_pos()) >= candidate_pos:
+            self._is_held &= candidate_pos is None
+            return candidate_pos
         base_pos = droppable(
             segments, self._newest, self._policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
         )
-        if base_pos != wished and not self._is_held:
+        if base_pos != candidate_pos and not self._is_held:
             self._is_held = True
-            self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=wished)
+            self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=candidate_pos)
         return base_pos
 
     def _wanted_pos(self) -> int:

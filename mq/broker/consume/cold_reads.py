@@ -67,7 +67,7 @@ class ColdReads:
 
     Attributes:
         waiting: number of waiting reads.
-        brought: number of loads.
+        loads: number of loads.
     """
 
     def __init__(self, *, log: ColdLog, in_background: Callable[[Job], None]) -> None:
@@ -77,14 +77,14 @@ class ColdReads:
         """Recently read chunks, the newest last."""
         self._under_way: dict[int, list[_Waiting]] = {}
         self.waiting = 0
-        self.brought = 0
+        self.loads = 0
 
     @property
     def start_pos(self) -> int:
         """Records before this physical offset must be verified when they are read from disk."""
         return self._log.trusted_pos
 
-    def are_there(self, begin: int, end: int) -> bool:
+    def are_loaded(self, begin: int, end: int) -> bool:
         """Whether the range between two physical offsets is in memory, and the read-ahead behind it loaded.
 
         Fast, so that most sequential reads need no further check; False does not mean that it is missing.
@@ -92,7 +92,7 @@ class ColdReads:
         first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
         return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
-    def bring(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+    def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
         """Load the records at ascending places, and call ``then`` after the attempt.
 
         Returns False if they can be read directly; then ``then`` is not called.
@@ -101,13 +101,13 @@ class ColdReads:
             return False
         chunks = _chunks_of(places)
         if len(chunks) > CHUNKS_MAX:
-            return self._bring_alone(places, then)
+            return self._load_alone(places, then)
         missing = [chunk for chunk in chunks if not self._has_chunk(chunk)]
         is_read_in_order = bool(missing) and (missing[0] in self._seen or missing[0] - 1 in self._seen)
         for chunk in chunks:
             self._note(chunk)
         if missing and not is_read_in_order:
-            return self._bring_alone(places, then)
+            return self._load_alone(places, then)
         if missing:
             self.waiting += 1
             waiting = _Waiting(len(missing), then)
@@ -116,11 +116,11 @@ class ColdReads:
             for chunk in missing:
                 self._under_way.setdefault(chunk, []).append(waiting)
             for chunk in new:
-                self._bring_chunk(chunk)
+                self._load_chunk(chunk)
         ahead = chunks[-1] + 1
         if len(self._under_way) < AHEAD_MAX and ahead not in self._under_way and not self._has_chunk(ahead):
             self._under_way[ahead] = []
-            self._bring_chunk(ahead)
+            self._load_chunk(ahead)
         return bool(missing)
 
     def _has_chunk(self, chunk: int) -> bool:
@@ -137,7 +137,7 @@ class ColdReads:
         if len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
 
-    def _bring_alone(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+    def _load_alone(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
         runs = self._on_disk(_runs_of(places))
         if self._has(runs):
             return False
@@ -145,7 +145,7 @@ class ColdReads:
         self._start(runs, partial(self._arrived, _Waiting(1, then)))
         return True
 
-    def _bring_chunk(self, chunk: int) -> None:
+    def _load_chunk(self, chunk: int) -> None:
         begin = chunk * CHUNK_BYTES
         self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._chunk_arrived, chunk))
 
@@ -156,7 +156,7 @@ class ColdReads:
 
     def _start(self, runs: list[tuple[int, int]], end: Callable[[], None]) -> None:
         log = self._log
-        self.brought += 1
+        self.loads += 1
 
         def job() -> Callable[[], None]:
             with suppress(SegmentError):  # the next read reports the error

@@ -148,7 +148,7 @@ class LongPolling(Generic[PullT]):
                 self._release(held)
         return woken
 
-    def taken_out(self, key: QueueKey, wanted: Callable[[PullT], bool]) -> list[PullT]:
+    def take_matching(self, key: QueueKey, wanted: Callable[[PullT], bool]) -> list[PullT]:
         """Remove and return the pulls of a queue for which ``wanted`` is true, longest waiting first."""
         woken: list[PullT] = []
         for held in list(self._by_queue.get(key, {}).values()):

@@ -48,7 +48,7 @@ class HeldPull(NamedTuple):
     """A waiting pull; resumed when a message arrives or its deadline passes.
 
     ``offset`` is the requested one, or further on if no message up to there matched. ``deadline`` is the monotonic time
-    in seconds until which it may be held, 0 if it was not held yet. ``is_brought`` says that old messages were loaded
+    in seconds until which it may be held, 0 if it was not held yet. ``is_loaded`` says that old messages were loaded
     for it, ``has_waited`` that it waited for a damaged queue file to be restored.
     """
 
@@ -56,7 +56,7 @@ class HeldPull(NamedTuple):
     subscription: Subscription
     offset: int
     deadline: float = 0.0
-    is_brought: bool = False
+    is_loaded: bool = False
     has_waited: bool = False
 
     def matches(self, code: int) -> bool:
@@ -138,9 +138,9 @@ class Pulls(Service):
         if not self._is_behind_the_end(ext):
             return self._serve(pull, may_hold=True)
 
-        def confirmed(knows_the_end: bool) -> None:
+        def confirmed(end_confirmed: bool) -> None:
             if not call.connection.closed:
-                self._answer(pull, may_hold=True, knows_the_end=knows_the_end)
+                self._answer(pull, may_hold=True, end_confirmed=end_confirmed)
 
         # The message may still arrive here; a consumer that is sent back would get everything again.
         self._confirm(confirmed)
@@ -158,9 +158,9 @@ class Pulls(Service):
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, wanted, low, high, "OFFSET_RESET")
 
-    def _answer(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> None:
+    def _answer(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> None:
         try:
-            reply = self._serve(pull, may_hold=may_hold, knows_the_end=knows_the_end)
+            reply = self._serve(pull, may_hold=may_hold, end_confirmed=end_confirmed)
         except Exception as error:
             # Called while entries are applied: a disk error must fail only this pull.
             pull.call.refuse(error)
@@ -190,13 +190,13 @@ class Pulls(Service):
             )
         return self._subscriptions.of_pull(connection, ext)
 
-    def _serve(self, pull: HeldPull, *, may_hold: bool, knows_the_end: bool = False) -> bytes | None:
+    def _serve(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> bytes | None:
         ext = pull.call.request.ext
         queue = self._store.get(ext.topic, ext.queue_id)
         offset = pull.offset
         low = 0 if queue is None else queue.min_offset
         high = 0 if queue is None else queue.max_offset
-        if offset > high and not knows_the_end:
+        if offset > high and not end_confirmed:
             pass
         elif queue is None or high == 0:
             if offset != 0:
@@ -263,8 +263,8 @@ class Pulls(Service):
             if subscription.sql is not None:
                 entries = _few(entries)
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
-            is_there = pull.is_brought or self._cold_reads.are_there(first, position + size)
-            if not is_there and self._bring(pull, entries, wanted, budget):
+            are_loaded = pull.is_loaded or self._cold_reads.are_loaded(first, position + size)
+            if not are_loaded and self._load(pull, entries, wanted, budget):
                 return None
         try:
             if subscription.sql is None:
@@ -302,7 +302,7 @@ class Pulls(Service):
         pull.call.connection.send_all([header, *records], len(header) + nbytes)
         return None
 
-    def _bring(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
+    def _load(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
         """Load the messages of a pull, then resume it; returns False if they can be read at once."""
         if pull.text_bytes > _OLD_TEXT_BYTES_MAX:
             return False
@@ -315,7 +315,7 @@ class Pulls(Service):
             places = [(position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries)]
         connection = pull.call.connection
         connection.held_pulls += 1
-        if self._cold_reads.bring(places, partial(self.resume, pull._replace(is_brought=True))):
+        if self._cold_reads.load(places, partial(self.resume, pull._replace(is_loaded=True))):
             return True
         connection.held_pulls -= 1
         return False

@@ -63,7 +63,7 @@ class SlowAnswers:
         disconnects.
         """
         job = _Job(call, answer)
-        if not may_begin or self._goes_on(job):
+        if not may_begin or self._run_step(job):
             same = sum(each.call.connection is call.connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
                 refusal = RequestRefused(
@@ -90,12 +90,12 @@ class SlowAnswers:
             while self._jobs:
                 await trio.sleep(PAUSE_SECONDS)
                 job = self._jobs.popleft()
-                if not job.call.connection.closed and self._goes_on(job):
+                if not job.call.connection.closed and self._run_step(job):
                     self._jobs.append(job)
                 self._wake()
             self._has_jobs = trio.Event()
 
-    def _goes_on(self, job: _Job) -> bool:
+    def _run_step(self, job: _Job) -> bool:
         """Run one step; returns whether the answer is unfinished."""
         until = self._clock() + SLICE_SECONDS
         try:

@@ -206,7 +206,7 @@ class Pops(Service):
             return served[group] <= count
 
         for key in ((topic, queue_id), (topic, _ANY)):
-            for pop in self.polling.taken_out(key, wanted):
+            for pop in self.polling.take_matching(key, wanted):
                 self._resume(pop)
 
     def _wake(self, group: str, topic: str, count: int) -> None:
@@ -225,7 +225,7 @@ class Pops(Service):
         config = self._metadata.topics.get(topic)
         for queue_id in range(_ANY, 0 if config is None else config.read_queues):
             if left and (topic, queue_id) in self.polling.waiting:
-                for pop in self.polling.taken_out((topic, queue_id), wanted):
+                for pop in self.polling.take_matching((topic, queue_id), wanted):
                     self._resume(pop)
 
     def _freed(self, key: QueueOfGroup) -> None:
@@ -272,7 +272,7 @@ class Pops(Service):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
             )
-        wish = PopRequest(
+        pop_request = PopRequest(
             group=ext.consumer_group,
             topic=ext.topic,
             retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
@@ -283,9 +283,9 @@ class Pops(Service):
             at_end=False,
             attempt=None,
         )
-        taken = self._take(wish, ext.queue_id, ext.max_messages)
+        taken = self._take(pop_request, ext.queue_id, ext.max_messages)
         code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
-        send_messages(call, code, wish, taken, self._metadata.pops)
+        send_messages(call, code, pop_request, taken, self._metadata.pops)
         return None
 
     def handle_polling_info(self, call: Call[PollingInfo]) -> bytes:
@@ -366,7 +366,7 @@ class Pops(Service):
         if pops_full or not self._appender.has_room or pop.call.connection.waiting_bytes >= _WAITING_BYTES_MAX:
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
-        wish = PopRequest(
+        pop_request = PopRequest(
             group=ext.consumer_group,
             topic=ext.topic,
             retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
@@ -377,9 +377,9 @@ class Pops(Service):
             at_end=ext.init_mode == INIT_AT_END,
             attempt=(ext.attempt_id or "") if ext.order else None,
         )
-        taken = self._take(wish, ext.queue_id, ext.max_messages)
+        taken = self._take(pop_request, ext.queue_id, ext.max_messages)
         if taken:
-            self._replicate(pop, wish, taken)
+            self._replicate(pop, pop_request, taken)
         else:
             self._hold(pop)
 
@@ -391,15 +391,15 @@ class Pops(Service):
         opened = self._metadata.pops
         return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
 
-    def _take(self, wish: PopRequest, queue_id: int, count_max: int) -> list[PopBatch]:
+    def _take(self, pop_request: PopRequest, queue_id: int, count_max: int) -> list[PopBatch]:
         taken: list[PopBatch] = []
         bytes_left = self._settings.pull_bytes_max
         source = ""
         entries_left = _ENTRIES_MAX
-        for topic, number in self._candidates(wish, queue_id):
+        for topic, number in self._candidates(pop_request, queue_id):
             if source not in ("", topic):
                 break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
-            one = self._queues.take(wish, topic, number, count_max, bytes_left)
+            one = self._queues.take(pop_request, topic, number, count_max, bytes_left)
             if one is not None:
                 taken.append(one)
                 source = topic if one.messages else source
@@ -410,29 +410,29 @@ class Pops(Service):
                     break
         return taken
 
-    def _candidates(self, wish: PopRequest, queue_id: int) -> Iterator[QueueKey]:
+    def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
         """The queues to examine, in this order."""
-        unread, group, retry_topic = self._queues.unread, wish.group, wish.retry_topic
+        unread, group, retry_topic = self._queues.unread, pop_request.group, pop_request.retry_topic
         retry_first = self._rng.random() < _RETRY_FIRST
         retry = self._metadata.topics.get(retry_topic)
         retry_queues = 0
-        if retry is not None and retry_topic != wish.topic and wish.attempt is None:
+        if retry is not None and retry_topic != pop_request.topic and pop_request.attempt is None:
             retry_queues = retry.read_queues
         if retry_first:
             for number in unread(group, retry_topic, range(retry_queues), at_end=False):
                 yield retry_topic, number
         if queue_id >= 0:
-            yield wish.topic, queue_id
-        elif queues := self._metadata.topics[wish.topic].read_queues:
+            yield pop_request.topic, queue_id
+        elif queues := self._metadata.topics[pop_request.topic].read_queues:
             first = self._rng.randrange(queues)
-            at_end = wish.at_end and wish.topic != retry_topic
-            for number in unread(group, wish.topic, chain(range(first, queues), range(first)), at_end=at_end):
-                yield wish.topic, number
+            at_end = pop_request.at_end and pop_request.topic != retry_topic
+            for number in unread(group, pop_request.topic, chain(range(first, queues), range(first)), at_end=at_end):
+                yield pop_request.topic, number
         if not retry_first:
             for number in unread(group, retry_topic, range(retry_queues), at_end=False):
                 yield retry_topic, number
 
-    def _replicate(self, pop: HeldPop, wish: PopRequest, taken: list[PopBatch]) -> None:
+    def _replicate(self, pop: HeldPop, pop_request: PopRequest, taken: list[PopBatch]) -> None:
         """Replicate the pop; the client gets the messages once it is committed."""
         leadership = self._leadership
         nbytes = sum(each.nbytes for each in taken)
@@ -449,7 +449,7 @@ class Pops(Service):
                     if each.messages:
                         self.revival.schedule((each.key, each.command.start, each.command.pop_time_ms))
             if self._queues.settled(taken, known=known):
-                self._wake(wish.group, wish.topic, 1)
+                self._wake(pop_request.group, pop_request.topic, 1)
 
         def on_outcome(outcome: Outcome) -> None:
             settled(isinstance(outcome, Stored))
@@ -465,8 +465,8 @@ class Pops(Service):
             elif any(each.messages for each in taken):
                 for each in taken:
                     if each.messages:
-                        self._note_got(wish.topic, wish.group, each.messages, each.nbytes)
-                send_messages(pop.call, ResponseCode.SUCCESS, wish, taken, self._metadata.pops)
+                        self._note_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
+                send_messages(pop.call, ResponseCode.SUCCESS, pop_request, taken, self._metadata.pops)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
                 self._serve_again(pop)  # those messages did not match
             else:

@@ -143,15 +143,19 @@ class PopQueues:
             if queue is not None and queue.max_offset > offset:
                 yield queue_id
 
-    def take(self, wish: PopRequest, topic: str, queue_id: int, count_max: int, bytes_max: int) -> PopBatch | None:
+    def take(
+        self, pop_request: PopRequest, topic: str, queue_id: int, count_max: int, bytes_max: int
+    ) -> PopBatch | None:
         """The next messages of a queue, None if there are none. The first is returned however large it is.
 
         Changes nothing: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a damaged record
         that has to be parsed here.
         """
-        key = wish.group, topic, queue_id
-        of_retry = topic == wish.retry_topic
-        place = self._begin(key, at_end=wish.at_end and not of_retry, attempt=wish.attempt, now_ms=wish.pop_time_ms)
+        key = pop_request.group, topic, queue_id
+        of_retry = topic == pop_request.retry_topic
+        place = self._begin(
+            key, at_end=pop_request.at_end and not of_retry, attempt=pop_request.attempt, now_ms=pop_request.pop_time_ms
+        )
         if place is None:
             return None
         before, begin = place
@@ -161,19 +165,19 @@ class PopQueues:
             if begin == queue.max_offset:
                 break
             try:
-                if of_retry and topic != wish.topic:
-                    picked = self._pick_retried(queue.read(begin, count_max), wish, bytes_max)
+                if of_retry and topic != pop_request.topic:
+                    picked = self._pick_retried(queue.read(begin, count_max), pop_request, bytes_max)
                 else:
-                    picked = self._pick(queue, begin, wish.subscription, count_max, bytes_max)
+                    picked = self._pick(queue, begin, pop_request.subscription, count_max, bytes_max)
             except EntryGone as gone:
                 queue.expire(gone.first)  # the log was truncated, but this queue is not updated yet
                 continue
             except QueueFileDamaged:
                 return None  # until it is restored from the log; other queues do not wait for it
-            return self._taken(wish, key, before, begin, picked, queue.max_offset)
-        if before < 0 and wish.at_end and not of_retry:
+            return self._taken(pop_request, key, before, begin, picked, queue.max_offset)
+        if before < 0 and pop_request.at_end and not of_retry:
             # From now on the group gets all new messages, however many there are at its next pop.
-            nothing = PopMessages(group=wish.group, topic=topic, queue_id=queue_id, before=-1, next_offset=begin)
+            nothing = PopMessages(group=pop_request.group, topic=topic, queue_id=queue_id, before=-1, next_offset=begin)
             return PopBatch(key, nothing, [], 0, 0, 0)
         return None
 
@@ -264,7 +268,9 @@ class PopQueues:
             scanned += 1
         return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scanned
 
-    def _pick_retried(self, entries: bytes, wish: PopRequest, bytes_max: int) -> tuple[list[bytes], int, int, int]:
+    def _pick_retried(
+        self, entries: bytes, pop_request: PopRequest, bytes_max: int
+    ) -> tuple[list[bytes], int, int, int]:
         """As `_pick`; the records are unchanged ones of the retry topic."""
         places: list[Place] = []
         nbytes = 0
@@ -285,14 +291,14 @@ class PopQueues:
                 remark = f"the message at byte {places[number][0]} of the log cannot be read here: {error}"
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark) from error
             # The same retry topic name can result from different names of groups and topics.
-            if message.properties.get(props.ORIGIN_GROUP, wish.group) == wish.group:
+            if message.properties.get(props.ORIGIN_GROUP, pop_request.group) == pop_request.group:
                 records.append(bytes(record))
                 bits |= 1 << number
         return records, sum(map(len, records)), bits, len(places)
 
     def _taken(
         self,
-        wish: PopRequest,
+        pop_request: PopRequest,
         key: QueueOfGroup,
         before: int,
         begin: int,
@@ -314,17 +320,17 @@ class PopQueues:
             before=before,
             next_offset=next_offset,
             start=begin + shift,
-            pop_time_ms=wish.pop_time_ms,
-            invisible_ms=wish.invisible_ms,
+            pop_time_ms=pop_request.pop_time_ms,
+            invisible_ms=pop_request.invisible_ms,
             taken=bits >> shift,
-            attempt=wish.attempt,
+            attempt=pop_request.attempt,
         )
-        if topic != wish.topic:
-            records = [self._renamed(record, wish, command) for record in records]
+        if topic != pop_request.topic:
+            records = [self._renamed(record, pop_request, command) for record in records]
             nbytes = sum(map(len, records))
         return PopBatch(key, command, records, nbytes, bits.bit_count(), rest)
 
-    def _renamed(self, record: bytes, wish: PopRequest, command: PopMessages) -> bytes:
+    def _renamed(self, record: bytes, pop_request: PopRequest, command: PopMessages) -> bytes:
         """A record of the retry topic as the client gets it: with the requested topic, and with its receipt.
 
         Unchanged if its properties leave no room for a receipt. Then the name of its topic tells the client which part
@@ -335,7 +341,7 @@ class PopQueues:
             command.start,
             command.pop_time_ms,
             command.invisible_ms,
-            wish.revive_queue,
+            pop_request.revive_queue,
             RETRY,
             self._broker_name,
             message.queue_id,
@@ -344,7 +350,7 @@ class PopQueues:
         properties = props.encode(message.properties | {props.POP_CK: receipt.encode()})
         if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
             return record
-        return encode_message(message, wish.topic, message.queue_id, properties)
+        return encode_message(message, pop_request.topic, message.queue_id, properties)
 
 
 def _is_in_order(taken: PopBatch) -> bool:

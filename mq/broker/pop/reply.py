@@ -59,7 +59,7 @@ def notification(pop: HeldPop, *, has_message: bool, full: bool = False) -> byte
 def send_messages(
     call: Call[PopMessage | Notification | PeekMessage],
     code: ResponseCode,
-    wish: PopRequest,
+    pop_request: PopRequest,
     taken: list[PopBatch],
     pops: PopCheckpoints,
 ) -> None:
@@ -68,11 +68,11 @@ def send_messages(
     starts, offsets = queue_info(
         (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
     )
-    counts = [_counts(each, pops) for each in given] if wish.attempt is not None else []
+    counts = [_counts(each, pops) for each in given] if pop_request.attempt is not None else []
     reply = PopReply(
-        pop_time_ms=wish.pop_time_ms,
-        invisible_ms=wish.invisible_ms,
-        revive_queue=wish.revive_queue,
+        pop_time_ms=pop_request.pop_time_ms,
+        invisible_ms=pop_request.invisible_ms,
+        revive_queue=pop_request.revive_queue,
         rest_num=sum(each.rest for each in taken),
         start_offset_info=starts,
         msg_offset_info=offsets,

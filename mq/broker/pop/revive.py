@@ -88,7 +88,7 @@ class PopRevival:
             log=self._log,
             groups_max=_GROUPS_IN_FLIGHT_MAX,
         )
-        self._look_anew()
+        self._rescan()
 
     def resign(self) -> None:
         """This replica stopped leading."""
@@ -107,9 +107,9 @@ class PopRevival:
         # Acknowledged checkpoints stay in the heap until their time; those of a fast group would accumulate.
         pops = self._metadata.pops
         if len(self._heap) > 2 * (pops.count + len(pops.queues)) + 1024:
-            self._look_anew()
+            self._rescan()
 
-    def _look_anew(self) -> None:
+    def _rescan(self) -> None:
         """Rebuild the heap in steps, since there may be very many checkpoints."""
         self._heap = []
         self._unlisted = self._all(list(self._metadata.pops.queues), self._wall_clock_ms())
@@ -118,7 +118,7 @@ class PopRevival:
         """Redeliver what is due; called by a timer several times a second."""
         now_ms = self._wall_clock_ms()
         if now_ms < self._seen_ms - _PAUSE_MS:
-            self._look_anew()  # the clock was set back: do not wait until it has caught up
+            self._rescan()  # the clock was set back: do not wait until it has caught up
         self._seen_ms = now_ms
         for row in islice(self._unlisted, _LISTED_AT_ONCE):
             heapq.heappush(self._heap, row)
@@ -129,7 +129,7 @@ class PopRevival:
 
     def restart(self) -> None:
         """See `Source`."""
-        self._look_anew()
+        self._rescan()
 
     def due(self, now_ms: int) -> Generator[Due[Place], int | None]:
         """See `Source`: open messages of checkpoints whose invisible time has ended."""

@@ -97,7 +97,7 @@ class BatchSends:
             numbers = numbers_of(props.decode(text), count)
             given = [each for each in given if not each.startswith(_OF_NUMBERS)]
         shared = b"".join(each + b"\x02" for each in given) + self._suffix
-        if _asks_for_more(shared):
+        if _may_be_special(shared):
             _refuse(text, "the head")
         return shared, numbers
 
@@ -113,7 +113,7 @@ class BatchSends:
             ) from error
         if RECEIPT in text:
             properties = props.without(text, props.POP_CK).encode()
-        if _asks_for_more(properties):
+        if _may_be_special(properties):
             _refuse(text, f"message {number}")
         unique_key = value(properties, UNIQUE_KEY)
         if not unique_key:
@@ -170,7 +170,7 @@ def _check_properties(properties: bytes, number: int) -> None:
         )
 
 
-def _asks_for_more(properties: bytes) -> bool:
+def _may_be_special(properties: bytes) -> bool:
     """Whether a message may request special treatment, by a quick check."""
     return (
         b"DELAY\x01" in properties

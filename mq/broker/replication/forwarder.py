@@ -187,7 +187,7 @@ class Forwarder(Service):
         if self._upstream is not None and self._upstream.address != address:
             self._shut()
             self._closed_at = self._clock()
-            self._say_how_it_went()
+            self._log_outcome()
         self._not_before = 0.0
         self._advance()
 
@@ -196,7 +196,7 @@ class Forwarder(Service):
         self._leads = True
         self._closed_at = self._clock()
         self._shut()
-        self._say_how_it_went()
+        self._log_outcome()
         self._advance()
 
     def resign(self) -> None:
@@ -323,9 +323,9 @@ class Forwarder(Service):
             forwarded.in_doubt = True
             self._hold_again(forwarded)
         else:
-            self._give_up_in_doubt(forwarded, reason)
+            self._fail_in_doubt(forwarded, reason)
 
-    def _give_up_in_doubt(self, forwarded: _Forwarded, reason: str) -> None:
+    def _fail_in_doubt(self, forwarded: _Forwarded, reason: str) -> None:
         self._unknown += 1
         self._bytes -= len(forwarded.frame)
         if not forwarded.oneway:
@@ -339,7 +339,7 @@ class Forwarder(Service):
         self._open = False
         self._watch()
 
-    def _say_how_it_went(self) -> None:
+    def _log_outcome(self) -> None:
         if self._forwarded_here:
             self._forwarded_here = 0
             self._log.info("forwarding_ends", **self.counters())
@@ -376,7 +376,7 @@ class Forwarder(Service):
         given_up, self._held = self._held[:expired], self._held[expired:]
         for forwarded in given_up:
             if forwarded.in_doubt:
-                self._give_up_in_doubt(forwarded, self._why)
+                self._fail_in_doubt(forwarded, self._why)
                 continue
             self._refused += 1
             self._bytes -= len(forwarded.frame)

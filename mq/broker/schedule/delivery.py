@@ -181,7 +181,7 @@ class Delivery(Generic[K]):
             key, offset, queue, _ = due
             record, until_ms = None, None
             if queue is not None and unreadable:
-                until_ms = unreadable.put_off_to((key, offset), now_ms)
+                until_ms = unreadable.postponed_until((key, offset), now_ms)
             if queue is not None and until_ms is None:
                 try:
                     position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))

@@ -32,7 +32,7 @@ class ReadBackoff:
         self._known[message] = pause_ms, now_ms + pause_ms
         return now_ms + pause_ms
 
-    def put_off_to(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
+    def postponed_until(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
         """When to retry it, None if it may be read now. Setting the clock back does not extend a pause."""
         known = self._known.get(message)
         return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None

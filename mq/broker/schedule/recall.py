@@ -118,7 +118,7 @@ class Recalls(Service):
                 if timer is None:
                     return False
                 record = self._timers.record(timer)
-                if _is_meant(record, handle, anew=handle.queue_offset not in (None, timer[1])):
+                if _matches(record, handle, anew=handle.queue_offset not in (None, timer[1])):
                     self._recall(search, timer)
                     return True
                 left -= max(len(record), _RECORD_BYTES)
@@ -208,7 +208,7 @@ class Recalls(Service):
             start += len(entries) // QUEUE_ENTRY_BYTES
 
 
-def _is_meant(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
+def _matches(record: bytes, handle: RecallHandle, *, anew: bool) -> bool:
     """Whether a handle names this message; a copy (``anew``) says so in its properties. Raises RecordError.
 
     A message with the same key that does not say so is a second send of the same message.

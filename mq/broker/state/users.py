@@ -199,7 +199,7 @@ class Users:
                     self.table[name] = self.table[name]._replace(policies=changed)
             case DeletePolicies(name=name, custom=custom, resource=resource):
                 if (user := self.table.get(name)) is not None:
-                    kept = [each for each in user.policies if not is_meant(each, custom, resource)]
+                    kept = [each for each in user.policies if not is_match(each, custom, resource)]
                     self.table[name] = user._replace(policies=tuple(kept))
             case _:
                 raise AssertionError(type(command).__name__)
@@ -233,6 +233,6 @@ class Users:
 _Row = tuple[str, str, bool, bool, tuple[Policy, ...]]
 
 
-def is_meant(policy: Policy, custom: bool | None, resource: str) -> bool:
+def is_match(policy: Policy, custom: bool | None, resource: str) -> bool:
     """Whether `DeletePolicies` with these values removes the policy."""
     return custom in (None, policy.custom) and resource in ("", policy.resource)

@@ -104,7 +104,7 @@ class CheckBacks(Service):
         self._tracks: list[CheckTrack] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
-        self._put_off = self._none_put_off()
+        self._postponed = self._none_postponed()
         self._give_up: GiveUp | None = None
         self._turn = 0
         self.asked = 0
@@ -125,7 +125,7 @@ class CheckBacks(Service):
         # A cursor that has never moved, because more checks were configured, starts at the beginning.
         self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
         self._busy = set()
-        self._put_off = self._none_put_off()
+        self._postponed = self._none_postponed()
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
     def resign(self) -> None:
@@ -169,9 +169,9 @@ class CheckBacks(Service):
             track.note(now, max(self._positions[number], low))
         for number in range(1, self._last + 1):
             self._pass(number, now)
-        asked_in_vain = self._ask_those_put_off(now)
+        unanswered = self._check_postponed(now)
         if self._give_up is not None:
-            self._give_up.run(chain(self._behind_the_last_cursor(now), asked_in_vain), self._wall_clock_ms())
+            self._give_up.run(chain(self._behind_the_last_cursor(now), unanswered), self._wall_clock_ms())
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class CheckBacks(Service):
         if not opened:
             self._positions[number] = max(reached, self._positions[number])
             return
-        changed = [*self._still_put_off(), *put_off] if put_off else None
+        changed = [*self._still_postponed(), *put_off] if put_off else None
         self._advance(
             number, reached, changed, [each for each in opened if each not in waiting and each not in put_off]
         )
@@ -217,35 +217,35 @@ class CheckBacks(Service):
 
         self._appender.add_command(command, settled)
 
-    def _none_put_off(self) -> CheckImmunity:
+    def _none_postponed(self) -> CheckImmunity:
         return CheckImmunity(
             times=self._last, first_seconds=self._timeout_seconds, interval_seconds=self._interval_seconds
         )
 
-    def _still_put_off(self) -> list[int]:
+    def _still_postponed(self) -> list[int]:
         is_done = self._halves.marks.is_done
         return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
 
-    def _ask_those_put_off(self, now: float) -> list[int]:
+    def _check_postponed(self, now: float) -> list[int]:
         """Check some postponed half messages whose time is over; returns those that were checked often enough."""
         listed = self._metadata.checks.put_off
         if not listed:
             return []
-        opened = self._still_put_off()
+        opened = self._still_postponed()
         if len(opened) < len(listed) and self._last not in self._busy:
             self._advance(self._last, self._positions[self._last], opened, [])
-        asked_in_vain: list[int] = []
-        for offset in self._put_off.turns(opened, now, _TOGETHER_MAX):
+        unanswered: list[int] = []
+        for offset in self._postponed.turns(opened, now, _TOGETHER_MAX):
             message = self._readable(offset)
             if message is None:
                 continue
             if immune_ms := self._immune_ms(message):
-                self._put_off.wait(offset, now, immune_ms / 1000)
-            elif number := self._put_off.ask(offset, now):
+                self._postponed.wait(offset, now, immune_ms / 1000)
+            elif number := self._postponed.ask(offset, now):
                 self._ask(message, number)
             else:
-                asked_in_vain.append(offset)
-        return asked_in_vain
+                unanswered.append(offset)
+        return unanswered
 
     def _is_to_wait(self, offset: int) -> bool:
         """Whether a half message cannot be checked yet: immune, or unreadable."""

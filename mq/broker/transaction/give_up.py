@@ -49,7 +49,7 @@ class GiveUp:
         unreadable = self._unreadable
         if unreadable:
             unreadable.gone(HALF_QUEUE_ID, self._halves.marks.low)
-            offsets = (each for each in offsets if unreadable.put_off_to((HALF_QUEUE_ID, each), now_ms) is None)
+            offsets = (each for each in offsets if unreadable.postponed_until((HALF_QUEUE_ID, each), now_ms) is None)
         self._offsets = list(islice(offsets, _TOGETHER_MAX))
         self._delivery.run(now_ms)
         self._offsets = []

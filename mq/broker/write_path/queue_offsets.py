@@ -77,7 +77,7 @@ class QueueOffsets(Service):
         self._names.clear()
         self._deletions.clear()
 
-    def begin_anew(self, topic: str) -> None:
+    def reset(self, topic: str) -> None:
         """The topic's deletion is in the log: messages behind it go to empty queues.
 
         Until `deletion_applied`, this also applies to queues without a tail: they still exist in the store, whether or

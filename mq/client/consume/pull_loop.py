@@ -94,7 +94,7 @@ class Puller:
         self._on_offset_moved = on_offset_moved
         self._queue = process_queue.queue
         self._broker_id = LEADER_ID
-        self._asked_address: str | None = None
+        self._pull_address: str | None = None
         self._pull_scope = anyio.CancelScope()
         self._scope = anyio.CancelScope()
         self._progress = anyio.Event()
@@ -113,7 +113,7 @@ class Puller:
 
     def note_route(self, route: TopicRoute) -> None:
         """The group may have a new leader. A pull held by the old one would not notice for up to 20 s."""
-        asked = self._asked_address
+        asked = self._pull_address
         if asked is not None and asked not in route.brokers.get(self._queue.broker_name, {}).values():
             self._pull_scope.cancel()
         elif asked is not None and self._broker_id == LEADER_ID:
@@ -158,19 +158,19 @@ class Puller:
             raise NoRoute(self._queue.topic, f"no replica of {self._queue.broker_name} is known")
         connection = await self._remoting.connection(address)
         begun = anyio.current_time()
-        self._asked_address = address
+        self._pull_address = address
         with anyio.CancelScope() as self._pull_scope:
             response, body = await self._request(
                 connection, from_leader=address == route.leader_address(self._queue.broker_name)
             )
-            self._asked_address = None
+            self._pull_address = None
             try:
                 await self._react(response, body, seconds=anyio.current_time() - begun)
             except UnreadableAnswer as error:
                 self._damaged.add(address)
                 log.warning("replica_damaged", address=address, queue=self._queue, reason=str(error))
                 raise
-        self._asked_address = None
+        self._pull_address = None
 
     async def _request(self, connection: Connection, *, from_leader: bool) -> tuple[Response, memoryview]:
         commit_offset = self.process_queue.commit_offset
@@ -202,7 +202,7 @@ class Puller:
         """Apply an answer completely or not at all. Raises UnreadableAnswer, BrokerError."""
         process_queue = self.process_queue
         if response.code not in _ANSWERS:
-            raise BrokerError(response.code, response.remark, self._asked_address or "broker")
+            raise BrokerError(response.code, response.remark, self._pull_address or "broker")
         reply = fields_of(PullReply, response)
         match response.code:
             case ResponseCode.SUCCESS:

@@ -65,9 +65,9 @@ def test_what_cannot_be_read_is_bounded() -> None:
     for offset in range(KNOWN_MAX + 5):
         assert unreadable.failed((1, offset), 0) == (PAUSE_MS_MIN if offset < KNOWN_MAX else PAUSE_MS_MAX)
     assert len(unreadable) == KNOWN_MAX
-    assert unreadable.put_off_to((1, KNOWN_MAX), 0) is None
-    assert unreadable.put_off_to((1, 0), 0) == PAUSE_MS_MIN
-    assert unreadable.put_off_to((1, 0), -HOUR) is None, "the clock went back"
+    assert unreadable.postponed_until((1, KNOWN_MAX), 0) is None
+    assert unreadable.postponed_until((1, 0), 0) == PAUSE_MS_MIN
+    assert unreadable.postponed_until((1, 0), -HOUR) is None, "the clock went back"
     unreadable.gone(1, KNOWN_MAX - 1)
     unreadable.gone(2, KNOWN_MAX)
     assert len(unreadable) == 1

@@ -34,7 +34,7 @@ def test_what_comes_behind_a_deletion_begins_at_zero_before_it_is_applied() -> N
     applied.create("T")
     applied.ends["T", 0] = 5
     assert applied.tails.get("T", 0).next_offset == 5
-    applied.tails.begin_anew("T")
+    applied.tails.reset("T")
     assert next_offsets(applied) == [0, 0]
 
 
@@ -42,7 +42,7 @@ def test_a_topic_that_is_made_while_its_deletion_is_on_its_way_begins_at_zero() 
     # Messages had come behind an earlier deletion: the store has a queue that the metadata does not know.
     applied = Applied()
     applied.ends["T", 1] = 5
-    applied.tails.begin_anew("T")
+    applied.tails.reset("T")
     applied.create("T")
     assert next_offsets(applied) == [0, 0]
 
@@ -51,15 +51,15 @@ def test_a_queue_beyond_those_that_a_shrunk_topic_has_begins_at_zero_too() -> No
     applied = Applied()
     applied.create("T", 1)
     applied.ends["T", 3] = 5
-    applied.tails.begin_anew("T")
+    applied.tails.reset("T")
     assert applied.tails.get("T", 3).next_offset == 0
 
 
 def test_the_last_of_several_deletions_counts() -> None:
     applied = Applied()
     applied.ends["T", 0] = 5
-    applied.tails.begin_anew("T")
-    applied.tails.begin_anew("T")
+    applied.tails.reset("T")
+    applied.tails.reset("T")
     applied.delete("T")
     applied.ends["T", 0] = 2  # came between the two
     assert applied.tails.get("T", 0).next_offset == 0
@@ -68,7 +68,7 @@ def test_the_last_of_several_deletions_counts() -> None:
 def test_once_a_deletion_is_applied_the_store_tells_where_queues_end() -> None:
     applied = Applied()
     applied.create("T")
-    applied.tails.begin_anew("T")
+    applied.tails.reset("T")
     applied.delete("T")
     applied.create("T")
     applied.ends["T", 0] = 7
@@ -79,6 +79,6 @@ def test_deletions_that_a_former_leadership_began_are_forgotten_with_it() -> Non
     applied = Applied()
     applied.create("T")
     applied.ends["T", 0] = 7
-    applied.tails.begin_anew("T")
+    applied.tails.reset("T")
     applied.tails.resign()
     assert applied.tails.get("T", 0).next_offset == 7
