@@ -1,12 +1,15 @@
 """Parts of the data path in compiled form, each with a reference in Python that does the same byte for byte.
 
 They are optional: without a compiler, or with ``RAFTMQ_PURE_PYTHON`` set in the environment, the reference serves
-everything. ``python -m mq.compiled`` compiles them for the interpreter that runs it.
+everything. ``python -m mq.compiled`` compiles them for the interpreter that runs it. What was compiled from another
+version of the source is not used: an upgrade leaves it in place.
 """
 
 from __future__ import annotations
 
 import os
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 PURE_PYTHON = "RAFTMQ_PURE_PYTHON"
@@ -15,16 +18,24 @@ PURE_PYTHON = "RAFTMQ_PURE_PYTHON"
 IS_COMPILED: bool
 """Whether the compiled parts are there and used."""
 
+
+def source_sha256(source: Path) -> str:
+    """The SHA-256 of a source file, in hex; a library says which one it was compiled from. Raises OSError."""
+    return sha256(source.read_bytes()).hexdigest()
+
+
 if TYPE_CHECKING:
     from mq.compiled.plain_sends import PlainSends, SendBlock
 else:
     try:
         if os.environ.get(PURE_PYTHON):
             raise ImportError(f"{PURE_PYTHON} is set")
-        from mq.compiled.plain_sends import PlainSends, SendBlock
+        from mq.compiled.plain_sends import COMPILED_FROM, PlainSends, SendBlock
 
+        if source_sha256(Path(__file__).with_name("plain_sends.pyx")) != COMPILED_FROM:
+            raise ImportError("compiled from another version of plain_sends.pyx: python -m mq.compiled")
         IS_COMPILED = True
-    except ImportError:
+    except (ImportError, OSError):
         IS_COMPILED = False
 
         class PlainSends:
@@ -34,4 +45,4 @@ else:
             """Stands for the compiled class, which is not there: no block is ever pending."""
 
 
-__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock"]
+__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock", "source_sha256"]

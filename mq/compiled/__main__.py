@@ -15,6 +15,8 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
+from mq.compiled import source_sha256
+
 NOT_COMPILED = 3
 _SOURCES = Path(__file__).parent
 _MODULE = "plain_sends"
@@ -29,8 +31,8 @@ def missing_tool() -> str | None:
         import_module("setuptools")
     except ImportError as error:
         return f"{error.name} is not installed: pip install 'raftmq[compiled]'"
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(os.environ.get("CC", compiler)) is None:
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler}: apt install gcc"
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
@@ -39,18 +41,23 @@ def missing_tool() -> str | None:
 
 
 def compile_all() -> Path:
-    """Compile; returns the library, which is in place then. Raises RuntimeError with what the compiler said."""
-    with tempfile.TemporaryDirectory(prefix="raftmq-compiled-") as name:
+    """Compile; returns the library, which is in place then.
+
+    Raises RuntimeError with what the compiler said; OSError if the directory of the sources cannot be written.
+    """
+    # Beside the sources: a rename puts the library in place, also while another process compiles or a broker runs.
+    with tempfile.TemporaryDirectory(prefix="build-", dir=_SOURCES) as name:
         script = (
             "from Cython.Build import cythonize; from setuptools import Extension, setup; import sys; "
-            "name, source, build = sys.argv[1:]; "
-            "extension = Extension(name, [source], extra_compile_args=['-O2']); "
+            "name, source, build, sha256 = sys.argv[1:]; "
+            "macros = [('SOURCE_SHA256', '\"' + sha256 + '\"')]; "
+            "extension = Extension(name, [source], extra_compile_args=['-O2'], define_macros=macros); "
             "setup(script_args=['-q', 'build_ext', '--build-lib', build, '--build-temp', build], "
             "ext_modules=cythonize([extension], build_dir=build, quiet=True, language_level=3))"
         )
         source = _SOURCES / f"{_MODULE}.pyx"
         result = subprocess.run(
-            [sys.executable, "-c", script, f"mq.compiled.{_MODULE}", str(source), name],
+            [sys.executable, "-c", script, f"mq.compiled.{_MODULE}", str(source), name, source_sha256(source)],
             capture_output=True,
             text=True,
             check=False,
@@ -60,9 +67,7 @@ def compile_all() -> Path:
         if result.returncode or len(built) != 1:
             raise RuntimeError(f"could not compile {source}:\n{result.stdout}{result.stderr}")
         target = _SOURCES / built[0].name
-        beside = target.with_suffix(".new")
-        shutil.copyfile(built[0], beside)
-        beside.replace(target)  # a process that runs keeps the old one
+        built[0].replace(target)  # a process that runs keeps the old one
         return target
 
 

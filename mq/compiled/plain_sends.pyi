@@ -1,6 +1,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+COMPILED_FROM: str
+
 class SendBlock:
     @property
     def connection(self) -> Any: ...

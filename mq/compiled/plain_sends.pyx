@@ -22,11 +22,18 @@ cdef extern from *:
     static inline void put32(unsigned char *to, uint32_t v) { v = __builtin_bswap32(v); __builtin_memcpy(to, &v, 4); }
     static inline void put64(unsigned char *to, uint64_t v) { v = __builtin_bswap64(v); __builtin_memcpy(to, &v, 8); }
     static inline uint32_t get32(const unsigned char *at) { uint32_t v; __builtin_memcpy(&v, at, 4); return __builtin_bswap32(v); }
+    #ifndef SOURCE_SHA256
+    #define SOURCE_SHA256 ""
+    #endif
     """
+    const char *SOURCE_SHA256
     void put32(uint8_t *to, uint32_t value) nogil
     void put64(uint8_t *to, uint64_t value) nogil
     uint32_t get32(const uint8_t *at) nogil
 
+
+# Of the source that this was compiled from; `mq.compiled` uses it with no other.
+COMPILED_FROM = SOURCE_SHA256.decode()
 
 cdef enum:
     PREFIX_BYTES = 8

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mq.compiled import PURE_PYTHON, __main__
+from mq.compiled import IS_COMPILED, PURE_PYTHON, __main__
+
+LIBRARY = "plain_sends.any.so"
 
 
 def test_without_a_compiler_it_says_what_to_install(
@@ -20,6 +22,18 @@ def test_without_a_compiler_it_says_what_to_install(
     monkeypatch.setattr(shutil, "which", lambda program: None)
     assert __main__.main() == __main__.NOT_COMPILED
     assert "there is no C compiler" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compiler", ["", "no-such-wrapper gcc"])
+def test_the_compiler_of_the_environment_may_be_empty_or_a_wrapper_with_arguments(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(shutil, "which", asked.append)
+    __main__.missing_tool()
+    (program,) = asked
+    assert program == "no-such-wrapper" if compiler else program and " " not in program
 
 
 def test_without_the_headers_of_python_it_says_what_to_install(
@@ -40,6 +54,59 @@ def test_a_compiler_that_fails_leaves_everything_as_it_was(
     assert __main__.main() == __main__.NOT_COMPILED
     assert "could not compile" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["plain_sends.pyx"]
+
+
+def compiles(command: list[str], *, cwd: str, **_: object) -> subprocess.CompletedProcess[str]:
+    """A compiler that works at once."""
+    built = Path(cwd) / "mq" / "compiled"
+    built.mkdir(parents=True)
+    (built / LIBRARY).write_text("a library")
+    return subprocess.CompletedProcess(command, 0, "", "")
+
+
+def test_two_processes_may_compile_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(__main__, "_SOURCES", tmp_path)
+    (tmp_path / "plain_sends.pyx").touch()
+    monkeypatch.setattr(subprocess, "run", compiles)
+    others: list[Path] = []
+    replace = Path.replace
+
+    def replace_behind_another(path: Path, target: Path) -> Path:
+        if not others:
+            others.append(path)
+            others.append(__main__.compile_all())
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace_behind_another)
+    assert __main__.compile_all() == others[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LIBRARY, "plain_sends.pyx"]
+
+
+def test_a_library_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A broker that runs has the old one mapped: writing into that file would end the process.
+    monkeypatch.setattr(__main__, "_SOURCES", tmp_path)
+    (tmp_path / "plain_sends.pyx").touch()
+    library = tmp_path / LIBRARY
+    library.write_text("the old library")
+    with library.open() as running:
+        monkeypatch.setattr(subprocess, "run", compiles)
+        __main__.compile_all()
+        assert running.read() == "the old library"
+    assert library.read_text() == "a library"
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+@pytest.mark.parametrize(("change", "used"), [("", "True"), ("# A later version.\n", "False")])
+def test_a_library_of_another_version_is_not_used(tmp_path: Path, change: str, used: str) -> None:
+    # An upgrade replaces the sources, but not what was compiled beside them.
+    package = tmp_path / "mq" / "compiled"
+    shutil.copytree(Path(__main__.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "mq" / "__init__.py").touch()
+    with (package / "plain_sends.pyx").open("a") as source:
+        source.write(change)
+    code = "import mq.compiled; print(mq.compiled.IS_COMPILED)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == used
 
 
 def test_the_environment_switches_the_module_off() -> None:
