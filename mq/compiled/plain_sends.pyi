@@ -12,6 +12,8 @@ class SendBlock:
     def nbytes(self) -> int: ...
     @property
     def count(self) -> int: ...
+    @property
+    def request_count(self) -> int: ...
     def build(self, position: int, store_ms: int, touched: list[Any]) -> tuple[bytes, bytes]: ...
 
 class PlainSends:
@@ -32,6 +34,7 @@ class PlainSends:
         self,
         chunk: bytes,
         start: int,
+        room: int,
         connection: Any,
         host: bytes,
         is_allowed: Callable[[bytes, bytes, bytes, bytes], bool] | None = None,

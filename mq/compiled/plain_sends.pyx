@@ -506,6 +506,7 @@ cdef class SendBlock:
     Attributes:
         nbytes: bytes of all records.
         count: how many messages there are.
+        request_count: how many requests they came in.
         connection: whose requests these are.
         frames: the requests as they came in.
     """
@@ -514,11 +515,11 @@ cdef class SendBlock:
     cdef readonly bytes frames
     cdef readonly Py_ssize_t nbytes
     cdef readonly Py_ssize_t count
+    cdef readonly Py_ssize_t request_count
     cdef bytes records
     cdef list tails
     cdef Send *sends
     cdef Request *requests
-    cdef Py_ssize_t request_count
     cdef _ReplyTemplate template
 
     def __cinit__(self):
@@ -544,10 +545,12 @@ cdef class SendBlock:
         cdef object tail, run
         cdef uint8_t *record
         cdef uint8_t *entry
-        cdef uint8_t *records = <uint8_t *>PyBytes_AS_STRING(self.records)
+        cdef uint8_t *records
         cdef Send *send
         cdef Request *request
-        assert self.records is not None, "a block is built once"
+        if self.records is None:  # not an assert, which -O leaves out: what follows writes to the records
+            raise AssertionError("a block is built once")
+        records = <uint8_t *>PyBytes_AS_STRING(self.records)
         for n in range(queues):
             counts[n] = 0
         for n in range(self.count):
@@ -770,12 +773,13 @@ cdef class PlainSends:
         PyMem_Free(self.scratch)
         PyMem_Free(self.shared)
 
-    def take(self, bytes chunk, Py_ssize_t start, connection, bytes host, is_allowed=None):
+    def take(self, bytes chunk, Py_ssize_t start, int64_t room, connection, bytes host, is_allowed=None):
         """The plain sends that ``chunk`` has from byte ``start`` on, up to the first other frame.
 
         ``host`` is the sender's address as records store it. ``is_allowed`` is asked about each request: access key,
         signature, signed content, topic; None allows all. Returns a block, and where the next frame begins; None
-        instead of a block if there is none. A block has ``block_bytes_max`` bytes at most.
+        instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is taken while
+        those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the reference.
         """
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(chunk)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at = start
@@ -792,7 +796,7 @@ cdef class PlainSends:
         self.known = []
         self.numbers = {}
         self.slot_count = 0
-        while size - at >= PREFIX_BYTES and block.count < MESSAGES_MAX:
+        while size - at >= PREFIX_BYTES and block.count < MESSAGES_MAX and block.used <= room:
             length, word = get32(data + at), get32(data + at + 4)
             # A header in JSON that fits the frame, in a frame that is not too large: as in decode_chunk.
             if word > HEADER_BYTES_MAX or length > FRAME_BYTES_MAX or length < 4 or word > length - 4:

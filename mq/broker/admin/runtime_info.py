@@ -68,7 +68,7 @@ class RuntimeInfo:
             put_message_times_total=puts.nums,
             put_message_size_total=puts.nbytes,
             put_message_average_size=round(puts.nbytes / puts.nums, 3) if puts.nums else 0.0,
-            send_thread_pool_queue_size=len(self._appender.pending),
+            send_thread_pool_queue_size=self._appender.waiting_requests,
             send_thread_pool_queue_capacity=self._settings.pending_bytes_max,
             pull_thread_pool_queue_capacity=self._settings.held_pulls_max,
             earliest_message_time_stamp=self._earliest_ms(),

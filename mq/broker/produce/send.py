@@ -95,8 +95,8 @@ class Sends(Service):
         plain, appender, at = self._plain, self._appender, 0
         if plain is None:
             return 0
-        while appender.pending_bytes <= self._pending_bytes_max:
-            block, at = plain.take(chunk, at, connection, connection.host, is_allowed)
+        while (room := self._pending_bytes_max - appender.pending_bytes) >= 0:
+            block, at = plain.take(chunk, at, room, connection, connection.host, is_allowed)
             if block is None:
                 break
             appender.add_block(block)

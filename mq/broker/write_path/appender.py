@@ -105,6 +105,12 @@ class Appender:
         self._settle(pending, LeadershipLost())
 
     @property
+    def waiting_requests(self) -> int:
+        """How many requests, and groups of messages and commands, wait for their round."""
+        blocks = [item[1] for item in self.pending if isinstance(item[1], SendBlock)]
+        return len(self.pending) - len(blocks) + sum(block.request_count for block in blocks)
+
+    @property
     def has_room(self) -> bool:
         """Whether commands are taken, see `check_room`."""
         return self.pending_bytes <= self._commands_bytes_max

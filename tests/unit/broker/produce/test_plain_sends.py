@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +28,7 @@ from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.signing import signed
+from raftlog import Refusal
 from tests.support.broker_contexts import context_of
 from tests.support.model_log import HOST, Log
 
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m
 
 TOPICS = {"T": 4, "Orders": 300}
 BODY_BYTES_MAX = 2000
+BLOCK_BYTES_MAX = 128 * 1024
 NOW_MS = 1_700_000_000_123
 
 
@@ -44,10 +46,14 @@ class Connection:
     def __init__(self, host: bytes) -> None:
         self.host = host
         self.received = b""
+        self.closed: str | None = None
         self.served_again: list[tuple[str, bytes]] = []
 
     def send(self, data: bytes) -> None:
         self.received += data
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
 
     def answer(self, request: Any, reply: bytes) -> None:
         if not request.flag & 2:
@@ -74,7 +80,14 @@ class Elsewhere:
 class Broker:
     """The send path of a broker, with or without the compiled module."""
 
-    def __init__(self, *, compiled: bool, entry_bytes_max: int = 1 << 20, pending_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        compiled: bool,
+        entry_bytes_max: int = 1 << 20,
+        pending_bytes_max: int = 1 << 20,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:
         self.log = Log()
         self.appender = Appender(
             log=self.log,
@@ -91,7 +104,7 @@ class Broker:
         special: Any = self.elsewhere
         self.tails = {name: [NextOffset(TopicName(name), n, 7 * n) for n in range(TOPICS[name])] for name in TOPICS}
         context = context_of(
-            settings__message_bytes_max=BODY_BYTES_MAX,
+            settings__message_bytes_max=body_bytes_max,
             settings__pending_bytes_max=pending_bytes_max,
             settings__cluster="C",
             settings__auto_create_topics=False,
@@ -386,6 +399,121 @@ def test_with_too_much_pending_each_send_is_refused() -> None:
         broker.receive(client, frame(b"x" * 100, header={"opaque": number}))
     assert broker.appender.pending_bytes < 1500
     assert len(broker.refused) > 20
+
+
+@pytest.mark.parametrize("pending_bytes_max", [0, 1, 333, 1000, 4000])
+def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: int) -> None:
+    chunk = b"".join(
+        frame(
+            batched(b"", "UNIQ_KEY\x01A\x02") * 3 if n % 4 == 3 else b"x" * n,
+            m=str(n % 4 == 3).lower(),
+            header={"opaque": n},
+        )
+        for n in range(40)
+    )
+    seen = []
+    for compiled in (True, False):
+        broker, client = Broker(compiled=compiled, pending_bytes_max=pending_bytes_max), Connection(HOST)
+        results: list[object] = [
+            broker.receive(client, chunk),
+            broker.appender.pending_bytes,
+            broker.appender.waiting_requests,
+        ]
+        results += [broker.commit(), broker.receive(client, chunk), broker.commit()]
+        seen.append([results, broker.refused, client.received])
+        assert broker.refused
+    assert seen[0] == seen[1]
+
+
+def test_a_full_disk_refuses_each_request_of_a_block_and_drops_oneway_sends() -> None:
+    three = batched(b"", "UNIQ_KEY\x01A\x02") * 3
+    chunk = frame(b"1", header={"opaque": 1}) + frame(b"2", header={"opaque": 2, "flag": 2})
+    chunk += frame(three, m="true", i="", header={"opaque": 3, "code": 320}) + frame(b"4", header={"opaque": 4})
+    seen = []
+    for compiled in (True, False):
+        broker, clients = Broker(compiled=compiled), [Connection(HOST), Connection(HOST)]
+        for client in clients * 2:
+            assert broker.receive(client, chunk) == len(chunk)
+        assert broker.appender.waiting_requests == 16
+        broker.log.refusals.append(Refusal.DISK_FULL)
+        assert not broker.appender.start_round()
+        assert broker.appender.pending_bytes == broker.appender.waiting_requests == 0
+        assert all(client.received.count(b"DISK_FULL") == 6 for client in clients)
+        seen.append([broker.ends(), [client.received for client in clients]])
+    assert seen[0] == seen[1]
+
+
+def test_a_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
+    chunks = [b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(9)) for _ in range(3)]
+    seen = []
+    for compiled in (True, False):
+        broker, client = Broker(compiled=compiled), Connection(HOST)
+        for chunk in chunks:
+            broker.receive(client, chunk)
+        broker.log.refusals.append(Refusal.NOT_READY)
+        assert not broker.appender.start_round()
+        assert broker.appender.waiting_requests == 27
+        seen.append([broker.commit(), client.received])
+    assert seen[0] == seen[1]
+
+
+def test_senders_are_left_without_an_answer_when_the_outcome_of_a_block_is_unknown() -> None:
+    chunk = frame(header={"opaque": 1}) + frame(header={"opaque": 2})
+    seen = []
+    for compiled in (True, False):
+        broker, clients = Broker(compiled=compiled), [Connection(HOST), Connection(HOST)]
+        broker.receive(clients[0], chunk)
+        broker.receive(clients[1], frame(header={"flag": 2}))
+        broker.appender.start_round()
+        broker.appender.outcome_unknown(1)
+        seen.append([[client.closed for client in clients], broker.appender.pending_bytes])
+    assert seen[0] == seen[1] == [["leadership was lost while a message was being stored", None], 0]
+
+
+def test_a_topic_may_be_replaced_while_a_block_waits() -> None:
+    chunk = b"".join(frame(b"%d" % n, e=str(n % 4), header={"opaque": n}) for n in range(8))
+    seen = []
+    for compiled in (True, False):
+        broker, client = Broker(compiled=compiled), Connection(HOST)
+        broker.receive(client, chunk)
+        broker.sends.topic_changed("T")
+        broker.sends._writable["T"] = [NextOffset(TopicName("T"), n, 0) for n in range(2)]  # made again, smaller
+        broker.receive(client, chunk)
+        seen.append([broker.commit(), broker.refused, client.received])
+    assert seen[0] == seen[1]
+
+
+def test_a_block_is_built_once() -> None:
+    broker, sender = Broker(compiled=True), cast("Any", Connection(HOST))
+    chunk = frame()
+    assert broker.sends.take_plain(sender, chunk) == len(chunk)
+    block: Any = broker.appender.pending[0][1]
+    block.build(0, NOW_MS, [])
+    with pytest.raises(AssertionError, match="built once"):
+        block.build(0, NOW_MS, [])
+
+
+@pytest.mark.parametrize("extra", [-100, -16, -1, 0, 1, 5, 100])
+def test_sends_around_the_end_of_a_block_are_stored_as_by_the_reference(extra: int) -> None:
+    probe, sender = Broker(compiled=True), cast("Any", Connection(HOST))
+    probe.sends.take_plain(sender, frame(b""))
+    record = probe.appender.pending_bytes
+    count, rest = divmod(BLOCK_BYTES_MAX + extra, record + 900)
+    chunk = frame(b"x" * 900) * (count - 1) + frame(b"y" * (900 + rest)) + frame(b"z") * 3
+    assert compare([chunk]).taken_plain == len(chunk)
+
+
+@pytest.mark.parametrize("count", [1022, 1023, 1024, 1025, 1100])
+def test_a_batch_around_the_most_messages_of_a_block_is_stored_as_by_the_reference(count: int) -> None:
+    tiny = batched(b"", "UNIQ_KEY\x01A\x02")
+    sends = [frame(b"", header={"opaque": n}) for n in range(count)]
+    compare([b"".join(sends)])
+    seen = []
+    for compiled in (True, False):
+        each, client = Broker(compiled=compiled, body_bytes_max=1 << 20), Connection(HOST)
+        each.receive(client, frame(tiny * 2, m="true", i="") + frame(tiny * count, m="true", i="") + frame())
+        seen.append([each.commit(), each.refused, client.received])
+    assert seen[0] == seen[1]
 
 
 def test_an_entry_has_no_more_than_fits_it() -> None:
