@@ -1,4 +1,4 @@
-"""`python -m benchmarks CASE`: the benchmarks that start brokers of their own; `make bench-CASE` runs one.
+"""`python -m benchmarks CASE`: the benchmarks that start their own brokers; `make bench-CASE` runs one.
 
 Each case is a module with its own options: `python -m benchmarks steady --help`. To measure a cluster that runs
 already, use `raftmq bench`.

@@ -113,7 +113,7 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of all sends; ``waits_ms`` are those of the acknowledged ones, in ascending order."""
+    """The outcomes of all sends; ``waits_ms`` are those of the acknowledged ones, in ascending order."""
 
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0

@@ -191,7 +191,7 @@ class ChangeMembers:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The leader is asked to transfer leadership, to a node or, for None, to one it chooses."""
+    """The leader gets a request to transfer leadership, to a node or, for None, to one it chooses."""
 
     to: NodeId | None
 

@@ -289,7 +289,7 @@ def serve(
 
 @app.command("check")
 def check(directory: Annotated[Path, typer.Argument(help="Of a run.", metavar="DIR")]) -> None:
-    """Judge a stored run again, and write its verdict and its page anew."""
+    """Judge a stored run again, and rewrite its verdict and its page."""
     _tell(_judged(directory), directory)
 
 

@@ -39,7 +39,7 @@ def core_for(
 ) -> RaftCore:
     """The core of this log's replica; ``confs`` are its `configurations`.
 
-    It abstains if entries that it acknowledged may be missing, unless it is the only voter, which has nobody to ask.
+    It abstains if entries that it acknowledged may be missing, unless it is the only voter, which has no peer to ask.
     ``applied_index`` is the one that the application has stored itself.
 
     Raises:

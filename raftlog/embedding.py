@@ -127,7 +127,7 @@ class Node(Generic[M]):
     async def change(self, change: ConfChange) -> None:
         """Change the membership; returns once the change is complete and committed. Raises the errors of `append`."""
         await self._until_applied(self._taken(self.replica.change(change)))
-        while self.replica.core.conf.is_joint:  # noqa: ASYNC110 - plain state that tells nobody
+        while self.replica.core.conf.is_joint:  # noqa: ASYNC110 - plain state without an event
             await trio.sleep(_RETRY_SECONDS)
 
     async def transfer(self, to: NodeId | None = None) -> None:
@@ -140,7 +140,7 @@ class Node(Generic[M]):
         replica = self.replica
         if (refusal := replica.transfer(to)) is not None:
             raise self._refused(refusal)
-        while replica.core.transferring:  # noqa: ASYNC110 - plain state that tells nobody
+        while replica.core.transferring:  # noqa: ASYNC110 - plain state without an event
             await trio.sleep(_RETRY_SECONDS)
         if replica.is_leader:
             raise Refused(Refusal.NOT_CAUGHT_UP)

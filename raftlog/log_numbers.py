@@ -1,6 +1,6 @@
 """Numbers of a log that are easily mixed up, as types that mypy tells apart. At run time they are plain integers.
 
-With `typing.NewType`, such a number plus 1 would be a plain integer again: whoever goes from an entry to the next one
+With `typing.NewType`, such a number plus 1 would be a plain integer again: code that goes from an entry to the next one
 would have to call a function for each step.
 """
 

@@ -1,6 +1,6 @@
 """The requests of a node with a damaged log to its peers, the handling of their answers, and its own answers to them.
 
-Pure: the caller sends requests and passes the answers. Peers are asked one after the other, repeatedly, each for the
+Pure: the caller sends requests and passes the answers. Peers are queried one after the other, repeatedly, each for the
 next piece as long as it has some. At first only committed bytes are requested; if none arrive for a while, perhaps
 nothing can be committed without this replica, and uncommitted bytes are accepted, too. They are safe: they must connect
 to the intact part behind the damage, or this replica abstains until it has heard of a leader.

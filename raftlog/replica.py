@@ -37,7 +37,7 @@ APPLY_BYTES_MAX = 1024 * 1024
 """Limit for applying in one turn; the rest follows in the next, so that sockets do not wait."""
 
 DISK_STALL_SECONDS = 1.0
-"""From this age of the oldest unsynced write on, the core is told that the disk stalls."""
+"""From this age of the oldest unsynced write on, the core treats the disk as stalled."""
 
 DISK_EASED = 0.02
 """Hysteresis: the used fraction must fall by this much until the disk no longer counts as full, so that no single file
@@ -339,7 +339,7 @@ class Replica:
         """A turn of the event loop begins: the sockets are about to be read.
 
         There is a turn at least every heartbeat interval (`next_deadline`). If one is much later, this process did not
-        run, or was busy, and messages from peers in that time are unread: the core is told so.
+        run, or was busy, and messages from peers in that time are unread: the core must know.
         """
         now = self._clock()
         self._note_stall(now)

@@ -7,7 +7,7 @@ from typing import Final
 from raftlog.log_numbers import Term
 
 TERM_MAX: Final = Term(2**62)
-"""Terms stay below this: nobody stands for election in it, and no peer is believed to be in it."""
+"""Terms stay below this: no replica campaigns in it, and none is believed to be in it."""
 
 TERM_JUMP_MAX: Final = 2**40
 """How far a peer's term may be ahead of our own.

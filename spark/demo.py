@@ -195,7 +195,7 @@ async def _disturb(run: Run, cluster: DevCluster, admin: Admin, say: Callable[[s
     say(f"started {run.killed} again when Spark had {run.rows:,} rows")
     await run.wait_until(lambda: run.rows >= run.lines * 3 // 5)
     await admin.manage_group(cluster.address(leader), GroupCommand("transfer"))
-    while (new := await cluster.leader()) == leader:  # noqa: ASYNC110 - nobody tells us
+    while (new := await cluster.leader()) == leader:  # noqa: ASYNC110 - there is no event
         await trio.sleep(0.1)
     run.leaders.append(new)
     say(f"moved the leadership from {leader} to {new} when Spark had {run.rows:,} rows")

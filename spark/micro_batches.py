@@ -184,7 +184,7 @@ def message_count(start: Position, seen: Seen) -> int:
 def batch_ranges(start: Position, end: Position, seen: Seen) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
     """The messages between two positions: the readable ranges, and the losses.
 
-    The beginning in ``end`` takes precedence over ``start``, which may have been queried anew.
+    The beginning in ``end`` takes precedence over ``start``, which may have been queried again.
     """
     begin = end.began if end.began is not None else start.offsets
     moved = {

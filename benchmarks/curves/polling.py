@@ -53,7 +53,7 @@ class Job:
 
 
 class _Consumer:
-    """One consumer with one pull on its way."""
+    """One consumer with one pull in flight."""
 
     def __init__(self, job: Job, queue_id: int) -> None:
         self.sock = socket.create_connection(job.address)

@@ -62,7 +62,7 @@ async def _create_topic(stream: trio.SocketStream) -> None:
     ext |= {"perm": "6", "topicFilterType": "SINGLE_TAG"}
     frame = encode_request(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, ext=ext)
     with trio.fail_after(_READY_SECONDS_MAX):
-        while await _ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - the broker tells nobody
+        while await _ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - no event to wait for
             await trio.sleep(_RETRY_SECONDS)
 
 

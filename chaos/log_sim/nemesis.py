@@ -235,7 +235,7 @@ class Nemesis:
         if node.repair is not None or self._voters_min < _VOTERS_IF_DAMAGED:
             return False
         names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
-        # Damage behind the mark cannot be told from a torn write.
+        # Damage behind the mark is indistinguishable from a torn write.
         limit = node.marked_pos()
         contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
         written = [(name, len(content.rstrip(b"\0"))) for name, content in contents]

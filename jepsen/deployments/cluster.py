@@ -425,6 +425,6 @@ async def open_cluster(
             await cluster.leader()
             yield cluster
         finally:
-            with trio.CancelScope(shield=True):  # bounded: `stop` kills whoever does not stop in time
+            with trio.CancelScope(shield=True):  # bounded: `stop` kills processes that do not stop in time
                 await cluster.stop_all()
             nursery.cancel_scope.cancel()

@@ -1,6 +1,6 @@
 """A separate file system for each broker, in an image file: cutting its power loses unsynced data.
 
-ext4 is told to shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as that
+ext4 is shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as that
 of xfs), and mounted again. Synced data survives, unsynced data is lost, as after a power failure. Needs root,
 `mkfs.ext4` (e2fsprogs) and loop devices.
 """

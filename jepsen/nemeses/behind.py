@@ -45,7 +45,7 @@ def _begins(commitlog: Path) -> list[int]:
 
 
 async def _removed(cluster: Cluster, position: int) -> None:
-    """Wait until the leader's log begins after a position, or give up; then the fault is not confirmed."""
+    """Wait until the leader's log begins after a position; on timeout the fault is not confirmed."""
     with trio.move_on_after(REMOVED_SECONDS_MAX):
         while True:
             table = await cluster.figures(await cluster.leader())

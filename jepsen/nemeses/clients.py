@@ -37,7 +37,7 @@ async def clients(injection: Injection, step: Step, leader: str) -> None:
         for name in names:
             cluster.send_signal(name, signal.SIGKILL)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while any(state_of_process(pid) not in ("", "Z") for pid in pids):  # noqa: ASYNC110 (the kernel tells nobody)
+            while any(state_of_process(pid) not in ("", "Z") for pid in pids):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.01)
             if pids:
                 injection.confirm(number, f"no process has the ids {', '.join(map(str, pids))} any more")

@@ -34,13 +34,13 @@ async def descriptors(injection: Injection, step: Step, leader: str) -> None:
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
             for _ in range(CALLERS):
                 await calls.enter_async_context(await trio.open_tcp_stream(*address))
-            while not await _hangs_up(address):  # noqa: ASYNC110 (brokers tell nobody)
+            while not await _hangs_up(address):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             held = open_files(cluster.pid(node))
             injection.confirm(number, f"{node} has {held} of {DESCRIPTORS} files open and hangs up on new callers")
         await trio.sleep(step.seconds)
     with trio.move_on_after(SERVES_SECONDS_MAX) as waiting:
-        while await cluster.figures(node) is None:  # noqa: ASYNC110 (brokers tell nobody)
+        while await cluster.figures(node) is None:  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
     if waiting.cancelled_caught:
         raise ClusterFailed(f"{node} does not serve {SERVES_SECONDS_MAX:g} s after callers gave its descriptors back")

@@ -36,7 +36,7 @@ async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
     """Wait until each of these has something to damage, or for `REPAIR_SECONDS_MAX`."""
     logs = [cluster.data_dir(node) / "commitlog" for node in nodes]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
-        while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (files tell nobody)
+        while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
 
 
@@ -111,7 +111,7 @@ async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> N
     await injection.cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
     due = [each for each in damaged if each.returns]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
-        while any(each.is_changed for each in due):  # noqa: ASYNC110 (files tell nobody)
+        while any(each.is_changed for each in due):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
         return
     injection.recorder.note("not-repaired", n=node, v=[each.path.name for each in due if each.is_changed])

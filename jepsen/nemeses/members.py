@@ -140,7 +140,7 @@ async def _replace(injection: Injection, step: Step) -> None:
 
 
 async def _wiped(injection: Injection, step: Step, leader: str) -> None:
-    """A follower restarts under its name without data: it must elect nobody, until it is removed and added as a new
+    """A follower restarts under its name without data: it must not vote until it is removed and added as a new
     one.
 
     The other follower requests its vote while the leader is dead: with that vote, everything that only the leader and

@@ -52,7 +52,7 @@ async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: in
     for _ in range(rounds):
         await _ask_for_transfer(injection)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while (now := await cluster.leader()) == led[-1]:  # noqa: ASYNC110 (brokers tell nobody)
+            while (now := await cluster.leader()) == led[-1]:  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.05)
             led.append(now)
         await trio.sleep(step.seconds)

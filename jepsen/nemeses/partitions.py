@@ -28,7 +28,7 @@ async def cut(injection: Injection, number: int, planned: Grudges) -> AsyncItera
     try:
         await network.drop(planned)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (dropped := await network.dropped()):  # noqa: ASYNC110 (counters tell nobody)
+            while not (dropped := await network.dropped()):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             injection.confirm(number, f"{dropped} packets were dropped or held back at once")
         yield

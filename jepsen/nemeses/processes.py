@@ -44,7 +44,7 @@ async def kill(injection: Injection, step: Step, leader: str) -> None:
 async def _checkpoint_begun(directory: Path) -> None:
     """Wait until a broker writes a checkpoint, if it does so soon."""
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
-        while not _unfinished(directory):  # noqa: ASYNC110 (files tell nobody)
+        while not _unfinished(directory):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.001)
 
 
@@ -83,7 +83,7 @@ async def paused(injection: Injection, number: int | None, node: str) -> AsyncIt
 
 async def _confirm_paused(injection: Injection, number: int, pid: int) -> None:
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
-        while state_of_process(pid) != "T":  # noqa: ASYNC110 (the kernel tells nobody)
+        while state_of_process(pid) != "T":  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.01)
         injection.confirm(number, f"process {pid} is in state T, stopped")
 

@@ -54,7 +54,7 @@ async def starve(injection: Injection, step: Step, leader: str) -> None:
     number = injection.begin(step, nodes)
     with _limited("cpu", [cluster.pid(node) for node in nodes]) as group:
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (waited := throttled((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (files tell nobody)
+            while not (waited := throttled((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             injection.confirm(number, f"{', '.join(nodes)} waited for a processor {waited} times at once")
         await trio.sleep(step.seconds)
@@ -78,7 +78,7 @@ async def memory(injection: Injection, step: Step, leader: str) -> None:
     with _limited("memory", [cluster.pid(node)]) as group:
         seen = ""
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (seen := _pressed(cluster, node, group)):  # noqa: ASYNC110 (files tell nobody)
+            while not (seen := _pressed(cluster, node, group)):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             injection.confirm(number, seen)
         await trio.sleep(step.seconds)

@@ -66,7 +66,7 @@ async def disk_error(injection: Injection, step: Step, leader: str) -> None:
         cluster.shims[node].order(sync_errno=errno.EIO)
         await _confirm(injection, number, (node,), lambda shim: shim.hit_syncs, "syncs failed of")
     with trio.move_on_after(_END_SECONDS_MAX):
-        while cluster.is_running(node):  # noqa: ASYNC110 (processes tell nobody)
+        while cluster.is_running(node):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
     running = cluster.is_running(node)
     injection.say(f"  {node} goes on" if running else f"  {node} ended with exit code {cluster.exit_code(node)}")
@@ -87,7 +87,7 @@ async def _confirm(
 ) -> None:
     shims = injection.cluster.shims
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
-        while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (a page tells nobody)
+        while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
         seen = ", ".join(f"{count(shims[node])} {told} {node}" for node in nodes)
         injection.confirm(number, f"{seen} within the first moments")

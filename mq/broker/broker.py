@@ -475,7 +475,7 @@ class Broker:
     # -- name servers ------------------------------------------------------------------------------------------------
 
     def registration(self, topics: Collection[str] | None) -> Registration:
-        """The route entry of this replica: id 0 while it leads, else an id of its own.
+        """The route entry of this replica: id 0 while it leads, else its own id.
 
         Contains these topics if only they changed, or all for None. A deletion also sends all topics, since the name
         server drops those that are missing.

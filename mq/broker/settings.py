@@ -294,7 +294,7 @@ class BrokerSettings(ProcessSettings):
     def with_segment_bytes(self, segment_bytes: int) -> Self:
         """These settings with the log file size of the directory or group.
 
-        If nobody has set ``message_bytes_max``, it is lowered to what such a file has room for.
+        If ``message_bytes_max`` is not set, it is lowered to what such a file has room for.
 
         Raises:
             ValueError: ``message_bytes_max`` was set, and does not fit into such a file.

@@ -39,10 +39,10 @@ else:
         IS_COMPILED = False
 
         class PlainSends:
-            """Stands for the compiled class, which is not there."""
+            """Stand-in for the compiled class, which is not available."""
 
         class SendBlock:
-            """Stands for the compiled class, which is not there: no block is ever pending."""
+            """Stand-in for the compiled class, which is not available: no block is ever pending."""
 
 
 __all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock", "source_sha256"]

@@ -1,7 +1,7 @@
 """SQL92 expressions over message properties: compiles the syntax tree to functions, and evaluates it.
 
 Properties are texts, so operand types are known in advance: each operator is compiled for its operands. Logic is
-three-valued, None stands for null. A comparison that makes no sense for a message, such as ``abc`` with 5, is an error
+three-valued, None means null. A comparison that makes no sense for a message, such as ``abc`` with 5, is an error
 that ends the whole evaluation, unless an earlier operand has already decided an AND or OR; the message does not match
 then. All of this follows stock brokers, whose values are Java's: a text compared with an int must be an int, and "1.0"
 or "3000000000" is not.

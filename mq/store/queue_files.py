@@ -25,7 +25,7 @@ BlockKey = tuple[Hashable, int]
 """A consume queue and the queue offset at which one of its blocks begins."""
 
 _WRITE_BACK_FILES_MIN = 16
-"""From so many files on, the kernel is told of all of them before the first one is synced."""
+"""From so many files on, writeback is started for all of them before the first one is synced."""
 
 _FILE_NAME = re.compile(r"[0-9]{20}")
 

@@ -278,7 +278,7 @@ class RaftCore(Election, Following):
     def overslept(self, seconds: float, now: float) -> None:
         """This process did not run, and read no messages, for ``seconds`` until ``now``.
 
-        Nobody counts as silent because of that time: their messages wait to be read, and they get another round of
+        No peer counts as silent because of that time: their messages wait to be read, and they get another round of
         heartbeats to answer. Call it before the next `tick`. Leases are not extended; a voter may deny its vote for
         longer than necessary.
         """
@@ -316,7 +316,7 @@ class RaftCore(Election, Following):
                 self._pre_campaign()
 
     def persist(self, now: float) -> None:
-        """Request an `Effects.storage`, even an empty one: the caller has something of its own to write with it."""
+        """Request an `Effects.storage`, even an empty one: the caller writes its own data with it."""
         self._now = now
         self._persist_due = self._dirty = True
 

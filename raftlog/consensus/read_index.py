@@ -58,7 +58,7 @@ class Reading(CoreState):
         That includes everything that this replica acknowledged in earlier runs, and may have lost, wherever it was
         counted or will be. The commit index is not enough: this leader may have, or still get, an acknowledgement that
         it counts only when others have followed. What older leaders may count is in the new leader's log, since it
-        answers only after an entry of its own term is committed and a majority has confirmed that it leads.
+        answers only after an entry of its term is committed and a majority has confirmed that it leads.
         """
         if self._abstain_until is not None:
             if self._verified_durable >= self._abstain_until:

@@ -95,7 +95,7 @@ class ReadState:
     answered: list[tuple[int, LogIndex | None]] = field(default_factory=list)
     """The caller's number of each read, and the index to apply; None if it could not be confirmed."""
     lease_released: bool = False
-    """A node was told to take over: it may be elected at any later time, so the lease is void for this term."""
+    """A node was asked to take over: it may be elected at any later time, so the lease is void for this term."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class TransferState:
     until: float = float("inf")
     """When the target must lead."""
     told: bool = False
-    """Whether the target was told."""
+    """Whether the target was asked to campaign."""
     outranked_beats: int = 0
     """For how many consecutive heartbeats a voter of higher priority was fit to lead."""
     not_before: float = 0.0

@@ -12,7 +12,7 @@ The caller opens a connection, and both sides exchange these messages once::
   including both nonces and the format version. Proofs and keys of the two sides have different labels, so that
   messages of one side cannot be reflected.
 - Each side has a key for the connection, derived in the same way. A frame under a key (`Seal`) carries a tag over its
-  place in the sequence and its content. The first frame of the caller is its proof: nobody else has the key, and it
+  place in the sequence and its content. The first frame of the caller is its proof: no one else has the key, and it
   names its recipient, so that it cannot be relayed to another replica of the group.
 - Before the caller has authenticated, it learns only whether the listener has one of its secrets.
 

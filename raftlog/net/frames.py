@@ -7,7 +7,7 @@ bytes        field
 4            kind (`Kind`)
 5            format version: `HANDSHAKE_VERSION` up to the welcome, then the one that both sides agreed on
 6-7          zero
-8-11         CRC-32, seeded with the kind, of what is behind it; without the entries, which carry checksums of their own
+8-11         CRC-32, seeded with the kind, of what is behind it; without the entries, which carry their own checksums
 12-          the message: packed for what the data path sends, CBOR for the rest
 ===========  =====================================================================================================
 
@@ -442,7 +442,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
 
 
 def spans_of(refs: Sequence[EntryRef], body_of: Callable[[int], bytes | memoryview]) -> tuple[Span, ...]:
-    """Runs of consecutive entries of one term and kind; a configuration is a run of its own.
+    """Runs of consecutive entries of one term and kind; a configuration is a separate run.
 
     ``body_of(number)`` returns the body of ``refs[number]``; only called for configurations.
 

@@ -38,7 +38,7 @@ _LINGER_SECONDS = 0.001
 _SLICE_SECONDS = 0.005
 """While there is an event at least every millisecond, the reactor waits for the next one itself, for at most five
 milliseconds, before other tasks get their turn. A trip through trio's loop costs as much as serving a small request,
-and a message on its way through a group takes three or four.
+and a message passing through a group takes three or four.
 """
 
 

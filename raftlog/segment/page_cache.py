@@ -43,7 +43,7 @@ def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
 
 
 def pread_disk(fd: int, length: int, offset: int) -> tuple[bytes, bool]:
-    """``length`` >= 1 bytes from ``offset`` of a file, after the page cache was told to drop them; and whether it had
+    """``length`` >= 1 bytes from ``offset`` of a file, after dropping them from the page cache; and whether it had
     dropped all of them. It keeps what is not written back yet, and some file systems keep everything. It drops folios
     (groups of pages) only as a whole: a range to drop begins and ends at multiples of `FOLIO_BYTES_MAX`, or at the end
     of the file.

@@ -145,7 +145,7 @@ class Repair:
             Whether to continue with this source. If not, ask another one, since these bytes do not belong to this log.
 
         Raises:
-            StorageFailed: a disk error; give up.
+            StorageFailed: a disk error; abort.
         """
         if self.done:
             return True

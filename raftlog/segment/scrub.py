@@ -1,6 +1,6 @@
 """Slowly verifies a running log, to find damage while other replicas still have the data.
 
-Disks lose bits in files that nobody reads for months. A pass verifies everything from the base up to a committed and
+Disks lose bits in files that are not read for months. A pass verifies everything from the base up to a committed and
 synced entry, which never changes any more, in slices short enough for a thread next to the event loop.
 
 Files are read from the disk, 2 MiB at a time: each piece is first dropped from the page cache, whose content proves

@@ -7,7 +7,7 @@ at most `KEPT_BYTES_MAX`, and everything else is read and verified again.
 
 A reader may ask for less, by ``trusts_page_cache``: bytes that this process has written itself since it opened the log,
 and that are still in the page cache, are returned as they are. Their checksums were computed or verified when they were
-appended. The kernel is asked before each such read; once it has evicted a page, everything up to there has to be
+appended. Page residency is checked before each such read; once a page was evicted, everything up to there has to be
 verified from then on. This misses two cases: another program reads a page of ours from a bad disk after the kernel has
 evicted it, or a file of ours is changed. The scrub detects those. Data to be appended to the log again must never be
 read this way.

@@ -1,4 +1,4 @@
-"""Waiting for a condition that tells nobody when it becomes true. Tests never wait for a guessed time instead."""
+"""Polling for a condition. Tests never wait for a guessed time instead."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class TrafficCounters:
         self.by_group: dict[tuple[str, str], CounterSeries] = {}
         self.sent_back: dict[tuple[str, str], CounterSeries] = {}
         self._others = CounterSeries(now_ms)
-        """Deliveries to groups without a counter of their own."""
+        """Deliveries to groups without their own counter."""
         self._now_ms = now_ms
         self._samples = 0
         self._day = day

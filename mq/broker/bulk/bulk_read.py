@@ -205,7 +205,7 @@ class BulkReads(Service):
             return self._damaged(damage)
         if found.is_behind and self._clock() < read.deadline:
             if len(self._held) >= self._waiting_max:
-                # Those who wait for messages keep nobody from reading what is there.
+                # Only waiting reads are limited; messages that are available are always served.
                 self._counts["bulk_reads_busy"] += 1
                 return encode_no_records(BulkStatus.BUSY, pause_ms=_PAUSE_MS)
             self._held.append(read)

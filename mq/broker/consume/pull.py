@@ -76,7 +76,7 @@ class Pulls(Service):
 
     Args:
         cold_reads: loads old messages before they are read.
-        offsets: takes the commit in a pull, is told of each served pull, and knows resets that move a consumer.
+        offsets: takes the commit in a pull, is notified of each served pull, and knows resets that move a consumer.
 
     Attributes:
         polling: pulls that wait for a message.

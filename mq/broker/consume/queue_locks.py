@@ -302,7 +302,7 @@ class QueueLockService(Service):
         for ref in wanted.queues:
             key = (wanted.group, ref.topic, ref.queue_id)
             # While its request was in flight, an expired lock may have been granted to another client. A grant or
-            # release in flight belongs to nobody: if leadership is lost now, it may or may not take effect.
+            # release in flight belongs to no client: if leadership is lost now, it may or may not take effect.
             granted_to = self._granting.get(key, wanted.client_id)
             if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
                 self._renewed.note((wanted.group, ref.topic), ref.queue_id, now, host)

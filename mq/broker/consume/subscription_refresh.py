@@ -21,7 +21,7 @@ from mq.protocol.headers import Response
 
 ANSWER_SECONDS = 3.0
 PAUSE_SECONDS = 5.0
-"""A client is asked again after this time at the earliest, or after its next heartbeat."""
+"""A client is queried again after this time at the earliest, or after its next heartbeat."""
 BODY_BYTES_MAX = 128 * 1024
 VALUES_MAX = 5_000
 """Maximum number of values in an answer, enough for 350 queues; parsing them takes 23 ms. A longer answer is ignored;
@@ -41,7 +41,7 @@ class SubscriptionRefresh:
         self._clock = clock
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """Ask the client behind ``connection``, unless it is not a member of the group or was asked recently."""
+        """Query the client behind ``connection``, unless it is not a member of the group or was queried recently."""
         member = self._clients.member(connection, group)
         now = self._clock()
         if member is None or (member.asked_at is not None and now < member.asked_at + PAUSE_SECONDS):

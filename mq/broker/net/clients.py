@@ -80,7 +80,7 @@ class Member:
     last_heartbeat: float
     """Monotonic seconds."""
     asked_at: float | None = None
-    """When it was last asked for its subscriptions since that heartbeat, in monotonic seconds."""
+    """When its subscriptions were last queried since that heartbeat, in monotonic seconds."""
 
 
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):

@@ -52,7 +52,7 @@ _RETRY_FIRST = 0.2
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
 """A client with this many bytes of unsent replies gets no further messages before it has read some."""
 _READ_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of messages that wait for their pops to be committed; above it, clients are asked to retry."""
+"""Bytes of messages whose pops are not committed yet; above it, clients must retry."""
 
 _QUEUES_MAX = 32
 _ENTRIES_MAX = 800

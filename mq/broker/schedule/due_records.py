@@ -44,7 +44,7 @@ class DueRecords:
         in_background: carries out a job in a worker thread, and its end on the event loop.
 
     Attributes:
-        is_loading: whether a job is under way.
+        is_loading: whether a job is running.
     """
 
     def __init__(self, log: VerifyingLog, in_background: Callable[[Job], None]) -> None:
@@ -64,7 +64,7 @@ class DueRecords:
     def load(self, queue: ConsumeQueue, offset: int, then: Callable[[], None]) -> None:
         """Load the record at a queue offset and those behind it, and call ``then`` on the event loop.
 
-        Raises StoreError, OSError if the queue cannot be read; then nothing is under way.
+        Raises StoreError, OSError if the queue cannot be read; then no job is running.
         """
         assert not self.is_loading, "records are being loaded already"
         places = self._places(queue, offset)
@@ -78,7 +78,7 @@ class DueRecords:
 
         def job() -> Callable[[], None]:
             for position, size in places:
-                with suppress(SegmentError):  # who reads it next is told
+                with suppress(SegmentError):  # the next reader gets the error
                     log.load(position, size)
             return ended
 

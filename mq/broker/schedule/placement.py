@@ -25,7 +25,7 @@ _ASKING: Final = frozenset((props.DELAY, *props.TIMER_PROPERTIES))
 class WaitingQueues:
     """Decides where a message waits: in the queue of a delay level, in a slot of the timer wheel, or not at all.
 
-    Only levels with the default delay have queues of their own: so each queue is ordered by due time, whatever the
+    Only levels with the default delay have their own queues: so each queue is ordered by due time, whatever the
     settings are or were. Messages with other delays wait as timers. Changes nothing.
     """
 

@@ -7,7 +7,7 @@ that does not support the level stops there, and reports both numbers.
 Levels never go down, and each includes those before it:
 
 2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
-   deleted and made anew. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
+   deleted and recreated. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
    client ports with TLS bind their proofs to the certificate (`mq.broker.replication.peer_authentication`).
 """
 

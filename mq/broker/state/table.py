@@ -1,4 +1,4 @@
-"""The interface of a part of the replicated state: a table with commands of its own."""
+"""The interface of a part of the replicated state: a table with its own commands."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ class CheckBacks(Service):
     def _skip(self, offset: int) -> None:
         """Open ones below ``offset`` were deleted with the beginning of the log: mark them as rolled back.
 
-        Otherwise another replica that still has them would confirm a commit of a message that nobody sees.
+        Otherwise another replica that still has them would confirm a commit of a message that stays invisible.
         """
         marks, lost = self._halves.marks, list[int]()
         lost_max = min(_LOST_MAX, self._appender.entry_bytes_max // _LOST_BYTES)

@@ -51,7 +51,7 @@ class _Ends:
     def __init__(self) -> None:
         self.offsets: list[int] = []
         self.discarded: list[int] = []
-        """Those of them that become visible to nobody."""
+        """Those of them that never become visible."""
         self.copies: list[InternalRecord] = []
         self.nbytes = 0
         self.waiting: list[Call[EndTransaction]] = []

@@ -77,7 +77,7 @@ class Handling:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
     async def run(self, fallback: Handler | None) -> None:
-        """Handle messages until `stop`. `fallback` handles topics without a handler of their own; ValueError if it is
+        """Handle messages until `stop`. `fallback` handles topics without their own handler; ValueError if it is
         missing.
         """
         missing = [topic for topic, each in self._subscribed.items() if each.handler is None]

@@ -181,7 +181,7 @@ class GroupOffsets:
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
         """Store these offsets and wait for the answers, for at most `seconds`, even if cancelled.
 
-        Before it gives up a queue, a member must be sure that its offsets are stored before the next owner requests
+        Before it releases a queue, a member must be sure that its offsets are stored before the next owner requests
         them. A failure is logged: it causes redelivery, never loss.
         """
 

@@ -426,7 +426,7 @@ class PushConsumer(Consumer):
     async def run(self, handler: Handler | None = None) -> None:
         """Call the handlers with messages until `stop` is called, the consumer is closed or the caller is cancelled.
 
-        `handler` handles topics without a handler of their own. Unfinished messages are delivered again, by the next
+        `handler` handles topics without their own handler. Unfinished messages are delivered again, by the next
         `run` or to the next owner of the queue.
         """
         self._opened()

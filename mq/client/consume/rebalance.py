@@ -147,7 +147,7 @@ class Assignment:
         """Those of the queues that may be consumed in order, and until when."""
         if self._locker is None or not queues:
             return dict.fromkeys(sorted(queues), float("inf"))
-        # A handler may still be busy with a message of a queue that was just given up.
+        # A handler may still be busy with a message of a queue that was just released.
         wanted = {queue for queue in queues if queue not in self._draining}
         self._owed -= wanted
         locked, _, held_until = await self._locker.lock(wanted)
@@ -267,7 +267,7 @@ class Assignment:
         """Release the lock when the last handler is done, or when it has expired."""
         assert self._locker is not None, "nothing to give back without locks"
         with anyio.move_on_after(VALID_SECONDS):
-            while process_queue.leased:  # noqa: ASYNC110 - rare, and the board tells nobody
+            while process_queue.leased:  # noqa: ASYNC110 - rare, and the board has no event
                 await anyio.sleep(DRAIN_POLL_SECONDS)
         del self._draining[queue]
         await self._unlock_stubbornly(self._locker, {queue})

@@ -213,7 +213,7 @@ class Connection:
         self._queue(encode_request(code, self._take_opaque(), ext=ext, body=body, oneway=True))
 
     def forget(self, opaque: int) -> None:
-        """Drop a request: nobody waits for its answer any more."""
+        """Drop a request: its caller has stopped waiting."""
         self._waiting.pop(opaque, None)
 
     def _check_open(self) -> None:

@@ -1,7 +1,7 @@
 """Requests to the leader of a broker group: finding it, and retrying.
 
 The leader may change at any time, and the cached route then names a former one. So a failed request is sent again with
-a fresh route while its caller has time, if that is useful and safe. Sends have rules of their own, see
+a fresh route while its caller has time, if that is useful and safe. Sends have their own rules, see
 `produce.send_pipeline`; pulls and pops are retried for ever, see `consume.pull_loop` and `consume.pop_consumer`.
 """
 

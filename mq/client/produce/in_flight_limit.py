@@ -29,7 +29,7 @@ class InFlightLimit:
 
     @property
     def has_room(self) -> bool:
-        """Whether another message may be started by somebody who does not wait."""
+        """Whether another message may be sent without waiting."""
         return not self._waiting and self._in_flight() + self._let_in < self._limit
 
     async def wait(self) -> None:
