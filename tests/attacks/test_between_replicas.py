@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCall
+from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
-from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.codes import ResponseCode
 from raftlog import Reactor
-from raftlog.net.authentication import NONCE_BYTES
 from raftlog.net.replication_tls import caller_context
 from raftlog.net.secret_file import read_secrets
 from tests.free_ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.man_in_the_middle import Wire
-from tests.support.replica_client import NODE, add_learner, fields_of
+from tests.support.replica_client import NODE, add_learner, authenticate
 from tests.support.running_broker import RunningBroker, running
 
 pytestmark = pytest.mark.trio
@@ -73,9 +73,11 @@ class Caller:
 
 
 @asynccontextmanager
-async def broker_with_tls(directory: Path, authority: Authority, mode: str) -> AsyncIterator[RunningBroker]:
+async def broker_with_tls(
+    directory: Path, authority: Authority, mode: str, **given: Any
+) -> AsyncIterator[RunningBroker]:
     """A broker with n9 as another member."""
-    async with running(directory / "n0", tls=authority.client(), **authority.settings(mode)) as broker:
+    async with running(directory / "n0", tls=authority.client(), **authority.settings(mode), **given) as broker:
         await add_learner(await broker.connect())
         yield broker
 
@@ -103,17 +105,14 @@ async def test_somebody_in_between_with_a_certificate_of_his_own_gets_no_proof(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_proof_that_is_bound_to_no_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
-    """Somebody in between could tell the listener that the caller is software from before proofs were bound."""
-    async with broker_with_tls(tmp_path, authority, "permissive") as broker:
-        settings = broker.settings
-        call = PeerCall(
-            identity=settings.identity,
-            node_id=NODE,
-            address=settings.listen,
-            secrets=read_secrets(str(settings.secret_path)),
-            nonce=os.urandom(NONCE_BYTES),
-        )
-        client = await broker.connect()
-        answer = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
-        assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "authentication failed")
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_proof_that_is_bound_to_no_certificate_is_refused(
+    tmp_path: Path, authority: Authority, level: int
+) -> None:
+    """Somebody in between could say that the caller is older software, of which there is none from level 2 on."""
+    async with broker_with_tls(tmp_path, authority, "permissive", format_level_max=level) as broker:
+        answer = await authenticate(broker, await broker.connect())
+        if level == 1:
+            assert answer.code == ResponseCode.SUCCESS, answer
+        else:
+            assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "authentication failed")
