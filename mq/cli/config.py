@@ -36,7 +36,7 @@ def convert_file(
 def read_conf(file: Path) -> Converted:
     """Parse a broker.conf. Raises CommandFailed."""
     try:
-        return convert(file.read_text(), file.parent)
+        return convert(file.read_text(), file.absolute().parent)
     except ConfInvalid as error:
         raise CommandFailed(f"{file}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -7,8 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from mq.broker.settings import BrokerSettings
+from mq.cli.app import app
 from mq.cli.rocketmq_conf import NOT_APPLICABLE, TAKEN, ConfInvalid, convert, to_toml
 
 DLEDGER = """\
@@ -108,3 +110,15 @@ def test_the_guide_has_every_key() -> None:
     if os.environ.get("REWRITE"):
         GUIDE.write_text(f"{text[:begin]}\n\n{table}\n\n{text[end:]}")
     assert GUIDE.read_text()[begin:].startswith(f"\n\n{table}\n\n{END}"), f"{GUIDE.name}: REWRITE=1"
+
+
+def test_accounts_are_found_wherever_the_converted_file_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie beside the broker.conf, which is often named by a relative path."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "broker.conf").write_text("aclEnable=true\n")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["config", "convert", "conf/broker.conf"])
+    assert result.exit_code == 0, result.output
+    assert f'acl_file = "{tmp_path}/conf/plain_acl.yml"' in result.output.splitlines()
