@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ _HELD_MAX: Final = 16
 """Pieces of data held until the handshake is complete."""
 _HANDSHAKE: Final = b"\x16"
 """The first byte of a TLS client; none of our frames begins with it, since it would have 352 MiB."""
+
+_SOURCE_LINE: Final = re.compile(r" \(_ssl\.c:\d+\)$")
+"""Where in the source of Python's ssl module the error was raised."""
 
 Buffer = bytes | memoryview
 
@@ -148,7 +152,7 @@ class TlsSocket:
         self._held.clear()
 
     def _failed(self, error: ssl.SSLError) -> None:
-        self._on_failed(error.reason or error.strerror or str(error))
+        self._on_failed(error.reason or _SOURCE_LINE.sub("", error.strerror or str(error)))
 
 
 class SniffingSocket:

@@ -76,6 +76,33 @@ async def test_a_client_that_reads_slowly_gets_everything(tmp_path: Path, author
             assert record.body == b"x" * 1_000_000
 
 
+async def test_the_log_says_in_words_that_a_client_left_during_the_handshake(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """For example because it does not accept the certificate; a place in the source of OpenSSL helps nobody."""
+    with capture_logs() as logs:
+        async with running(tmp_path / "n0", tls=authority.client(), **authority.settings("enforcing")) as broker:
+            host, port = broker.settings.listen_address
+            stream = await trio.open_tcp_stream(host, port)
+            broker.streams.append(stream)
+            hello = ssl.MemoryBIO()
+            client = authority.client().wrap_bio(ssl.MemoryBIO(), hello, server_hostname=host)
+            with pytest.raises(ssl.SSLWantReadError):
+                client.do_handshake()
+            await stream.send_all(hello.read())
+            await stream.send_eof()
+            other = await broker.connect()
+
+            async def is_logged() -> bool:
+                await other.info()
+                return any(each["event"] == "tls_failed" for each in logs)
+
+            await until(is_logged)
+    (failed,) = [each for each in logs if each["event"] == "tls_failed"]
+    assert "ssl.c" not in failed["reason"]
+    assert "closed" in failed["reason"]
+
+
 async def test_who_must_use_tls_and_does_not_is_hung_up_on(tmp_path: Path, authority: Authority) -> None:
     settings = authority.settings("enforcing")
     with capture_logs() as logs:
