@@ -30,7 +30,7 @@ _LARGE_BYTES = 128 * 1024
 _LENGTH_BYTES = 4
 _REPORTS_MAX = 16
 _AT_A_STRETCH = 16
-"""Requests that are served before the client's share of the turn is looked at."""
+"""Requests that are served before the client's share of the turn is checked."""
 _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.MESSAGE_ILLEGAL})
 
 _TLS_HANDSHAKE = b"\x16\x03"
@@ -51,19 +51,17 @@ class Requests(Protocol):
 class ClientConnection:
     """A stock client or our SDK on the other end of a socket.
 
-    ``host`` is the peer's IPv4 address and port as a record stores them. ``requests``
-    serves what arrives. ``heard`` becomes
-    true with everything that arrives; whoever looks for idle connections sets it back. ``questions`` are those that the
-    broker has asked its clients. ``trusted`` is set for a replica of the same group, and ``authentication`` says
-    how far it has proved that. ``intake`` and ``unread`` bound
-    what all connections together keep in memory; ``unsent`` counts it for the latter. ``access``
-    says which requests the client may make; None for all.
+    ``host`` is the peer's IPv4 address and port as a record stores them. ``requests`` serves the requests. ``heard``
+    becomes true when data arrives; the search for idle connections resets it. ``questions`` are the broker's requests
+    to clients. ``trusted`` is true for a replica of the same group; ``authentication`` is the state of its proof.
+    ``intake`` limits the memory of partly received requests of all connections, and ``unread`` that of unread replies,
+    which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
     """
 
     hold_seconds_max = 60.0
     """How long a request may be held."""
     client_id: str | None = None
-    """Of a client of another replica, which hands its request on and says who it is; None for clients of this one."""
+    """The client's id, if another replica forwards its request; None for clients of this replica."""
 
     __slots__ = (
         "_access",
@@ -113,7 +111,7 @@ class ClientConnection:
         self._intake = intake
         self._unread = unread
         self._reactor = reactor
-        # Requests that have arrived and were put off.
+        # Deferred requests.
         self._unserved: list[Incoming] = []
         self._unfinished = False
         self._waits_for_room = False
@@ -217,7 +215,7 @@ class ClientConnection:
     def _on_data(self, data: memoryview) -> int:
         self.heard = True
         if len(data) > _LARGE_BYTES and missing_bytes(data):
-            return 0  # a large frame on its way is not copied once per chunk of it
+            return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
         access = None if self.trusted else self._access
         check = None if access is None else access.check_of_sends(self._address)
@@ -246,9 +244,9 @@ class ClientConnection:
         return consumed
 
     def _serve_share(self, incoming: list[Incoming]) -> None:
-        """Serve requests until this client's share of the turn is used, and put off the rest; replicas are not bound.
+        """Serve requests until this client's share of the turn is used, and defer the rest. Replicas have no limit.
 
-        The connection is not read before the rest was served too.
+        The connection is not read until the rest is served.
         """
         at, stretch = 0, 1
         while at < len(incoming):
@@ -263,13 +261,13 @@ class ClientConnection:
             stretch = min(2 * stretch, _AT_A_STRETCH)  # the first ones tell how long they take
 
     def _go_on(self) -> None:
-        """Serve some of what was put off."""
+        """Serve some of the deferred requests."""
         incoming, self._unserved = self._unserved, []
         self._serve_share(incoming)
         self._read_or_wait()
 
     def _begin(self, nbytes: int) -> None:
-        """A request of ``nbytes`` begins to arrive; without room for it the rest stays where it is."""
+        """A request of ``nbytes`` begins to arrive; if there is no room for it, the rest stays in the kernel."""
         if nbytes > SMALL_BYTES and not self.trusted and not self.closed:
             self._unfinished = True
             if not self._intake.begin(self, nbytes):
@@ -283,7 +281,7 @@ class ClientConnection:
             self._stream.go_on_reading()
 
     def _much_waits(self) -> None:
-        """Let the kernel have what it takes at once; a client that does not read the rest is dropped some time."""
+        """Pass as much as possible to the kernel; a client that does not read the rest is closed eventually."""
         stream = self._stream
         stream.flush()
         if stream.out_bytes > self.output_bytes_max:
@@ -293,7 +291,7 @@ class ClientConnection:
             self._unread.grown(self)
 
     def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:
-        """The answer to a request that failed; an invariant of ours that is broken is raised again."""
+        """The reply to a failed request; the failure of an assertion is raised again."""
         if isinstance(error, RequestRefused):
             if error.code in _CLIENT_FAULTS:
                 self._report("request_refused", request.code, error.remark)
@@ -301,23 +299,23 @@ class ClientConnection:
             self._report("bad_header", error.code, error.remark)
             code = ResponseCode.SYSTEM_ERROR
             self.send(encode_response(error.opaque, code, remark=error.remark, serialization=serialization))
-            return None  # whether an answer is wanted stood in a header that nobody can read
+            return None  # the invalid header would say whether the client wants a reply
         return answer_failure(error, request, serialization, self.peer, self._log)
 
     def _report(self, event: str, code: int | None, reason: str) -> None:
-        """Log what the client does wrong, once per connection and kind: whoever does it once does it again."""
+        """Log a mistake of the client, once per connection and kind, since clients repeat their mistakes."""
         if (event, code) not in self._reported and len(self._reported) < _REPORTS_MAX:
             self._reported += ((event, code),)
             self._log.warning(event, client=self.peer, code=code, reason=reason)
 
     def unsupported(self, request: Any, body: bytes) -> None:
-        """Take what no handler is there for: an answer to a request of ours, or what is refused. Raises."""
+        """Handle a message without a handler: a reply to a request of the broker, or a request to refuse. Raises."""
         if isinstance(request, Response):
             if not self._questions.answered(self, request, body):
                 self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
             return
         if isinstance(request, HeaderError):
-            # Another one: raised, it would be in a cycle with this frame, and keep the whole chunk of its request.
+            # A new error: the old one would be in a cycle with this frame, which keeps the whole chunk in memory.
             raise HeaderError(request.code, request.opaque, request.remark)
         if isinstance(request, AccessDenied):
             self._report("access_denied", request.code, request.remark)
@@ -332,17 +330,17 @@ class ClientConnection:
 
 
 def answer_failure(error: Exception, request: Any, serialization: int, client: str, log: Log) -> bytes:
-    """The answer to a request whose handler raised ``error``; an invariant of ours that is broken is raised again."""
+    """The reply to a request whose handler raised ``error``; the failure of an assertion is raised again."""
     if isinstance(error, RequestRefused):
         return encode_response(request.opaque, error.code, remark=error.remark, serialization=serialization)
     if isinstance(error, AssertionError):
         raise error
     if isinstance(error, QueueFileDamaged):
-        # It is on record, and restored from the log in a moment.
+        # The damage is registered, and will be repaired from the log soon.
         remark = f"retry, or ask another replica: {error}"
         code = ResponseCode.SERVICE_NOT_AVAILABLE
         return encode_response(request.opaque, code, remark=remark, serialization=serialization)
-    # Whatever a client sends may fail its own request, never the process.
+    # Input from a client may make its own request fail, never the process.
     if isinstance(error, SegmentError):
         log.error("read_failed", client=client, code=request.code, error=str(error))
     else:

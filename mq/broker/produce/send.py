@@ -1,8 +1,7 @@
-"""SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (request codes 10, 310 and 320): checks, then the next round.
+"""SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (request codes 10, 310, 320): validation, then the next round.
 
-The first message to a topic that nobody created makes the topic: the creation is replicated first, and the message
-waits for it. Everything else about a message is decided here, inline; see `mq.broker.write_path.appender` for what
-follows.
+The first message to an unknown topic creates the topic: the creation is replicated first, and the message waits for it.
+All other checks are done here, without waiting; `mq.broker.write_path.appender` does the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Sends(Service):
         self._metadata = context.metadata
         self._appender = context.appender
         self._tails = context.queue_offsets
-        # Of topics that were found to be there and writable.
+        # Tails by topic, for topics that exist and are writable.
         self._writable: dict[str, list[NextOffset]] = {}
         self._unique_keys = context.unique_keys
         self._special = special
@@ -75,22 +74,22 @@ class Sends(Service):
         yield Route(SendBatchMessage, self.handle_batch, leader_only=True)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Whether topics are made for their first message may be another answer from now on."""
+        """Apply new settings: whether the first message creates a topic may have changed."""
         self._settings = settings
 
     def resign(self) -> None:
-        """This replica does not lead any more; what it was creating may never be."""
+        """Forget topics in creation: this replica does not lead any more, and they may never be created."""
         self._creating.clear()
         self._writable.clear()
 
     def topic_changed(self, topic: str) -> None:
-        """Look at the topic anew with its next message."""
+        """Check the topic again with its next message."""
         self._writable.pop(topic, None)
 
     def take_plain(self, connection: ClientConnection, chunk: bytes, is_allowed: SendCheck | None = None) -> int:
-        """Queue the plain sends that ``chunk`` begins with, as `handle` does; returns how many bytes they take.
+        """Queue the plain sends at the start of ``chunk``, as `handle` does; returns how many bytes they take.
 
-        It takes those that ``is_allowed`` allows. Takes none without the compiled module, or with too much pending.
+        Stops at a request that ``is_allowed`` denies. Takes none without the compiled module, or with too much pending.
         """
         plain, appender, at = self._plain, self._appender, 0
         if plain is None:
@@ -113,7 +112,7 @@ class Sends(Service):
         if appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         text = ext.properties
-        if RECEIPT in text:  # a consumer forwards what it popped; the receipt is not of the new message
+        if RECEIPT in text:  # a consumer forwards a popped message: the receipt is not that of the new message
             text = ext.properties = props.without(text, props.POP_CK)
         tails = self._writable.get(ext.topic)
         if tails is None:
@@ -130,7 +129,7 @@ class Sends(Service):
             self._special.add(call, props.decode(text), ext.topic, queue_id)
             return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
-        # Both values are found as `value` finds them; the first place is nearly always it, and a call costs as much.
+        # Finds both values as `value` does. The first hit is nearly always right, and a call would double the cost.
         at = properties.find(UNIQUE_KEY)
         if at == 0 or (at > 0 and properties[at - 1] == VALUE_END):
             unique_key = properties[at + 9 : properties.find(b"\x02", at)]
@@ -161,9 +160,9 @@ class Sends(Service):
         appender.pending_bytes += size
 
     def queue_of(self, call: Call[SendRequest]) -> NextOffset | None:
-        """The queue of a message that somebody else stores. Raises RequestRefused.
+        """The queue of a message that another service stores. Raises RequestRefused.
 
-        None if the request is served already, or will be once more when its topic is created.
+        None if the request is already served, or will be served again when its topic is created.
         """
         ext = call.request.ext
         if self._appender.pending_bytes > self._pending_bytes_max:
@@ -174,7 +173,7 @@ class Sends(Service):
         return tails[ext.queue_id if 0 <= ext.queue_id < len(tails) else self._chosen_queue(ext, len(tails))]
 
     def handle_batch(self, call: Call[SendBatchMessage]) -> None:
-        """Check many messages to one queue and queue them as one; a single reply follows.
+        """Check a batch of messages to one queue and queue it as one item; a single reply follows.
 
         Raises:
             RequestRefused: none of them was stored, and none will be.
@@ -198,7 +197,7 @@ class Sends(Service):
         )
 
     def _chosen_queue(self, ext: SendExt, count: int) -> int:
-        """A queue for a message that leaves the choice to the broker. Raises RequestRefused for one out of range."""
+        """A random queue for a message without a queue id. Raises RequestRefused for a queue id out of range."""
         if ext.queue_id >= 0:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"queue id {ext.queue_id} is illegal, {ext.topic} has {count} queues"
@@ -206,7 +205,7 @@ class Sends(Service):
         return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
 
     def _open_topic(self, call: Call[SendRequest]) -> list[NextOffset] | None:
-        """The tails of a topic that was not written to before; None when it is being created and the message waits."""
+        """The tails of a topic before its first message; None if the message waits until the topic is created."""
         ext = call.request.ext
         topic = ext.topic
         try:
@@ -227,7 +226,7 @@ class Sends(Service):
         if config.write_queues == 0:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} has no write queue")
         tails = self._tails.of_topic(topic)
-        if not is_retry:  # what goes there is looked at each time
+        if not is_retry:  # messages to retry topics are checked each time
             self._writable[topic] = tails
         return tails
 

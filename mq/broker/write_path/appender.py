@@ -1,9 +1,9 @@
 """Gathers messages into log entries, and answers their senders when the entries are committed.
 
-Theory of operation. While one *round* of entries is being written and replicated, everything that arrives is kept in a
-list. When the round is committed, the list becomes the next round: one entry per 256 KiB, each with one header, one
-checksum and one step of the replicated log, however many messages and senders it holds. So a busy broker makes large
-rounds and an idle one answers at once, with no timer in between.
+Theory of operation. While one *round* of entries is written and replicated, a list collects new messages. When the
+round is committed, the list becomes the next round: one entry per 256 KiB, each with one header, one checksum and one
+step of the replicated log, regardless of the number of messages and senders. A busy broker makes large rounds, an idle
+one answers at once, and no timer is needed.
 
 Records and replies are built when an entry is framed, see `mq.broker.write_path.entry_builder`. There is no task, event
 or future per message.
@@ -40,11 +40,11 @@ _DISK_FULL = (
     "DISK_FULL: service not available now. It may be caused by one of the following reasons: the broker's disk is full "
     "[CL: {0:5.2f} CQ: {0:5.2f} INDEX: -1.00], messages are put to the slave, message store has been shut down, etc."
 )
-"""Worded as by stock brokers, whose users look for it; the figure is the used part of the disk."""
+"""The text of RocketMQ brokers, since users search for it; the number is the used part of the disk."""
 
 
 class Log(Protocol):
-    """What the appender needs of the replica."""
+    """The part of the replica that the appender uses."""
 
     def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal: ...
 
@@ -53,16 +53,15 @@ class Appender:
     """See the module's theory of operation.
 
     Args:
-        disk_used: which part of the disk is in use, 0 to 1; asked when a message is refused for it.
-        pending_bytes_max: with so much pending, messages are refused; see `check_room` for commands.
+        disk_used: returns which part of the disk is in use, 0 to 1; called when a message is refused for a full disk.
+        pending_bytes_max: messages are refused while more is pending; see `check_room` for commands.
 
     Attributes:
-        is_open: whether this broker leads its group and may take messages; set by `open` and `close`, or taken back
-            before.
-        pending: what waits for its round. The send handler appends to it, and adds to ``pending_bytes``, itself.
+        is_open: whether this broker leads its group and accepts messages; set by `open` and `close`.
+        pending: items that wait for their round. The send handler appends to it, and adds to ``pending_bytes``, itself.
         pending_bytes: bytes of all records that are not committed yet.
-        messages: how many messages and commands were put into entries.
-        entry_bytes_max: what fits one entry together with others.
+        messages: number of messages and commands in all entries so far.
+        entry_bytes_max: the maximum of an entry with several items.
     """
 
     def __init__(
@@ -91,14 +90,14 @@ class Appender:
         self.messages = 0
 
     def open(self) -> None:
-        """Take messages from now on: this replica leads and everything older is dispatched."""
+        """Accept messages: this replica leads, and all older entries are dispatched."""
         assert not self.pending, f"{len(self.pending)} messages and groups were added while this replica did not lead"
         self.is_open = True
 
     def close(self) -> None:
-        """Take nothing more; what was not framed yet was certainly not stored.
+        """Accept nothing more. Pending items are certainly not stored.
 
-        Requests of clients are served once more, by whoever serves them now; others are told that it was refused.
+        Requests of clients are dispatched again, to the handlers of a follower; other items get `LeadershipLost`.
         """
         self.is_open = False
         pending, self.pending = self.pending, []
@@ -112,13 +111,13 @@ class Appender:
 
     @property
     def has_room(self) -> bool:
-        """Whether commands are taken, see `check_room`."""
+        """Whether commands are accepted, see `check_room`."""
         return self.pending_bytes <= self._commands_bytes_max
 
     def check_room(self) -> None:
         """Raises RequestRefused if so much is pending that even commands must wait.
 
-        They may take as much as messages on top of them: producers that are too fast keep no consumer from committing.
+        Commands may use twice the limit of messages, so that fast producers do not keep consumers from committing.
         """
         if not self.has_room:
             raise RequestRefused(
@@ -127,7 +126,7 @@ class Appender:
             )
 
     def _settle(self, pending: list[Pending], outcome: Refused | LeadershipLost) -> None:
-        """These are not stored: tell whoever waits for them."""
+        """Report to the senders of these items that they are not stored."""
         for item in pending:
             self.pending_bytes -= item[0]
             if len(item) != 2:
@@ -152,8 +151,8 @@ class Appender:
     ) -> None:
         """Replicate a metadata command.
 
-        ``on_outcome`` is told what became of it, `Stored` once it was applied. ``on_framed`` is called before that, as
-        soon as an entry with the command is in the log: whatever comes later comes behind that.
+        ``on_outcome`` gets the outcome: `Stored` after it is applied. ``on_framed`` is called earlier, when an entry
+        with the command is in the log: everything that is framed later follows it.
         """
         self.add_atomically([PendingCommand(command, on_outcome, on_framed)])
 
@@ -162,9 +161,9 @@ class Appender:
         self.add_atomically([record])
 
     def add_atomically(self, group: PendingGroup) -> None:
-        """Store messages and commands in one entry, in this order: after any failure all are there, or none is.
+        """Store messages and commands in one entry, in this order: after any failure, all of them are stored or none.
 
-        Together they must fit an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
+        Together they must fit into an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
         """
         nbytes = group[0].nbytes if len(group) == 1 else sum([item.nbytes for item in group])
         self.pending.append((nbytes, group))
@@ -183,11 +182,11 @@ class Appender:
 
     @property
     def may_start(self) -> bool:
-        """Whether a round could begin now."""
+        """Whether a round may start now."""
         return len(self._round_ends) < self._rounds_in_flight
 
     def start_round(self) -> bool:
-        """Frame what is pending, if the rounds under way leave room; returns whether anything was framed."""
+        """Frame the pending items unless too many rounds are in flight; returns whether anything was framed."""
         if not self.pending or not self.is_open or len(self._round_ends) >= self._rounds_in_flight:
             return False
         pending, self.pending = self.pending, []
@@ -218,7 +217,7 @@ class Appender:
         return last_index > 0
 
     def committed(self, index: int) -> None:
-        """Answer everybody whose entry has an index up to ``index``."""
+        """Answer the senders of all entries up to ``index``."""
         waiting = self._committing
         while waiting and waiting[0].index <= index:
             entry = waiting.popleft()
@@ -231,7 +230,7 @@ class Appender:
             self._round_ends.popleft()
 
     def runs_of(self, index: int, annotation: bytes) -> list[BuiltRun] | None:
-        """What the annotation says of an entry that is being applied, if it was made here and is not answered yet."""
+        """The runs of an entry that is being applied, if this appender built it and has not answered it yet."""
         waiting = self._committing
         if waiting:
             number = index - waiting[0].index
@@ -240,9 +239,9 @@ class Appender:
         return None
 
     def outcome_unknown(self, first_index: int) -> None:
-        """Nobody knows what becomes of entries from ``first_index`` on.
+        """The outcome of entries from ``first_index`` on is unknown.
 
-        Their senders' connections are closed: on the wire that is the one answer which promises nothing.
+        Closes the connections of their senders: the only answer in the protocol that promises nothing.
         """
         waiting = self._committing
         while waiting and waiting[-1].index >= first_index:
@@ -256,7 +255,7 @@ class Appender:
 
 
 def _give_back(call: Call[SendRequest], outcome: Refused | LeadershipLost) -> None:
-    """Refuse the request, or have it served by whoever leads now."""
+    """Refuse the request, or dispatch it again, so that it is forwarded to the new leader."""
     if isinstance(outcome, Refused):
         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
     else:

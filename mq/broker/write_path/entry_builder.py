@@ -1,7 +1,7 @@
-"""Builds a log entry out of what was pending: its records, what it adds to queues, and the replies that wait for it.
+"""Builds a log entry from pending items: its records, its additions to queues, and the replies.
 
-A message's queue offset, physical offset and store time are known only when its entry is framed, therefore the record
-is built here, once; so is the reply, which then waits in one list per entry.
+The queue offset, physical offset and store time of a message are known only when its entry is framed. So this module
+builds the record, once, and also the reply, which waits in one list per entry for the commit.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from mq.store.queue_store import BuiltRun
 from mq.store.sequenced import SequencedRecord, sequenced_record
 
 _PROPERTIES_LENGTHS = [struct.pack(">h", length) for length in range(PROPERTIES_BYTES_MAX + 1)]
-"""By length of the properties: packed beforehand, which is twice as fast."""
+"""The packed length, by length of the properties: twice as fast as packing it for each message."""
 CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
-"""A sender does not decide how hosts are laid out, nor what a message is to a transaction."""
+"""All bits that a sender may set: not the layout of hosts, nor the role of the message in a transaction."""
 
 
 class Entry:
-    """An entry under way, and who waits for it.
+    """An entry in flight, and its callbacks and replies.
 
     Attributes:
-        nbytes: of its records.
+        nbytes: bytes of its records.
         messages: how many messages and commands it has.
-        replies: what to send to whom when it is committed.
-        callbacks: whom to tell then where a message or command is.
-        framed: whom to tell when it is framed.
-        annotation, runs: what it adds to queues, as other replicas read it, and as this one takes it.
+        replies: replies by connection, to be sent when it is committed.
+        callbacks: callbacks with the places of messages and commands, to be called when it is committed.
+        framed: callbacks to be called when it is framed.
+        annotation, runs: its additions to queues, encoded for other replicas, and as objects for this one.
     """
 
     __slots__ = ("annotation", "callbacks", "framed", "index", "messages", "nbytes", "replies", "runs")

@@ -1,4 +1,4 @@
-"""What waits to enter the log: clients' messages, batches, the broker's own messages, and metadata commands."""
+"""The items that wait for their log entry: messages of clients, batches, internal messages, metadata commands."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from mq.protocol.sequencing import SequenceRange
 from mq.store.dispatch import META_TOPIC
 
 NO_PLACE = 2**64 - 1
-"""Stands for a physical offset that is not known."""
+"""In place of an unknown physical offset."""
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
 PendingMessage = tuple[int, Call[SendRequest], NextOffset, bytes, int, bytes]
-"""A message that was checked and waits for its round: bytes of its record, request, queue, properties, tag code, unique
-key. A plain tuple: there is one per message."""
+"""A valid message that waits for its round: bytes of its record, request, queue, properties, tag code, unique key. A
+plain tuple, since there is one per message."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InternalRecord:
-    """A message that does not come straight from a plain send: delayed, retried, or made by the broker itself.
+    """A message that is not a client's plain send: delayed, retried, or from the broker itself.
 
-    Where messages wait for their turn, ``tag_code`` is of no meaning.
+    ``tag_code`` is ignored in queues of delayed messages, where the due time takes its place.
     """
 
     tail: NextOffset
@@ -46,7 +46,7 @@ class InternalRecord:
     prepared_offset: int = 0
     on_outcome: OnOutcome | None = None
     nbytes: int = field(init=False)
-    """Of the record."""
+    """Bytes of the record."""
 
     def __post_init__(self) -> None:
         self.nbytes = self.tail.fixed_bytes + len(self.body) + len(self.properties)
@@ -54,21 +54,21 @@ class InternalRecord:
 
 @dataclass(slots=True, eq=False)
 class PendingSend:
-    """A client's message that is stored in another queue, or with other properties, than the client said."""
+    """A client's message that is stored in another queue, or with other properties, than in the request."""
 
     nbytes: int
-    """Of its record."""
+    """Bytes of its record."""
     call: Call[SendRequest]
     tail: NextOffset
     properties: bytes
     tag_code: int
     unique_key: bytes
     queue_id: int
-    """As the answer names it."""
+    """The queue id in the reply."""
     sequence: SequenceRange | None = None
-    """What its properties say, if anybody has read that already."""
+    """The sequence numbers in its properties, if they are decoded already."""
     more: Callable[[Stored, str], dict[str, str]] | None = None
-    """Makes further fields of the answer from where it is and its unique key."""
+    """Returns additional fields of the reply, from the place of the message and its unique key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class PendingCommand:
     body: bytes
     on_outcome: OnOutcome | None = None
     on_framed: Callable[[], None] | None = None
-    """Called when the command has its place in the log: what is framed from then on comes behind it."""
+    """Called when the command has its place in the log: everything that is framed later follows it."""
 
     @property
     def nbytes(self) -> int:
@@ -105,11 +105,11 @@ class PendingBatch:
     tail: NextOffset
     elements: list[BatchElement]
     unique_keys: bytes
-    """Of all messages that were sent, joined by commas."""
+    """Unique keys of all messages in the request, joined by commas."""
     parts: list[tuple[int, SequenceRange]] | None = None
-    """Which elements begin messages with numbers, and with which; None without numbers."""
+    """The elements that start a range of sequence numbers, with that range; None without numbers."""
     already_stored: int = 0
-    """Messages of a numbered batch that are not among the elements, because the log has them."""
+    """Number of messages of a numbered batch that are left out, because the log has them."""
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +118,7 @@ class PendingBatch:
 
 
 PendingGroup = list[InternalRecord | PendingCommand | PendingSend]
-"""What enters the log in one entry, or not at all."""
+"""Items that are stored in one entry, or not at all."""
 
 Pending = PendingMessage | tuple[int, SendBlock] | tuple[int, PendingBatch] | tuple[int, PendingGroup]
-"""Each begins with its bytes; the lengths of the tuples tell them apart."""
+"""Each starts with its size in bytes; the length of the tuple tells the kinds apart."""
