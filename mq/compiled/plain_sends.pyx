@@ -762,8 +762,9 @@ cdef class PlainSends:
         self.template = _ReplyTemplate(reply_parts, store_host)
         self.magic = <uint32_t>magic
         self.client_flags = <uint32_t>client_flags
-        self.body_bytes_max = body_bytes_max
         self.block_bytes_max = min(block_bytes_max, <Py_ssize_t>BLOCK_BYTES_MAX)
+        # A body that fits no block ends it before its signature is checked: the reference does that.
+        self.body_bytes_max = min(body_bytes_max, <int64_t>self.block_bytes_max)
         self.scratch = <uint8_t *>PyMem_Malloc(BLOCK_BYTES_MAX)
         self.shared = <uint8_t *>PyMem_Malloc(PROPERTIES_BYTES_MAX)
         if self.scratch == NULL or self.shared == NULL:

@@ -592,3 +592,17 @@ def test_signed_sends_are_plain(tmp_path: Path) -> None:
     chunk = b"".join(signed_frame("producer", "secret-1", b"%d" % n) for n in range(20))
     broker = Broker(compiled=True)
     assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
+
+
+def test_the_signature_of_a_body_that_fits_no_block_is_checked_once() -> None:
+    broker, sender = Broker(compiled=True, entry_bytes_max=1000), cast("Any", Connection(HOST))
+    asked: list[bytes] = []
+
+    def is_allowed(access_key: bytes, signature: bytes, content: bytes, topic: bytes) -> bool:
+        asked.append(topic)
+        return True
+
+    assert broker.sends.take_plain(sender, signed_frame("producer", "secret-1", b"x" * 1500), is_allowed) == 0
+    assert asked == []  # the reference will
+    assert broker.sends.take_plain(sender, signed_frame("producer", "secret-1", b"x" * 500), is_allowed) > 0
+    assert asked == [b"T"]
