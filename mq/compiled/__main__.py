@@ -1,7 +1,7 @@
 """``python -m mq.compiled``: compile the optional parts of the data path for this interpreter, beside their sources.
 
 Needs Cython, setuptools, a C compiler and the headers of Python. Exit code 0 when the compiled parts are there, 3 when
-something is missing; then the reference in Python serves everything, as before.
+something is missing; then everything stays as it was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from mq.compiled import source_sha256
+from mq.compiled import IS_COMPILED, source_sha256
 
 NOT_COMPILED = 3
 _SOURCES = Path(__file__).parent
@@ -73,14 +73,15 @@ def compile_all() -> Path:
 
 def main() -> int:
     """Compile, and say what came of it in one line."""
+    kept = "the compiled data path stays as it is" if IS_COMPILED else "the data path stays in Python"
     missing = missing_tool()
     if missing is not None:
-        print(f"raftmq: the data path stays in Python: {missing}")
+        print(f"raftmq: {kept}: {missing}")
         return NOT_COMPILED
     try:
         target = compile_all()
     except (RuntimeError, OSError) as error:
-        print(f"raftmq: the data path stays in Python: {error}", file=sys.stderr)
+        print(f"raftmq: {kept}: {error}", file=sys.stderr)
         return NOT_COMPILED
     print(f"raftmq: compiled {target.name}")
     return 0

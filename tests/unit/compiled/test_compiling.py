@@ -56,6 +56,23 @@ def test_a_compiler_that_fails_leaves_everything_as_it_was(
     assert [path.name for path in tmp_path.iterdir()] == ["plain_sends.pyx"]
 
 
+@pytest.mark.parametrize(("is_compiled", "kept"), [(True, "compiled data path"), (False, "data path stays in Python")])
+def test_where_nothing_can_be_written_it_says_which_form_stays_in_use(
+    is_compiled: bool,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(__main__, "missing_tool", lambda: None)
+    monkeypatch.setattr(__main__, "IS_COMPILED", is_compiled)
+    monkeypatch.setattr(__main__, "_SOURCES", tmp_path / "missing")
+    assert __main__.main() == __main__.NOT_COMPILED
+    said = capsys.readouterr().err
+    assert kept in said
+    assert str(tmp_path / "missing") in said
+
+
 def compiles(command: list[str], *, cwd: str, **_: object) -> subprocess.CompletedProcess[str]:
     """A compiler that works at once."""
     built = Path(cwd) / "mq" / "compiled"
