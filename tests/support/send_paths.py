@@ -1,0 +1,198 @@
+"""The send path of a broker in both of its forms, compiled and in Python, and requests to compare them with."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from mq.broker.access.control import AccessControl
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.send import Sends
+from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.protocol.chunks import decode_chunk
+from mq.protocol.errors import FrameError
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
+from tests.support.broker_contexts import context_of
+from tests.support.model_log import HOST, Log
+
+TOPICS = {"T": 4, "Orders": 300}
+BODY_BYTES_MAX = 2000
+BLOCK_BYTES_MAX = 128 * 1024
+NOW_MS = 1_700_000_000_123
+
+
+class Connection:
+    """A client that keeps what it is sent."""
+
+    def __init__(self, host: bytes) -> None:
+        self.host = host
+        self.received = b""
+        self.closed: str | None = None
+        self.served_again: list[tuple[str, bytes]] = []
+
+    def send(self, data: bytes) -> None:
+        self.received += data
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+    def answer(self, request: Any, reply: bytes) -> None:
+        if not request.flag & 2:
+            self.send(reply)
+
+    def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
+        self.served_again.append((repr(request), body))
+
+
+class Elsewhere:
+    """Takes what is not stored by a plain send, and remembers it."""
+
+    def __init__(self) -> None:
+        self.taken: list[object] = []
+
+    def add(self, call: Call[Any], *rest: object) -> None:
+        self.taken.append((repr(call.request), call.body, *map(repr, rest)))
+
+    def takes(self, call: Call[Any]) -> bool:
+        self.taken.append((repr(call.request), call.body))
+        return True
+
+
+class Broker:
+    """The send path of a broker, with or without the compiled module."""
+
+    def __init__(
+        self,
+        *,
+        compiled: bool,
+        entry_bytes_max: int = 1 << 20,
+        pending_bytes_max: int = 1 << 20,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:
+        self.log = Log()
+        self.appender = Appender(
+            log=self.log,
+            store_host=HOST,
+            reply_template=SendReplyTemplate(HOST),
+            entry_bytes_max=entry_bytes_max,
+            rounds_in_flight=100,
+            wall_clock_ms=lambda: NOW_MS,
+            disk_used=lambda: 0.5,
+            pending_bytes_max=pending_bytes_max,
+        )
+        self.appender.open()
+        self.elsewhere = Elsewhere()
+        special: Any = self.elsewhere
+        self.tails = {name: [NextOffset(TopicName(name), n, 7 * n) for n in range(TOPICS[name])] for name in TOPICS}
+        context = context_of(
+            settings__message_bytes_max=body_bytes_max,
+            settings__pending_bytes_max=pending_bytes_max,
+            settings__cluster="C",
+            settings__auto_create_topics=False,
+            metadata__topics={name: SimpleNamespace(write_queues=count) for name, count in TOPICS.items()},
+            appender=self.appender,
+            queue_offsets=None,
+            store_host=HOST,
+            unique_keys=UniqKeyGenerator(ip="10.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: NOW_MS),
+            rng=random.Random(1),
+            wall_clock_ms=lambda: NOW_MS,
+        )
+        self.sends = Sends(context, special=special, repeats=special, retries=special)
+        self.sends._writable.update(self.tails)
+        if not compiled:
+            self.sends._plain = None
+        self.refused: list[tuple[int, int, str]] = []
+        self.others: list[str] = []
+        self.taken_plain = 0
+
+    def receive(
+        self, connection: Connection, chunk: bytes, access: AccessControl | None = None, address: str = ""
+    ) -> int | str:
+        """As a connection does: bytes consumed, or why the connection is closed."""
+        sender: Any = connection
+        taken = self.sends.take_plain(sender, chunk, None if access is None else access.check_of_sends(address))
+        self.taken_plain += taken
+        try:
+            incoming, consumed = decode_chunk(chunk[taken:])
+        except FrameError as error:
+            return str(error)
+        if access is not None:
+            incoming = access.checked(address, incoming, chunk[taken:])
+        for request, body, serialization in incoming:
+            if not isinstance(request, SendMessageV2 | SendBatchMessage):
+                self.others.append(repr(request))
+                continue
+            try:
+                if isinstance(request, SendBatchMessage):
+                    self.sends.handle_batch(Call(sender, request, body, serialization))
+                else:
+                    self.sends.handle(Call(sender, request, body, serialization))
+            except RequestRefused as refused:
+                self.refused.append((request.opaque, refused.code, refused.remark))
+        return taken + consumed
+
+    def commit(self) -> list[object]:
+        """Frame and commit all that is pending; everything that can be seen of it."""
+        while self.appender.start_round():
+            pass
+        number = len(self.log.framed)
+        framed = [(position, body, annotation) for position, body, annotation in self.log.framed]
+        runs = [self.appender.runs_of(n + 1, framed[n][2]) or [] for n in range(number)]
+        named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each] for each in runs]
+        self.appender.committed(number)
+        return [framed, named, self.ends(), self.appender.pending_bytes, self.appender.messages]
+
+    def ends(self) -> dict[tuple[str, int], int]:
+        return {(each.topic, each.queue_id): each.next_offset for tails in self.tails.values() for each in tails}
+
+
+def properties(**more: str) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in more.items())
+
+
+def frame(
+    body: bytes = b"body", *, header: dict[str, Any] | None = None, raw: bytes | None = None, **ext: str
+) -> bytes:
+    fields = {"a": "P", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0"}
+    fields |= {"i": properties(UNIQ_KEY="0A0B0C", WAIT="true", TAGS="TagA"), "j": "0", "k": "false", "m": "false"}
+    fields |= ext
+    values: dict[str, Any] = {"code": 310, "extFields": {name: text for name, text in fields.items() if text != "-"}}
+    values |= {"flag": 0, "language": "JAVA", "opaque": 5, "serializeTypeCurrentRPC": "JSON", "version": 409}
+    values |= header or {}
+    encoded = raw if raw is not None else json.dumps(values, separators=(",", ":")).encode()
+    return struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
+
+
+def compare(chunks: Sequence[bytes]) -> Broker:
+    """Give both brokers the same chunks, from two clients in turns; returns the compiled one."""
+    both = Broker(compiled=True), Broker(compiled=False)
+    seen: list[list[object]] = []
+    for broker in both:
+        clients = [Connection(HOST), Connection(b"\x0a\x00\x00\x02\x00\x00\x12\x34")]
+        closed: dict[int, object] = defaultdict(lambda: None)
+        results: list[object] = []
+        for number, chunk in enumerate(chunks):
+            if closed[number % 2] is None:
+                result = broker.receive(clients[number % 2], chunk)
+                results.append(result)
+                if isinstance(result, str):
+                    closed[number % 2] = result
+        stored = broker.commit()
+        seen.append([results, stored, broker.refused, broker.others, broker.elsewhere.taken])
+        seen[-1].append([client.received for client in clients])
+    assert seen[0] == seen[1]
+    return both[0]
+
+
+def batched(body: bytes, text: str, flag: int = 0) -> bytes:
+    encoded = text.encode()
+    size = 22 + len(body) + len(encoded)
+    return struct.pack(">iiiii", size, 0, 0, flag, len(body)) + body + struct.pack(">h", len(encoded)) + encoded
