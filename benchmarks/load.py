@@ -107,69 +107,100 @@ class Connection:
         self.unsent = memoryview(data)[taken:]
         return False
 
+    def send_later(self, data: bytes) -> None:
+        """Append to what the kernel did not take yet."""
+        assert self.unsent is not None, "the socket has room"
+        self.unsent = memoryview(bytes(self.unsent) + data)
+
+    def receive(self, samples: array[float]) -> Sequence[Hashable]:
+        """Read replies and add their latencies to ``samples``; returns the answered requests. Raises LoadFailed."""
+        try:
+            size = self.sock.recv_into(RECEIVE_BUFFER)
+        except ssl.SSLWantReadError:
+            return ()  # an incomplete record
+        now = monotonic_seconds()
+        if not size:
+            raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
+        chunk = bytes(RECEIVE_BUFFER[:size])
+        data = self.received + chunk if self.received else chunk
+        keys, end = self.wire.settle(data)
+        self.received = data[end:]
+        started = self.started
+        samples.extend([now - started.pop(key) for key in keys])
+        return keys
+
+
+class Recorder:
+    """Collects latencies per window.
+
+    Attributes:
+        samples: latencies of the current window, in seconds; before the first window they are discarded.
+        boundary: when the next window begins, or the last one ends.
+    """
+
+    def __init__(self, begin: float, window_seconds: float, windows: int, batch: int) -> None:
+        self._window_seconds = window_seconds
+        self._windows = [array("d") for _ in range(windows)]
+        self._cpu_marks: list[float] = []
+        self._batch = batch
+        self.samples = array("d")
+        self.boundary = begin
+
+    def advance(self, now: float) -> Report | None:
+        """Begin the window that ``now`` is in; returns the report when the last one has ended."""
+        while now >= self.boundary:
+            self._cpu_marks.append(process_cpu_seconds())
+            number = len(self._cpu_marks) - 1
+            if number == len(self._windows):
+                return Report(
+                    messages=[len(latencies) * self._batch for latencies in self._windows],
+                    cpu_seconds=[end - start for start, end in itertools.pairwise(self._cpu_marks)],
+                    latencies=[buckets(latencies) for latencies in self._windows],
+                )
+            self.samples = self._windows[number]
+            self.boundary += self._window_seconds
+        return None
+
 
 def generate(job: Job) -> Report:
     """Keep the messages in flight until the last window ends. Raises LoadFailed, OSError."""
-    monotonic = time.clock_gettime
-    clock_id = time.CLOCK_MONOTONIC
     epoll = select.epoll()
     connections = {c.fd: c for c in (Connection(job, number) for number in range(job.connections))}
     for connection in connections.values():
         epoll.register(connection.fd, select.EPOLLIN)
         keys, data = connection.wire.first()
-        connection.started = dict.fromkeys(keys, monotonic(clock_id))
+        connection.started = dict.fromkeys(keys, monotonic_seconds())
         if not connection.send(data):
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
-    windows = [array("d") for _ in range(job.windows)]
-    cpu_marks: list[float] = []
-    samples = array("d")
-    boundary, window = job.begin, -1
+    recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
     while True:
-        events = epoll.poll(max(0.0, boundary - monotonic(clock_id)))
-        now = monotonic(clock_id)
-        while now >= boundary:
-            cpu_marks.append(process_cpu_seconds())
-            window += 1
-            if window == job.windows:
-                return Report(
-                    messages=[len(latencies) * job.batch for latencies in windows],
-                    cpu_seconds=[end - start for start, end in itertools.pairwise(cpu_marks)],
-                    latencies=[buckets(latencies) for latencies in windows],
-                )
-            samples = windows[window]
-            boundary += job.window_seconds
+        events = epoll.poll(max(0.0, recorder.boundary - monotonic_seconds()))
+        if (report := recorder.advance(monotonic_seconds())) is not None:
+            return report
         for fd, event in events:
             connection = connections[fd]
             if event & select.EPOLLOUT and connection.unsent is not None and connection.send(connection.unsent):
                 epoll.modify(fd, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
-                _receive(connection, samples, epoll)
+                _send_again(connection, connection.receive(recorder.samples), epoll)
 
 
-def _receive(connection: Connection, samples: array[float], epoll: select.epoll) -> None:
-    try:
-        size = connection.sock.recv_into(RECEIVE_BUFFER)
-    except ssl.SSLWantReadError:
-        return  # an incomplete record
-    now = time.clock_gettime(time.CLOCK_MONOTONIC)
-    if not size:
-        raise LoadFailed(f"{connection.sock.getpeername()} closed the connection")
-    chunk = bytes(RECEIVE_BUFFER[:size])
-    data = connection.received + chunk if connection.received else chunk
-    keys, end = connection.wire.settle(data)
-    connection.received = data[end:]
-    started = connection.started
-    samples.extend([now - started.pop(key) for key in keys])
-    following, again = connection.wire.again(keys)
+def _send_again(connection: Connection, answered: Sequence[Hashable], epoll: select.epoll) -> None:
+    following, data = connection.wire.again(answered)
     # The latency of a request that must wait for room in the socket also counts from here.
-    started.update(dict.fromkeys(following, time.clock_gettime(time.CLOCK_MONOTONIC)))
-    if not again:
+    connection.started.update(dict.fromkeys(following, monotonic_seconds()))
+    if not data:
         return
     if connection.unsent is not None:
-        connection.unsent = memoryview(bytes(connection.unsent) + again)
-    elif not connection.send(again):
+        connection.send_later(data)
+    elif not connection.send(data):
         epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+
+
+def monotonic_seconds() -> float:
+    """CLOCK_MONOTONIC, which all processes share."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def process_cpu_seconds() -> float:

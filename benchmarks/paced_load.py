@@ -13,13 +13,11 @@ import itertools
 import json
 import select
 import sys
-import time
-from array import array
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 
-from benchmarks.load import RECEIVE_BUFFER, Connection, Job, Report, buckets, process_cpu_seconds
+from benchmarks.load import Connection, Job, Recorder, Report, monotonic_seconds
 from benchmarks.wires.wire import LoadFailed
 
 TICK_SECONDS = 0.001
@@ -73,7 +71,7 @@ class Sender:
                 self._sent += 1
             data = connection.wire.again(keys)[1]
             if connection.unsent is not None:
-                connection.unsent = memoryview(bytes(connection.unsent) + data)
+                connection.send_later(data)
             elif data and not connection.send(data):
                 blocked.append(connection)
         return blocked
@@ -86,50 +84,20 @@ def generate(paced: PacedJob) -> Report:
     connections = {each.fd: each for each in (Connection(job, number) for number in range(job.connections))}
     for fd in connections:
         epoll.register(fd, select.EPOLLIN)
-    sender = Sender(list(connections.values()), paced.rate, _now())
-    windows = [array("d") for _ in range(job.windows)]
-    cpu_marks: list[float] = []
-    samples = array("d")
-    boundary, window = job.begin, -1
+    sender = Sender(list(connections.values()), paced.rate, monotonic_seconds())
+    recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
     while True:
         events = epoll.poll(TICK_SECONDS)
-        now = _now()
-        while now >= boundary:
-            cpu_marks.append(process_cpu_seconds())
-            window += 1
-            if window == job.windows:
-                return Report(
-                    messages=[len(latencies) * job.batch for latencies in windows],
-                    cpu_seconds=[end - start for start, end in itertools.pairwise(cpu_marks)],
-                    latencies=[buckets(latencies) for latencies in windows],
-                )
-            samples = windows[window]
-            boundary += job.window_seconds
+        if (report := recorder.advance(monotonic_seconds())) is not None:
+            return report
         for fd, event in events:
             connection = connections[fd]
             if event & select.EPOLLOUT and connection.unsent is not None and connection.send(connection.unsent):
                 epoll.modify(fd, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
-                sender.free[connection].extend(_receive(connection, samples))
-        for connection in sender.send_due(_now()):
+                sender.free[connection].extend(connection.receive(recorder.samples))
+        for connection in sender.send_due(monotonic_seconds()):
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
-
-
-def _receive(connection: Connection, samples: array[float]) -> list[Hashable]:
-    """The requests that were answered."""
-    size = connection.sock.recv_into(RECEIVE_BUFFER)
-    now = _now()
-    if not size:
-        raise LoadFailed(f"{connection.sock.getpeername()} closed the connection")
-    data = connection.received + bytes(RECEIVE_BUFFER[:size])
-    keys, end = connection.wire.settle(data)
-    connection.received = data[end:]
-    samples.extend([now - connection.started.pop(key) for key in keys])
-    return list(keys)
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def main() -> None:
