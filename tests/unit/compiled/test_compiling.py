@@ -36,6 +36,13 @@ def test_the_compiler_of_the_environment_may_be_empty_or_a_wrapper_with_argument
     assert program == "no-such-wrapper" if compiler else program and " " not in program
 
 
+@pytest.mark.skipif(bool(os.environ.get(PURE_PYTHON)), reason=f"{PURE_PYTHON} is set")
+@pytest.mark.skipif(__main__.missing_tool() is not None, reason="a tool to compile with is missing")
+def test_where_the_module_can_be_compiled_it_is_there() -> None:
+    """Otherwise the tests that compare both forms would be skipped without anybody noticing."""
+    assert IS_COMPILED, "run python -m mq.compiled"
+
+
 def test_without_the_headers_of_python_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
