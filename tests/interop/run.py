@@ -20,7 +20,7 @@ from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError
 from tests.interop import mqadmin
-from tests.interop.clients import CACHE, CLIENTS, GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
+from tests.interop.clients import CLIENTS, GRPC, HERE, REMOTING, ROCKETMQ, SERVERS_VERSION, BuildFailed, Client
 from tests.interop.refusals import SCENARIOS
 from tests.interop.report import ALL, Outcome, Page, markdown, table
 from tests.interop.rocketmq_servers import GrpcProxy, RocketMQCluster
@@ -47,7 +47,7 @@ PAGES = {
 }
 """The report of each protocol's clients."""
 
-LAST = CACHE / "outcomes.json"
+LAST = HERE / "outcomes.json"
 """The last outcomes of which a report was written."""
 
 SETTINGS = {
@@ -310,7 +310,8 @@ def _write(new: Sequence[Outcome], titles: Mapping[str, str]) -> None:
 
     kept = [each for each in _last() if is_kept(each)]
     outcomes = _ordered([*kept, *new])
-    LAST.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
+    lines = [json.dumps(asdict(each), ensure_ascii=False) for each in outcomes]
+    LAST.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     for protocol, page in PAGES.items():
         if any(CLIENTS[each.client].protocol == protocol for each in new):
             mine = [each for each in outcomes if CLIENTS[each.client].protocol == protocol]
