@@ -25,12 +25,12 @@ def source_sha256(source: Path) -> str:
 
 
 if TYPE_CHECKING:
-    from mq.compiled.plain_sends import PlainSends, SendBlock
+    from mq.compiled.plain_sends import PlainSends, SendBlock, checked_records
 else:
     try:
         if os.environ.get(PURE_PYTHON):
             raise ImportError(f"{PURE_PYTHON} is set")
-        from mq.compiled.plain_sends import COMPILED_FROM, PlainSends, SendBlock
+        from mq.compiled.plain_sends import COMPILED_FROM, PlainSends, SendBlock, checked_records
 
         if source_sha256(Path(__file__).with_name("plain_sends.pyx")) != COMPILED_FROM:
             raise ImportError("compiled from another version of plain_sends.pyx: python -m mq.compiled")
@@ -44,5 +44,9 @@ else:
         class SendBlock:
             """Stand-in for the compiled class, which is not available: no block is ever pending."""
 
+        def checked_records(data: bytes | bytearray | memoryview, position: int) -> int:
+            """Stand-in for the compiled function, which is not available: all records are still to be checked."""
+            return 0
 
-__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock", "source_sha256"]
+
+__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock", "checked_records", "source_sha256"]

@@ -3,6 +3,8 @@ from typing import Any
 
 COMPILED_FROM: str
 
+def checked_records(data: bytes | bytearray | memoryview, position: int) -> int: ...
+
 class SendBlock:
     @property
     def connection(self) -> Any: ...

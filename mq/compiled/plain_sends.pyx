@@ -7,10 +7,13 @@ stored. `PlainSends.take` stops at the first frame that is anything else, or tha
 `mq.protocol.chunks.decode_chunk` and `mq.broker.produce.send.Sends` then handle that frame and all behind it. They are
 the reference: for every chunk the records, queue entries and replies are the same bytes with and without this module.
 
+`checked_records` is the other compiled part: a follower's check of the records that it receives.
+
 Memory safety: every read of the chunk goes through a cursor that is compared with the end of its frame first; every
 write goes to a buffer whose size was computed from lengths that were checked before.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -22,6 +25,7 @@ cdef extern from *:
     static inline void put32(unsigned char *to, uint32_t v) { v = __builtin_bswap32(v); __builtin_memcpy(to, &v, 4); }
     static inline void put64(unsigned char *to, uint64_t v) { v = __builtin_bswap64(v); __builtin_memcpy(to, &v, 8); }
     static inline uint32_t get32(const unsigned char *at) { uint32_t v; __builtin_memcpy(&v, at, 4); return __builtin_bswap32(v); }
+    static inline uint64_t get64(const unsigned char *at) { uint64_t v; __builtin_memcpy(&v, at, 8); return __builtin_bswap64(v); }
     #ifndef SOURCE_SHA256
     #define SOURCE_SHA256 ""
     #endif
@@ -30,6 +34,7 @@ cdef extern from *:
     void put32(uint8_t *to, uint32_t value) nogil
     void put64(uint8_t *to, uint64_t value) nogil
     uint32_t get32(const uint8_t *at) nogil
+    uint64_t get64(const uint8_t *at) nogil
 
 
 # Of the source that this was compiled from; `mq.compiled` uses it with no other.
@@ -43,6 +48,7 @@ cdef enum:
     FIXED_BYTES = 91
     QUEUE_OFFSET_AT = 20
     PHYSICAL_OFFSET_AT = 28
+    SYS_FLAG_AT = 36
     STORE_MS_AT = 56
     QUEUE_ENTRY_BYTES = 20
     PROPERTIES_BYTES_MAX = 32767
@@ -56,6 +62,8 @@ cdef enum:
     LETTERS = 14  # a to n
     PROPERTIES_LETTER = 8  # i
     VALUE_END = 2
+    MAGIC_V1 = 0xDAA320A7
+    IPV6_FLAGS = 0x30
 
 # ------------------------------------------------------------------------------------------------- checksum
 
@@ -1086,3 +1094,46 @@ cdef class PlainSends:
         cdef Py_ssize_t n
         for n in range(block.count):
             memcpy(self.scratch + self.sends[n].record_at + 48, host, 8)
+
+
+# ------------------------------------------------------------------------------------------------- received records
+
+def checked_records(data, int64_t position):
+    """How many bytes at the start of ``data`` are records as `mq.protocol.records.check_records` accepts them, if
+    ``data`` is at physical offset ``position``.
+
+    Stops at a record of another layout, with an address of IPv6 or the second magic number, and at a damaged one.
+    """
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+    cdef Py_ssize_t checked = _checked_records(<const uint8_t *>buffer.buf, buffer.len, <uint64_t>position)
+    PyBuffer_Release(&buffer)
+    return checked
+
+
+cdef Py_ssize_t _checked_records(const uint8_t *data, Py_ssize_t length, uint64_t position) noexcept nogil:
+    cdef Py_ssize_t at = 0, left
+    cdef uint32_t size, rest
+    cdef const uint8_t *record
+    cdef const uint8_t *text
+    while True:
+        left = length - at
+        record = data + at
+        if left < FIXED_BYTES or get32(record + 4) != <uint32_t>MAGIC_V1 or get32(record + SYS_FLAG_AT) & IPV6_FLAGS:
+            return at
+        size = get32(record)
+        if size < FIXED_BYTES or size > left or get64(record + PHYSICAL_OFFSET_AT) != position + <uint64_t>at:
+            return at
+        # What the lengths of body, topic and properties share. The body ends with the topic's length.
+        rest = size - FIXED_BYTES
+        if get32(record + HEAD_BYTES - 4) > rest:
+            return at
+        rest -= get32(record + HEAD_BYTES - 4)
+        text = record + HEAD_BYTES + get32(record + HEAD_BYTES - 4)
+        if text[0] > rest:
+            return at
+        rest -= text[0]
+        text += 1 + text[0]
+        if text[0] * 256 + text[1] != rest:
+            return at
+        at += size

@@ -328,13 +328,14 @@ def latest_store_timestamp(data: memoryview | bytes) -> int:
     return latest
 
 
-def check_records(data: memoryview | bytes, position: int) -> None:
+def check_records(data: memoryview | bytes, position: int, checked: int = 0) -> None:
     """Raises RecordError unless ``data``, which begins at the physical offset ``position``, is records back to back
     with consistent lengths and correct physical offsets.
 
-    Checksums are not verified. Runs for every message that a follower stores: about 0.3 us each.
+    The first ``checked`` bytes are such records already. Checksums are not verified. Runs for every message that a
+    follower stores, unless `mq.compiled` does the same: about 0.3 us each.
     """
-    begin, at, end = 0, 0, len(data)
+    begin, at, end = checked, checked, len(data)
     unpack = _FOR_CHECK.unpack_from
     while at < end:
         begin = at

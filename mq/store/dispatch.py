@@ -16,6 +16,7 @@ from struct import Struct
 
 import msgspec
 
+from mq.compiled import checked_records
 from mq.protocol import names, records
 from mq.protocol.delay import TURNS_MS
 from mq.store.errors import RunRefused
@@ -117,7 +118,7 @@ def check_entry(body: memoryview, position: int) -> None:
     Contents are not checked: contradictions are detected when the entry is applied (`scan_runs`).
     """
     try:
-        records.check_records(body, position)
+        records.check_records(body, position, checked_records(body, position))
     except records.RecordError as error:
         raise ValueError(str(error)) from error
 
