@@ -129,11 +129,12 @@ class Services:
         self.groups = Heartbeats(context)
         refresh = SubscriptionRefresh(clients=context.clients, clock=context.clock)
         self.subscriptions = Subscriptions(context, note_group=self.groups.note_group, refresh=refresh.ask)
+        self.cold_reads = ColdReads(log=context.replica.log, in_background=context.environment.in_background)
         self.pulls = Pulls(
             context,
             subscriptions=self.subscriptions,
             follower_reads=follower_reads,
-            cold_reads=ColdReads(log=context.replica.log, in_background=context.environment.in_background),
+            cold_reads=self.cold_reads,
             offsets=self.offsets,
         )
         self.routes = Routes(
@@ -153,7 +154,7 @@ class Services:
         self.timers = Timers(context)
         recalls = Recalls(context, timers=self.timers)
         self.waiting_queues = WaitingQueues(context)
-        halves = HalfMessages(context)
+        halves = HalfMessages(context, cold_reads=self.cold_reads)
         self.transactions = Transactions(context, halves=halves, places=self.waiting_queues)
         check_backs = CheckBacks(context, halves=halves, transactions=self.transactions)
         resume_check = ResumeCheck(context, records=self._records)
@@ -184,6 +185,7 @@ class Services:
         self.pops = Pops(
             context,
             subscriptions=self.subscriptions,
+            cold_reads=self.cold_reads,
             pulls_waiting=self.pulls.polling.waiting,
             is_young=self.offsets.is_young,
         )

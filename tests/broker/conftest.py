@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.cold_disk import Reads, cold_disk
 from tests.support.timer_model import TimerMachine
 from tests.support.waiting_messages import WallClock
 
@@ -32,3 +33,12 @@ def machine() -> Iterator[TimerMachine]:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers look for open transactions all the time."""
     monkeypatch.setattr("mq.broker.transaction.check_back._RUN_SECONDS", 0.005)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
+    """What brokers read of their logs' files, none of which is in the page cache."""
+    noted = Reads()
+    monkeypatch.setattr("raftlog.node.RealDisk", cold_disk(noted))
+    yield noted
+    noted.gate.set()

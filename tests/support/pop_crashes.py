@@ -210,6 +210,7 @@ class CrashMachine(RuleBasedStateMachine):
                 log=structlog.get_logger(),
             ),
             subscriptions=cast("Any", SimpleNamespace(of_pop=lambda ext: parse_subscription("T", "*", None))),
+            cold_reads=cast("Any", SimpleNamespace(is_in_memory=lambda begin, end: True)),
             pulls_waiting=(),
             is_young=lambda queue: True,
         )

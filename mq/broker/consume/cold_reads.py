@@ -92,6 +92,13 @@ class ColdReads:
         first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
         return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
+    def is_in_memory(self, begin: int, end: int) -> bool:
+        """Whether a reader of the range between two physical offsets need not wait for the disk.
+
+        As for `are_loaded`, False does not mean that it must: `load` decides.
+        """
+        return begin >= self._log.trusted_pos or self.are_loaded(begin, end)
+
     def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
         """Load the records at ascending places, and call ``then`` after the attempt.
 

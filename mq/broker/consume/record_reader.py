@@ -19,7 +19,7 @@ _PLACES = Struct(">qi8x").iter_unpack
 
 _CHUNK_BYTES = 128 * 1024
 _CHUNK_COUNT = 64
-_SCAN_BYTES_MAX = 1024 * 1024
+SCAN_BYTES_MAX = 1024 * 1024
 
 
 class Selection(NamedTuple):
@@ -78,7 +78,7 @@ class RecordReader:
         """
         chosen: list[bytes] = []
         nbytes = scanned = scanned_bytes = end = bits = 0
-        while scanned_bytes < _SCAN_BYTES_MAX and (chunk := _chunk(places)):
+        while scanned_bytes < SCAN_BYTES_MAX and (chunk := _chunk(places)):
             for (position, size), record in zip(chunk, self._read_each(chunk), strict=True):
                 if _is_wanted(record, sql):
                     if len(chosen) == count_max or (chosen and nbytes + size > bytes_max):

@@ -11,10 +11,11 @@ A pop that finds nothing waits like a pull, for any queue of its topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from itertools import chain
 
+from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.long_polling import LongPolling, QueueKey
 from mq.broker.consume.record_reader import RecordReader
@@ -25,14 +26,13 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.pop.ack import CHECKPOINTS_MAX, PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
-from mq.broker.pop.queue_cursor import INIT_AT_END, PopBatch, PopQueues, PopRequest
+from mq.broker.pop.queue_cursor import EVERYTHING, INIT_AT_END, PopBatch, PopQueues, PopRequest, RecordsOnDisk
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
 from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
-from mq.filter.subscription import parse_subscription
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
 from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage
@@ -60,8 +60,8 @@ _ENTRIES_MAX = 800
 them.
 """
 
-_ALL = parse_subscription("", "*", None)
-
+_LOADS_MAX = 3
+"""A pop for which records were loaded so often reads them itself: each time, other pops took those that were loaded."""
 
 _EXPIRE_SECONDS = 0.02
 _REVIVE_SECONDS = 0.02
@@ -71,6 +71,7 @@ class Pops(Service):
     """The handlers for pops, and everything else for POP consumption.
 
     Args:
+        cold_reads: loads old messages before they are read.
         pulls_waiting: the queues that pulls wait for.
         is_young: whether a queue's first message exists and is fast to read.
 
@@ -84,6 +85,7 @@ class Pops(Service):
         context: BrokerContext,
         *,
         subscriptions: Subscriptions,
+        cold_reads: ColdReads,
         pulls_waiting: Container[QueueKey],
         is_young: Callable[[ConsumeQueue], bool],
     ) -> None:
@@ -94,6 +96,7 @@ class Pops(Service):
         self._store = context.store
         self._appender = context.appender
         self._subscriptions = subscriptions
+        self._cold_reads = cold_reads
         self._note_got = context.traffic.note_got
         self._rng = context.rng
         self._clock = context.clock
@@ -128,6 +131,7 @@ class Pops(Service):
             store=context.store,
             records=RecordReader(read, read_each, context.settings.segment_bytes),
             read_each=read_each,
+            is_in_memory=cold_reads.is_in_memory,
             is_young=is_young,
             is_settling=lambda key: self.acks.leaving.is_settling(key),
             ordered_clock=self._ordered_clock,
@@ -262,7 +266,7 @@ class Pops(Service):
         wait_ms = self._wait_ms(ext)
         seconds = min(wait_ms / 1000, call.connection.hold_seconds_max) if ext.poll_ms > 0 else 0
         call.drop_body()
-        self._serve_notification(HeldPop(call, _ALL, self._clock() + seconds))
+        self._serve_notification(HeldPop(call, EVERYTHING, self._clock() + seconds))
 
     def handle_peek(self, call: Call[PeekMessage]) -> bytes | None:
         """Request code 200052. Raises RequestRefused."""
@@ -276,14 +280,15 @@ class Pops(Service):
             group=ext.consumer_group,
             topic=ext.topic,
             retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
-            subscription=_ALL,
+            subscription=EVERYTHING,
             pop_time_ms=self._wall_clock_ms(),
             invisible_ms=0,
             revive_queue=REVIVE_QUEUE,
             at_end=False,
             attempt=None,
         )
-        taken = self._take(pop_request, ext.queue_id, ext.max_messages)
+        queues = self._candidates(pop_request, ext.queue_id)
+        taken = self._take(pop_request, queues, ext.max_messages, may_wait_for_disk=True)
         code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
         send_messages(call, code, pop_request, taken, self._metadata.pops)
         return None
@@ -377,7 +382,18 @@ class Pops(Service):
             at_end=ext.init_mode == INIT_AT_END,
             attempt=(ext.attempt_id or "") if ext.order else None,
         )
-        taken = self._take(pop_request, ext.queue_id, ext.max_messages)
+        try:
+            taken = self._take(
+                pop_request,
+                self._candidates(pop_request, ext.queue_id, pop.loaded),
+                ext.max_messages,
+                may_wait_for_disk=pop.loads == _LOADS_MAX,
+            )
+        except RecordsOnDisk as old:
+            self._load(pop, old)
+            return
+        if pop.loads:
+            pop = pop._replace(loads=0, loaded=None)
         if taken:
             self._replicate(pop, pop_request, taken)
         else:
@@ -391,15 +407,44 @@ class Pops(Service):
         opened = self._metadata.pops
         return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
 
-    def _take(self, pop_request: PopRequest, queue_id: int, count_max: int) -> list[PopBatch]:
+    def _load(self, pop: HeldPop, old: RecordsOnDisk) -> None:
+        """Serve a pop when old records are in memory."""
+        _, topic, queue_id = old.key
+        pop = pop._replace(loads=pop.loads + 1, loaded=(topic, queue_id))
+        leadership = self._leadership
+        pop.call.connection.held_pulls += 1
+
+        def ended() -> None:
+            if leadership is self._leadership:
+                self._resume(pop)
+                return
+            pop.call.connection.held_pulls -= 1
+            if not pop.call.connection.closed:
+                pop.call.dispatch()
+
+        if not self._cold_reads.load(old.places, ended):
+            pop.call.connection.held_pulls -= 1
+            self._serve(pop._replace(loads=_LOADS_MAX))
+
+    def _take(
+        self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int, *, may_wait_for_disk: bool
+    ) -> list[PopBatch]:
+        """Messages of some of these queues. Raises RecordsOnDisk unless it may wait for the disk, or takes others."""
         taken: list[PopBatch] = []
         bytes_left = self._settings.pull_bytes_max
         source = ""
         entries_left = _ENTRIES_MAX
-        for topic, number in self._candidates(pop_request, queue_id):
+        for topic, number in queues:
             if source not in ("", topic):
                 break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
-            one = self._queues.take(pop_request, topic, number, count_max, bytes_left)
+            try:
+                one = self._queues.take(
+                    pop_request, topic, number, count_max, bytes_left, may_wait_for_disk=may_wait_for_disk
+                )
+            except RecordsOnDisk:
+                if taken:
+                    break
+                raise
             if one is not None:
                 taken.append(one)
                 source = topic if one.messages else source
@@ -410,8 +455,15 @@ class Pops(Service):
                     break
         return taken
 
-    def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
-        """The queues to examine, in this order."""
+    def _candidates(self, pop_request: PopRequest, queue_id: int, loaded: QueueKey | None = None) -> Iterator[QueueKey]:
+        """The queues to examine, in this order: first the one whose records were loaded."""
+        if loaded is not None:
+            yield loaded
+        for key in self._in_random_order(pop_request, queue_id):
+            if key != loaded:
+                yield key
+
+    def _in_random_order(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
         unread, group, retry_topic = self._queues.unread, pop_request.group, pop_request.retry_topic
         retry_first = self._rng.random() < _RETRY_FIRST
         retry = self._metadata.topics.get(retry_topic)

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mq.broker.consume.filters import scanned_max
-from mq.broker.consume.record_reader import Place, RecordReader
+from mq.broker.consume.record_reader import SCAN_BYTES_MAX, Place, RecordReader
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import PopMessages, QueueOfGroup, lowest_bit, offsets_of
-from mq.filter.subscription import Subscription
+from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.receipts import RETRY, Receipt
 from mq.protocol.records import RecordError, decode_record, encode_message
 from mq.store.consume_queue import ConsumeQueue
-from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
+from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
@@ -31,6 +31,7 @@ CHECKPOINTS_PER_QUEUE_MAX = 10_000
 """With this many open checkpoints, a queue appears empty to its group."""
 
 INIT_AT_END = 1
+EVERYTHING = parse_subscription("", "*", None)
 _NO_OFFSETS: Mapping[int, int] = {}
 
 
@@ -69,6 +70,20 @@ class PopBatch(NamedTuple):
         return offsets_of(self.command.start, self.command.taken)
 
 
+class RecordsOnDisk(Exception):
+    """Messages of a queue were stored long ago: load them first, and take them then.
+
+    Attributes:
+        key: the queue.
+        places: physical offset and size of their records, ascending, not empty.
+    """
+
+    def __init__(self, key: QueueOfGroup, places: list[Place]) -> None:
+        super().__init__(key, places)
+        self.key = key
+        self.places = places
+
+
 class _Work:
     """A queue with pops in flight."""
 
@@ -87,6 +102,7 @@ class PopQueues:
     Args:
         records: reads records that may come in one piece.
         read_each: reads records of ascending places one by one.
+        is_in_memory: whether a range of physical offsets is read without a wait for the disk.
         is_young: whether a new group begins at the first message of a queue, although configured for the end.
         is_settling: whether acknowledgements of a queue are in flight.
         ordered_clock: says how long ordered queues stay blocked.
@@ -100,6 +116,7 @@ class PopQueues:
         store: QueueStore,
         records: RecordReader,
         read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        is_in_memory: Callable[[int, int], bool],
         is_young: Callable[[ConsumeQueue], bool],
         is_settling: Callable[[QueueOfGroup], bool],
         ordered_clock: OrderedClock,
@@ -109,6 +126,7 @@ class PopQueues:
         self._store = store
         self._records = records
         self._read_each = read_each
+        self._is_in_memory = is_in_memory
         self._is_young = is_young
         self._is_settling = is_settling
         self._ordered_clock = ordered_clock
@@ -144,12 +162,19 @@ class PopQueues:
                 yield queue_id
 
     def take(
-        self, pop_request: PopRequest, topic: str, queue_id: int, count_max: int, bytes_max: int
+        self,
+        pop_request: PopRequest,
+        topic: str,
+        queue_id: int,
+        count_max: int,
+        bytes_max: int,
+        *,
+        may_wait_for_disk: bool = True,
     ) -> PopBatch | None:
         """The next messages of a queue, None if there are none. The first is returned however large it is.
 
-        Changes nothing: see `begin`. Raises SegmentError, StoreError, OSError, and RequestRefused for a damaged record
-        that has to be parsed here.
+        Changes nothing: see `begin`. Raises RecordsOnDisk unless it may wait for the disk, SegmentError, StoreError,
+        OSError, and RequestRefused for a damaged record that has to be parsed here.
         """
         key = pop_request.group, topic, queue_id
         of_retry = topic == pop_request.retry_topic
@@ -165,10 +190,16 @@ class PopQueues:
             if begin == queue.max_offset:
                 break
             try:
-                if of_retry and topic != pop_request.topic:
-                    picked = self._pick_retried(queue.read(begin, count_max), pop_request, bytes_max)
+                is_retried = of_retry and topic != pop_request.topic
+                subscription = EVERYTHING if is_retried else pop_request.subscription
+                takes_all = subscription.all_tags and subscription.sql is None
+                entries = queue.read(begin, count_max if takes_all else scanned_max(subscription))
+                if not may_wait_for_disk and (places := self._on_disk(entries, subscription, count_max, bytes_max)):
+                    raise RecordsOnDisk(key, places)
+                if is_retried:
+                    picked = self._pick_retried(entries, pop_request, bytes_max)
                 else:
-                    picked = self._pick(queue, begin, pop_request.subscription, count_max, bytes_max)
+                    picked = self._pick(entries, subscription, count_max, bytes_max)
             except EntryGone as gone:
                 queue.expire(gone.first)  # the log was truncated, but this queue is not updated yet
                 continue
@@ -242,43 +273,37 @@ class PopQueues:
             return -1, queue.max_offset - 1
         return -1, queue.min_offset
 
+    def _on_disk(self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int) -> list[Place]:
+        """The records that `_pick` would read, if it would wait for the disk; otherwise none."""
+        first, _, _ = QUEUE_ENTRY.unpack_from(entries)
+        last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
+        if self._is_in_memory(first, last + size):
+            return []
+        if subscription.sql is not None:
+            count_max, bytes_max = len(entries), SCAN_BYTES_MAX
+        places, *_ = _choose(entries, subscription, count_max, bytes_max)
+        return places
+
     def _pick(
-        self, queue: ConsumeQueue, begin: int, subscription: Subscription, count_max: int, bytes_max: int
+        self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int
     ) -> tuple[list[bytes], int, int, int]:
         """Records, their bytes, a bitmap of those taken, and how many were examined."""
         if subscription.sql is not None:
-            entries = queue.read(begin, scanned_max(subscription))
             wanted = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
             selection = self._records.select(wanted, subscription.sql, count_max, bytes_max)
             return selection.records, selection.nbytes, selection.bits, selection.scanned
-        entries = queue.read(begin, count_max if subscription.all_tags else scanned_max(subscription))
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             if (nbytes := sum(sizes)) <= bytes_max:
                 return [self._records.read_entries(entries, nbytes)], nbytes, (1 << len(sizes)) - 1, len(sizes)
-        places: list[Place] = []
-        nbytes = bits = scanned = 0
-        for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
-            if subscription.matches_code(code):
-                if len(places) == count_max or (places and nbytes + size > bytes_max):
-                    break
-                places.append((position, size))
-                nbytes += size
-                bits |= 1 << scanned
-            scanned += 1
+        places, nbytes, bits, scanned = _choose(entries, subscription, count_max, bytes_max)
         return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scanned
 
     def _pick_retried(
         self, entries: bytes, pop_request: PopRequest, bytes_max: int
     ) -> tuple[list[bytes], int, int, int]:
         """As `_pick`; the records are unchanged ones of the retry topic."""
-        places: list[Place] = []
-        nbytes = 0
-        for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
-            if places and nbytes + size > bytes_max:
-                break
-            places.append((position, size))
-            nbytes += size
+        places, *_ = _choose(entries, EVERYTHING, len(entries), bytes_max)
         records: list[bytes] = []
         bits = 0
         for number, record in enumerate(self._read_each(places)):
@@ -351,6 +376,23 @@ class PopQueues:
         if len(properties.encode()) > props.PROPERTIES_BYTES_MAX:
             return record
         return encode_message(message, pop_request.topic, message.queue_id, properties)
+
+
+def _choose(
+    entries: bytes, subscription: Subscription, count_max: int, bytes_max: int
+) -> tuple[list[Place], int, int, int]:
+    """Messages by tag code: places, their bytes, a bitmap of them, and how many were examined."""
+    places: list[Place] = []
+    nbytes = bits = scanned = 0
+    for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
+        if subscription.matches_code(code):
+            if len(places) == count_max or (places and nbytes + size > bytes_max):
+                break
+            places.append((position, size))
+            nbytes += size
+            bits |= 1 << scanned
+        scanned += 1
+    return places, nbytes, bits, scanned
 
 
 def _is_in_order(taken: PopBatch) -> bool:

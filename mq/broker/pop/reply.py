@@ -17,11 +17,16 @@ from mq.protocol.replies import NotificationReply, PopReply
 
 
 class HeldPop(NamedTuple):
-    """A waiting pop or notification request, until ``deadline`` in monotonic seconds."""
+    """A waiting pop or notification request, until ``deadline`` in monotonic seconds.
+
+    ``loads`` counts how often records were loaded from disk for it, the last time those of the queue ``loaded``.
+    """
 
     call: Call[PopMessage | Notification]
     subscription: Subscription
     deadline: float
+    loads: int = 0
+    loaded: tuple[str, int] | None = None
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may match."""

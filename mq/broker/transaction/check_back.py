@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
+from typing import Final
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
@@ -49,6 +50,8 @@ _LOST_MAX = 1000
 _LOST_BYTES = 16
 """Maximum bytes of the entry for each of them."""
 _SAMPLES = 32
+_POSTPONED: Final = 0
+"""Stands for the postponed half messages, where others have the number of their cursor, from 1."""
 _WAITING_BYTES_MAX = 1024 * 1024
 """A producer with this many unread bytes is not asked more."""
 
@@ -78,6 +81,19 @@ class CheckTrack:
         return self._passed
 
 
+class _Loading:
+    """Half messages that a worker thread loads from disk."""
+
+    __slots__ = ("has_ended", "offsets")
+
+    def __init__(self, offsets: list[int]) -> None:
+        self.offsets = offsets
+        self.has_ended = False
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
 class CheckBacks(Service):
     """Sends check-backs while this replica leads.
 
@@ -104,6 +120,7 @@ class CheckBacks(Service):
         self._tracks: list[CheckTrack] = []
         self._positions: list[int] = []
         self._busy: set[int] = set()
+        self._loading: dict[int, _Loading] = {}
         self._postponed = self._none_postponed()
         self._give_up: GiveUp | None = None
         self._turn = 0
@@ -125,6 +142,7 @@ class CheckBacks(Service):
         # A cursor that has never moved, because more checks were configured, starts at the beginning.
         self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
         self._busy = set()
+        self._loading = {}
         self._postponed = self._none_postponed()
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
@@ -182,6 +200,8 @@ class CheckBacks(Service):
             return
         marks = self._halves.marks
         opened = list(islice(marks.open_offsets(self._positions[number], limit), _TOGETHER_MAX))
+        if not self._are_loaded(number, opened):
+            return
         reached = limit if len(opened) < _TOGETHER_MAX else opened[-1] + 1
         put_off: list[int] = []
         waiting = self._metadata.checks.put_off
@@ -235,7 +255,14 @@ class CheckBacks(Service):
         if len(opened) < len(listed) and self._last not in self._busy:
             self._advance(self._last, self._positions[self._last], opened, [])
         unanswered: list[int] = []
-        for offset in self._postponed.turns(opened, now, _TOGETHER_MAX):
+        loading = self._loading.get(_POSTPONED)
+        due = list(self._postponed.turns(opened, now, _TOGETHER_MAX)) if loading is None else loading.offsets
+        if not self._are_loaded(_POSTPONED, due):
+            return []
+        self._loading.pop(_POSTPONED, None)
+        for offset in due:
+            if self._halves.marks.is_done(offset):
+                continue
             message = self._readable(offset)
             if message is None:
                 continue
@@ -246,6 +273,22 @@ class CheckBacks(Service):
             else:
                 unanswered.append(offset)
         return unanswered
+
+    def _are_loaded(self, key: int, offsets: list[int]) -> bool:
+        """Whether half messages are read without a wait for the disk, or a worker thread has tried to load them.
+
+        If not, the thread loads them; `run` asks again. ``key`` is the number of a cursor, or `_POSTPONED`.
+        """
+        loading = self._loading.get(key)
+        if loading is None or loading.offsets != offsets:
+            loading = _Loading(offsets)
+            try:
+                if not self._halves.load(offsets, loading.end):
+                    return True
+            except StoreError:
+                return True  # the reader reports it
+            self._loading[key] = loading
+        return loading.has_ended
 
     def _is_to_wait(self, offset: int) -> bool:
         """Whether a half message cannot be checked yet: immune, or unreadable."""

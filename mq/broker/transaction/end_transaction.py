@@ -138,7 +138,30 @@ class Transactions(Service):
             )
         if self._appender.pending_bytes > self._pending_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        offset = ext.half_queue_offset
+        try:
+            if self._halves.load([ext.half_queue_offset], partial(self._loaded, call)):
+                call.drop_body()
+                return None
+        except StoreError as error:
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
+        return self._end(call)
+
+    def _loaded(self, call: Call[EndTransaction]) -> None:
+        """Serve an end whose half message was loaded from disk, or hand it to the new leader."""
+        if not self._appender.is_open:
+            call.dispatch()
+            return
+        try:
+            reply = self._end(call)
+        except Exception as error:
+            call.refuse(error)
+            return
+        if reply is not None:
+            call.answer(reply)
+
+    def _end(self, call: Call[EndTransaction]) -> bytes | None:
+        ext = call.request.ext
+        offset, outcome = ext.half_queue_offset, ext.commit_or_rollback
         try:
             place = self._halves.place(offset)
             if place is None:

@@ -6,8 +6,9 @@ They wait in queue 0 of an internal topic and never move. Which of them are open
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.context import BrokerContext
 from mq.broker.state.commands import Command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
@@ -29,12 +30,17 @@ IMMUNITY_MS_MAX = 24 * 3_600_000
 
 
 class HalfMessages:
-    """The committed half messages of a broker group."""
+    """The committed half messages of a broker group.
 
-    def __init__(self, context: BrokerContext) -> None:
+    Args:
+        cold_reads: loads old ones before they are read.
+    """
+
+    def __init__(self, context: BrokerContext, *, cold_reads: ColdReads) -> None:
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.replica.log.pread
+        self._load = cold_reads.load
 
     @property
     def marks(self) -> QueueMarks:
@@ -84,6 +90,14 @@ class HalfMessages:
             return self._read(*place)
         except EntryGone:
             return None  # the log was truncated, but the queue was not updated yet
+
+    def load(self, offsets: Iterable[int], then: Callable[[], None]) -> bool:
+        """Have the messages at ascending queue offsets loaded by a worker thread, and call ``then`` after the attempt.
+
+        Returns False if they are read without a wait for the disk; then ``then`` is not called. Raises StoreError.
+        """
+        places = [place for offset in offsets if (place := self.place(offset)) is not None]
+        return bool(places) and self._load(places, then)
 
     def message(self, offset: int) -> StoredMessage | None:
         """The message at a queue offset, None if it was deleted. Raises StoreError, SegmentError, RecordError."""

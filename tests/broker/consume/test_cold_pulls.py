@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +11,11 @@ import trio
 
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from raftlog import RealDisk, SegmentLog
+from raftlog import SegmentLog
+from tests.support.cold_disk import Reads
 from tests.support.running_broker import Answer, Client, properties, pull_ext, running, send_ext
 
 pytestmark = pytest.mark.trio
-
-
-class Reads:
-    """What is read of the log's files: by threads, and by the event loop."""
-
-    def __init__(self) -> None:
-        self.brought = 0
-        self.by_loop = 0
-        self.gate = threading.Event()
-        self.gate.set()
-        self.asked = threading.Event()
-        self.fails = False
-
-    def note(self) -> None:
-        if threading.current_thread().name.startswith("reader-"):
-            self.asked.set()
-            assert self.gate.wait(60), "nobody let it read"
-            if self.fails:
-                raise OSError(5, "no such luck")
-            self.brought += 1
-        elif threading.current_thread() is threading.main_thread():
-            self.by_loop += 1
-
-    async def wait_asked(self) -> None:
-        assert await trio.to_thread.run_sync(self.asked.wait, 60), "no thread read anything"
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
-    noted = Reads()
-
-    class Disk(RealDisk):
-        def pread(self, fd: int, length: int, offset: int) -> bytes:
-            noted.note()
-            return super().pread(fd, length, offset)
-
-        def is_cached(self, fd: int, length: int, offset: int) -> bool:
-            return False
-
-    monkeypatch.setattr("raftlog.node.RealDisk", Disk)
-    yield noted
-    noted.gate.set()
 
 
 async def stored(directory: Path, messages: int, body_bytes: int = 1000, queues: int = 1) -> list[list[bytes]]:

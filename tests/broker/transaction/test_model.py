@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.errors import RequestRefused
@@ -145,7 +147,9 @@ class Leader:
             wall_clock_ms=machine.wall_clock_ms,
             log=structlog.get_logger(),
         )
-        self.halves = HalfMessages(context)
+        self.halves = HalfMessages(
+            context, cold_reads=ColdReads(log=context.replica.log, in_background=context.environment.in_background)
+        )
         self.transactions = Transactions(
             context,
             halves=self.halves,
@@ -545,7 +549,10 @@ def test_a_half_message_that_retention_removed_was_not_committed(machine: Transa
 def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.transaction.half_messages.DISCARDED_KNOWN", 10)
     metadata, nothing = Metadata(), cast("Any", None)
-    halves = HalfMessages(context_of(metadata=metadata, store=nothing, replica__log__pread=nothing))
+    halves = HalfMessages(
+        context_of(metadata=metadata, store=nothing, replica__log__pread=nothing),
+        cold_reads=cast("Any", SimpleNamespace(load=nothing)),
+    )
     for offset in range(100):
         for command in halves.discards([offset] if offset % 3 else []):
             metadata.apply(command)

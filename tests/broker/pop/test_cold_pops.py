@@ -1,0 +1,123 @@
+"""Pops of old messages wait for a thread that reads them; nobody else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.support.cold_disk import Reads
+from tests.support.popping import again, pop, popped
+from tests.support.running_broker import properties, running
+
+pytestmark = pytest.mark.trio
+
+
+async def send_some(directory: Path, messages: int, queues: int = 1) -> list[bytes]:
+    """Sent to a broker that has ended."""
+    bodies = [b"%04d" % number * 250 for number in range(messages)]
+    async with running(directory) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", queues)
+        for number, body in enumerate(bodies):
+            text = properties(TAGS="even" if number % 2 == 0 else "odd", n=str(number))
+            assert (await client.send(e=number % queues, i=text, body=body)).code == 0
+    return bodies
+
+
+async def test_others_are_served_while_a_pop_waits_for_the_disk(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 20)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        slow, other = await broker.connect(), await broker.connect()
+        got: list[bytes] = []
+
+        async def take() -> None:
+            got.extend([message.body for message in await popped(slow)])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            await reads.wait_asked()
+            assert (await other.send(body=b"meanwhile")).code == 0
+            assert got == []
+            reads.gate.set()
+        assert got == [*bodies, b"meanwhile"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, slice(None)),
+        ({"exp": "even", "expType": "TAG"}, slice(0, None, 2)),
+        ({"exp": "n >= 3 AND TAGS = 'odd'", "expType": "SQL92"}, slice(3, None, 2)),
+    ],
+    ids=["all", "by tag", "by properties"],
+)
+async def test_the_event_loop_pops_only_what_was_loaded(
+    tmp_path: Path, reads: Reads, given: dict[str, str], wanted: slice
+) -> None:
+    bodies = await send_some(tmp_path, 200, queues=4)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        reads.by_loop, got = 0, list[bytes]()
+        while messages := await popped(client, **given):
+            got += [message.body for message in messages]
+        assert sorted(got) == bodies[wanted]
+        assert reads.brought
+        assert reads.by_loop == 0
+
+
+async def test_old_messages_of_the_retry_topic_are_loaded_as_well(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 5)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert len(await popped(client, invisibleTime=1)) == 5
+        await client.wait_for(lambda info: info["raftmq.popRevived"] == "5")
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        reads.by_loop = 0
+        assert sorted(message.body for message in await again(client)) == bodies
+        assert reads.by_loop == 0
+
+
+async def test_two_pops_that_wait_for_the_same_messages_share_them(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 60)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        clients = [await broker.connect() for _ in range(4)]
+        got: list[bytes] = []
+
+        async def take(number: int) -> None:
+            got.extend([message.body for message in await popped(clients[number], maxMsgNums=15)])
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(take, number)
+            await reads.wait_asked()
+            reads.gate.set()
+        assert sorted(got) == bodies
+
+
+async def test_the_event_loop_pops_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 5)
+    async with running(tmp_path) as broker:
+        reads.fails = True
+        client = await broker.connect()
+        assert [message.body for message in await popped(client)] == bodies
+        assert reads.asked.is_set()
+
+
+async def test_a_client_that_goes_while_its_pop_waits_for_the_disk_takes_nothing(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 5)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        gone, client = await broker.connect(), await broker.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pop, gone)
+            await reads.wait_asked()
+            nursery.cancel_scope.cancel()
+        await gone.stream.aclose()
+        assert (await client.send(body=b"so that it is noticed")).code == 0
+        reads.gate.set()
+        assert [message.body for message in await popped(client)] == [*bodies, b"so that it is noticed"]

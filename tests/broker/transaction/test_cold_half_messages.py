@@ -1,0 +1,113 @@
+"""Old half messages are loaded by a thread before they are ended, or their producers are asked; nobody else waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from mq.protocol.codes import RequestCode
+from tests.support.check_backs import FAST, produce
+from tests.support.cold_disk import Reads
+from tests.support.half_messages import COMMIT, ROLLBACK, end, end_ext, send_half
+from tests.support.running_broker import Answer, running
+from tests.support.stored_messages import stored
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+
+async def send_halves(directory: Path, count: int) -> list[Answer]:
+    """Half messages of a broker that has ended."""
+    async with running(directory) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        return [await send_half(client, b"%d" % number * 1000) for number in range(count)]
+
+
+async def test_others_are_served_while_an_end_waits_for_the_disk(tmp_path: Path, reads: Reads) -> None:
+    (half,) = await send_halves(tmp_path, 1)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        slow, other = await broker.connect(), await broker.connect()
+        answers: list[Answer] = []
+
+        async def commit() -> None:
+            answers.append(await end(slow, half, COMMIT))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit)
+            await reads.wait_asked()
+            assert (await other.send(body=b"meanwhile")).code == 0
+            assert answers == []
+            reads.gate.set()
+        assert [answer.code for answer in answers] == [0]
+        assert [record.body for record in await stored(other)] == [b"meanwhile", b"0" * 1000]
+
+
+async def test_the_event_loop_ends_only_what_was_loaded(tmp_path: Path, reads: Reads) -> None:
+    halves = await send_halves(tmp_path, 40)
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        reads.by_loop = 0
+        for number, half in enumerate(halves):
+            assert (await end(client, half, ROLLBACK if number % 2 else COMMIT)).code == 0
+        assert reads.by_loop == 0
+        assert reads.brought
+        assert [record.body for record in await stored(client)] == [b"%d" % number * 1000 for number in range(0, 40, 2)]
+
+
+async def test_an_end_without_an_answer_counts_although_its_client_is_gone(tmp_path: Path, reads: Reads) -> None:
+    (half,) = await send_halves(tmp_path, 1)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        gone, client = await broker.connect(), await broker.connect()
+        await gone.post(RequestCode.END_TRANSACTION, end_ext(half, COMMIT), oneway=True)
+        await reads.wait_asked()
+        await gone.stream.aclose()
+        assert (await client.send(body=b"so that it is noticed")).code == 0
+        reads.gate.set()
+
+        async def visible() -> bool:
+            return len(await stored(client)) == 2
+
+        await until(visible)
+
+
+async def test_the_event_loop_ends_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+    (half,) = await send_halves(tmp_path, 1)
+    async with running(tmp_path) as broker:
+        reads.fails = True
+        assert (await end(await broker.connect(), half, COMMIT)).code == 0
+        assert reads.asked.is_set()
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("given", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}], ids=["passed", "postponed"])
+async def test_the_event_loop_asks_only_about_what_was_loaded(
+    tmp_path: Path, reads: Reads, given: dict[str, Any]
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        for number in range(10):
+            await send_half(client, b"%d" % number * 1000, **given)
+    async with running(tmp_path, transaction_checks_max=1, **FAST) as broker:
+        client, producer = await broker.connect(), await broker.connect()
+        reads.by_loop = 0
+        await produce(producer)
+        asked = {(await producer.question())[0].ext.half_queue_offset for _ in range(10)}
+        assert asked == set(range(10))
+        assert reads.by_loop == 0
+        assert reads.brought
+
+
+@pytest.mark.usefixtures("often")
+async def test_producers_are_asked_about_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+    await send_halves(tmp_path, 1)
+    async with running(tmp_path, **FAST) as broker:
+        reads.fails = True
+        producer = await broker.connect()
+        await produce(producer)
+        assert (await producer.question())[0].ext.half_queue_offset == 0
