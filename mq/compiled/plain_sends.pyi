@@ -4,6 +4,7 @@ from typing import Any
 COMPILED_FROM: str
 
 def checked_records(data: bytes | bytearray | memoryview, position: int) -> int: ...
+def use_sha1_of(library: str) -> bool: ...
 
 class SendBlock:
     @property
@@ -39,5 +40,5 @@ class PlainSends:
         room: int,
         connection: Any,
         host: bytes,
-        is_allowed: Callable[[bytes, bytes, bytes, bytes], bool] | None = None,
+        key_of: Callable[[bytes, bytes], bytes | None] | None = None,
     ) -> tuple[SendBlock | None, int]: ...

@@ -18,6 +18,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove
+from posix.dlfcn cimport RTLD_NOW, dlopen, dlsym
+
+import _hashlib
+import hmac
+from binascii import b2a_base64
 
 
 cdef extern from *:
@@ -121,13 +126,134 @@ cdef uint32_t crc32(const uint8_t *data, size_t size) noexcept nogil:
     return ~crc
 
 
-# ------------------------------------------------------------------------------------------------- header
+# ------------------------------------------------------------------------------------------------- signatures
 
 cdef struct Text:
     const uint8_t *at
     uint32_t size
     bint escaped
 
+
+cdef enum:
+    KEY_BYTES = 64
+    DIGEST_BYTES = 20
+    SIGNATURE_BYTES = 28
+    STATE_WORDS = 32  # OpenSSL's SHA_CTX has 96 bytes
+    OPENSSL_3 = 0x30000000
+
+ctypedef int (*Sha1Init)(void *state) noexcept nogil
+ctypedef int (*Sha1Update)(void *state, const void *data, size_t size) noexcept nogil
+ctypedef int (*Sha1Final)(uint8_t *digest, void *state) noexcept nogil
+ctypedef int (*EqualBytes)(const void *one, const void *other, size_t size) noexcept nogil
+ctypedef unsigned long (*VersionNumber)() noexcept nogil
+
+cdef Sha1Init _sha1_init = NULL
+cdef Sha1Update _sha1_update = NULL
+cdef Sha1Final _sha1_final = NULL
+cdef EqualBytes _differ = NULL  # in constant time
+
+
+def use_sha1_of(str library):
+    """Compute signatures with SHA-1 of OpenSSL, called directly; returns whether it was found.
+
+    ``library`` is a shared library that is linked to OpenSSL 3 or later, such as Python's ``_hashlib``. Otherwise they
+    are computed with `hmac`, which takes ten times as long.
+    """
+    global _sha1_init, _sha1_update, _sha1_final, _differ
+    _sha1_init = NULL
+    cdef bytes path = library.encode()
+    cdef void *handle = dlopen(PyBytes_AS_STRING(path), RTLD_NOW)
+    if handle == NULL:
+        return False
+    cdef VersionNumber version = <VersionNumber>dlsym(handle, "OpenSSL_version_num")
+    cdef Sha1Init init = <Sha1Init>dlsym(handle, "SHA1_Init")
+    _sha1_update = <Sha1Update>dlsym(handle, "SHA1_Update")
+    _sha1_final = <Sha1Final>dlsym(handle, "SHA1_Final")
+    _differ = <EqualBytes>dlsym(handle, "CRYPTO_memcmp")
+    # Older versions end the process in FIPS mode; LibreSSL says 2.
+    if version == NULL or version() < OPENSSL_3 or _sha1_update == NULL or _sha1_final == NULL or _differ == NULL:
+        return False
+    _sha1_init = init
+    return init != NULL
+
+
+use_sha1_of(getattr(_hashlib, "__file__", ""))
+
+cdef struct Sha1:
+    uint64_t[STATE_WORDS] words
+
+
+cdef const char *_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+
+cdef void _write_base64(const uint8_t *digest, uint8_t *to) noexcept nogil:
+    """A digest of SHA-1 in Base64: 26 characters and 2 for padding, less 1."""
+    cdef int n
+    cdef uint32_t word
+    for n in range(DIGEST_BYTES // 3 + 1):
+        word = <uint32_t>digest[3 * n] << 16 | <uint32_t>digest[3 * n + 1] << 8
+        if n < DIGEST_BYTES // 3:
+            word |= digest[3 * n + 2]
+        to[4 * n] = _BASE64[word >> 18]
+        to[4 * n + 1] = _BASE64[word >> 12 & 63]
+        to[4 * n + 2] = _BASE64[word >> 6 & 63]
+        to[4 * n + 3] = _BASE64[word & 63]
+    to[SIGNATURE_BYTES - 1] = 61  # padding: an equals sign
+
+
+cdef class _Signer:
+    """Checks signatures with one key: see `mq.protocol.signing.Signer`."""
+
+    cdef bytes key
+    # The hash of the key, as HMAC begins its two hashes with it.
+    cdef Sha1 inner
+    cdef Sha1 outer
+
+    cdef int use_key(self, bytes key) except -1:
+        """Use a key of 64 bytes from now on."""
+        cdef uint8_t[KEY_BYTES] inner
+        cdef uint8_t[KEY_BYTES] outer
+        cdef int n
+        if PyBytes_GET_SIZE(key) != KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes")
+        self.key = key
+        if _sha1_init == NULL:
+            return 0
+        for n in range(KEY_BYTES):
+            inner[n] = <uint8_t>PyBytes_AS_STRING(key)[n] ^ 0x36
+            outer[n] = <uint8_t>PyBytes_AS_STRING(key)[n] ^ 0x5C
+        _sha1_init(&self.inner)
+        _sha1_update(&self.inner, inner, KEY_BYTES)
+        _sha1_init(&self.outer)
+        _sha1_update(&self.outer, outer, KEY_BYTES)
+        return 0
+
+    cdef bint is_signature(
+        self, Text given, const uint8_t *values, Py_ssize_t values_bytes, const uint8_t *body, Py_ssize_t body_bytes
+    ) except -1:
+        """Whether this is the signature of header values in signing order and a body. Runs in constant time."""
+        cdef uint8_t[DIGEST_BYTES] digest
+        cdef uint8_t[SIGNATURE_BYTES] right
+        cdef Sha1 state
+        if _sha1_init == NULL:
+            return self._is_signature_by_hmac(given.at[: given.size], values[:values_bytes] + body[:body_bytes])
+        if given.size != SIGNATURE_BYTES:
+            return False
+        state = self.inner
+        _sha1_update(&state, values, values_bytes)
+        _sha1_update(&state, body, body_bytes)
+        _sha1_final(digest, &state)
+        state = self.outer
+        _sha1_update(&state, digest, DIGEST_BYTES)
+        _sha1_final(digest, &state)
+        _write_base64(digest, right)
+        return _differ(given.at, right, SIGNATURE_BYTES) == 0
+
+    cdef bint _is_signature_by_hmac(self, bytes given, bytes content) except -1:
+        return hmac.compare_digest(given, b2a_base64(hmac.digest(self.key, content, "sha1"), newline=False))
+
+
+# ------------------------------------------------------------------------------------------------- header
 
 cdef struct Header:
     Text topic
@@ -729,6 +855,7 @@ cdef class PlainSends:
     cdef Py_ssize_t block_bytes_max
     cdef uint8_t *scratch
     cdef uint8_t *shared
+    cdef uint8_t *signed
     cdef Send[MESSAGES_MAX] sends
     cdef Request[MESSAGES_MAX] requests
     # The topic and the tag that were seen last: the next message nearly always has the same ones.
@@ -739,6 +866,10 @@ cdef class PlainSends:
     cdef const uint8_t *tags_at
     cdef uint32_t tags_size
     cdef int64_t tags_code
+    # The access key that was seen last, and the signer for it and for the topic, if it is known.
+    cdef Text access_key
+    cdef bint key_is_known
+    cdef _Signer signer
     # Tails of the block, and by queue id of the last topic their number among these, plus 1.
     cdef list known
     cdef dict numbers
@@ -748,6 +879,7 @@ cdef class PlainSends:
     def __cinit__(self):
         self.scratch = NULL
         self.shared = NULL
+        self.signed = NULL
 
     def __init__(
         self,
@@ -775,19 +907,23 @@ cdef class PlainSends:
         self.body_bytes_max = min(body_bytes_max, <int64_t>self.block_bytes_max)
         self.scratch = <uint8_t *>PyMem_Malloc(BLOCK_BYTES_MAX)
         self.shared = <uint8_t *>PyMem_Malloc(PROPERTIES_BYTES_MAX)
-        if self.scratch == NULL or self.shared == NULL:
+        self.signed = <uint8_t *>PyMem_Malloc(HEADER_BYTES_MAX)
+        self.signer = _Signer.__new__(_Signer)
+        if self.scratch == NULL or self.shared == NULL or self.signed == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         PyMem_Free(self.scratch)
         PyMem_Free(self.shared)
+        PyMem_Free(self.signed)
 
-    def take(self, bytes chunk, Py_ssize_t start, int64_t room, connection, bytes host, is_allowed=None):
+    def take(self, bytes chunk, Py_ssize_t start, int64_t room, connection, bytes host, key_of=None):
         """The plain sends that ``chunk`` has from byte ``start`` on, up to the first other frame.
 
-        ``host`` is the sender's address as records store it. ``is_allowed`` is asked about each request: access key,
-        signature, signed content, topic; None allows all. Returns a block, and where the next frame begins; None
-        instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is taken while
+        ``host`` is the sender's address as records store it. ``key_of`` returns, for an access key and a topic, the key
+        of the HMAC with which a send has to be signed (64 bytes), or None if the sends are not to be taken; it is asked
+        again when either changes. Without it, sends need no signature. Returns a block, and where the next frame begins;
+        None instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is taken while
         those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the reference.
         """
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(chunk)
@@ -817,7 +953,7 @@ cdef class PlainSends:
                 break
             if not self._find_topic(&header) or header.queue_id >= self.slot_count:
                 break
-            if is_allowed is not None and not self._is_allowed(is_allowed, &header, body, length - 4 - word):
+            if key_of is not None and not self._is_allowed(key_of, &header, body, length - 4 - word):
                 break
             if header.code == 320 or header.is_batch:
                 taken = self._take_batch(&block, &header, body, length - 4 - word)
@@ -831,18 +967,28 @@ cdef class PlainSends:
         self._complete(&block, PyBytes_AS_STRING(host))
         return self._block(&block, chunk if start == 0 and at == size else chunk[start:at], connection), at
 
-    cdef bint _is_allowed(self, is_allowed, Header *header, const uint8_t *body, Py_ssize_t body_bytes) except -1:
-        """Ask about a request. What is signed: access key and fields in the order of their names, then the body."""
+    cdef bint _is_allowed(self, key_of, Header *header, const uint8_t *body, Py_ssize_t body_bytes) except -1:
+        """Whether the sender may send to the topic, and has signed the request.
+
+        What is signed: access key and fields in the order of their names, then the body.
+        """
         if not header.access_key.size or not header.signature.size:
             return False
-        cdef Py_ssize_t most = header.access_key.size + body_bytes, letter
-        for letter in range(LETTERS):
-            most += header.values[letter].size
-        cdef bytes content = PyBytes_FromStringAndSize(NULL, most)
-        cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(content)
-        cdef uint8_t *to = begin + header.access_key.size
+        if not self.key_is_known or header.access_key.size != self.access_key.size or memcmp(
+            header.access_key.at, self.access_key.at, self.access_key.size
+        ):
+            key = key_of(header.access_key.at[: header.access_key.size], header.topic.at[: header.topic.size])
+            if key is None:
+                return False
+            self.signer.use_key(key)
+            self.key_is_known = True
+            self.access_key = header.access_key
+        # All of it is in the header, which has no more bytes than fit here.
+        cdef uint8_t *to = self.signed
         cdef int64_t size
-        memcpy(begin, header.access_key.at, header.access_key.size)
+        cdef int letter
+        memcpy(to, header.access_key.at, header.access_key.size)
+        to += header.access_key.size
         for letter in range(LETTERS):
             if header.values[letter].escaped:
                 size = _unescape(header.values[letter], to)
@@ -852,14 +998,7 @@ cdef class PlainSends:
                 size = header.values[letter].size
                 memcpy(to, header.values[letter].at, size)
             to += size
-        memcpy(to, body, body_bytes)
-        to += body_bytes
-        return is_allowed(
-            header.access_key.at[: header.access_key.size],
-            header.signature.at[: header.signature.size],
-            content if to - begin == most else content[: to - begin],
-            header.topic.at[: header.topic.size],
-        )
+        return self.signer.is_signature(header.signature, self.signed, to - self.signed, body, body_bytes)
 
     cdef SendBlock _block(self, Block *of, bytes frames, connection):
         cdef SendBlock block = SendBlock.__new__(SendBlock)
@@ -887,6 +1026,7 @@ cdef class PlainSends:
         ) == 0:
             return True
         self.tails = None
+        self.key_is_known = False  # with each chunk and each topic: accounts change, and so does what they may do
         if header.topic.size == 0 or header.topic.size > 255:
             return False
         tails = self.writable.get(header.topic.at[: header.topic.size].decode())

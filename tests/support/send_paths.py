@@ -118,7 +118,7 @@ class Broker:
     ) -> int | str:
         """As a connection does: bytes consumed, or why the connection is closed."""
         sender: Any = connection
-        taken = self.sends.take_plain(sender, chunk, None if access is None else access.check_of_sends(address))
+        taken = self.sends.take_plain(sender, chunk, None if access is None else access.keys_of_sends(address))
         self.taken_plain += taken
         try:
             incoming, consumed = decode_chunk(chunk[taken:])

@@ -123,25 +123,24 @@ class AccessControl:
             result.append(each)
         return result
 
-    def check_of_sends(self, address: str) -> Callable[[bytes, bytes, bytes, bytes], bool] | None:
-        """A check of sends to topics that are no retry topics, valid until the event loop turns; None allows all.
+    def keys_of_sends(self, address: str) -> Callable[[bytes, bytes], bytes | None] | None:
+        """Finds the keys that sends have to be signed with; valid until the event loop turns. None: no signature.
 
-        It takes the access key, the signature, what is signed and the topic, all in ASCII. False means that `checked`
-        has to look at the request, which also says why it is denied.
+        It takes the access key and the topic, in ASCII, which must not be a retry topic. It returns the key of the
+        HMAC, 64 bytes, if the account may send to the topic. None means that `checked` has to look at the request,
+        which also says why it is denied.
         """
         if self._accounts.white_listed(address):
             return None
         by_key = self._current()
 
-        def is_allowed(access_key: bytes, signature: bytes, content: bytes, topic: bytes) -> bool:
+        def key_of(access_key: bytes, topic: bytes) -> bytes | None:
             account = by_key.get(access_key.decode())
-            return (
-                account is not None
-                and account.signer.is_signature(signature, content)
-                and account.may(topic.decode(), Permission.PUB, address)
-            )
+            if account is None or not account.may(topic.decode(), Permission.PUB, address):
+                return None
+            return account.signer.key
 
-        return is_allowed
+        return key_of
 
     def _current(self) -> Mapping[str, Account]:
         """Accounts and users by access key, as they are now."""

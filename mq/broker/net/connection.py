@@ -36,14 +36,14 @@ _CLIENT_FAULTS = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCod
 _TLS_HANDSHAKE = b"\x16\x03"
 _NO_TLS = "the client speaks TLS, and this broker does not: see tls_mode"
 Log = structlog.stdlib.BoundLogger
-SendCheck = Callable[[bytes, bytes, bytes, bytes], bool]
-"""Whether a send is allowed, by access key, signature, signed content and topic."""
+SendKeys = Callable[[bytes, bytes], bytes | None]
+"""The key that sends must be signed with, by access key and topic; None leaves them to `AccessControl.checked`."""
 
 
 class Requests(Protocol):
     """What serves requests; see `mq.broker.net.request_table`."""
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes, is_allowed: SendCheck | None) -> int: ...
+    def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None) -> int: ...
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
 
@@ -218,8 +218,8 @@ class ClientConnection:
             return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
         access = None if self.trusted else self._access
-        check = None if access is None else access.check_of_sends(self._address)
-        taken = self._requests.take_plain(self, chunk, check)
+        key_of = None if access is None else access.keys_of_sends(self._address)
+        taken = self._requests.take_plain(self, chunk, key_of)
         if taken:
             chunk = chunk[taken:]
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mq.broker.net.call import Call, Handler
-from mq.broker.net.connection import ClientConnection, SendCheck
+from mq.broker.net.connection import ClientConnection, SendKeys
 from mq.broker.net.service import Route
 from mq.protocol.chunks import Incoming
 
@@ -24,7 +24,7 @@ class RequestTable:
             while this replica leads.
     """
 
-    plain_sends: Callable[[ClientConnection, bytes, SendCheck | None], int] | None = None
+    plain_sends: Callable[[ClientConnection, bytes, SendKeys | None], int] | None = None
 
     def __init__(self) -> None:
         self.leader_handlers: dict[type[Any], Handler] = {}
@@ -56,9 +56,9 @@ class RequestTable:
         self._leads = False
         self._handlers.update(dict.fromkeys(self.leader_handlers, forward))
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes, is_allowed: SendCheck | None) -> int:
+    def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None) -> int:
         """Serve the plain sends that ``chunk`` begins with, as a whole; returns how many bytes they take."""
-        return self.plain_sends(connection, chunk, is_allowed) if self._leads and self.plain_sends is not None else 0
+        return self.plain_sends(connection, chunk, key_of) if self._leads and self.plain_sends is not None else 0
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.connection import ClientConnection, SendCheck
+from mq.broker.net.connection import ClientConnection, SendKeys
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.produce.batch import BatchSends
@@ -86,16 +86,17 @@ class Sends(Service):
         """Check the topic again with its next message."""
         self._writable.pop(topic, None)
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes, is_allowed: SendCheck | None = None) -> int:
+    def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None = None) -> int:
         """Queue the plain sends at the start of ``chunk``, as `handle` does; returns how many bytes they take.
 
-        Stops at a request that ``is_allowed`` denies. Takes none without the compiled module, or with too much pending.
+        Stops at a request that is not signed with its key of ``key_of``; without ``key_of``, none has to be signed.
+        Takes none without the compiled module, or with too much pending.
         """
         plain, appender, at = self._plain, self._appender, 0
         if plain is None:
             return 0
         while (room := self._pending_bytes_max - appender.pending_bytes) >= 0:
-            block, at = plain.take(chunk, at, room, connection, connection.host, is_allowed)
+            block, at = plain.take(chunk, at, room, connection, connection.host, key_of)
             if block is None:
                 break
             appender.add_block(block)
