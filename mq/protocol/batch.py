@@ -14,6 +14,8 @@ from mq.protocol.errors import BodyError
 _HEAD: Final = struct.Struct(">iiiii")
 _I16: Final = struct.Struct(">h")
 _FIXED: Final = _HEAD.size + _I16.size
+BATCHED_BYTES_MIN: Final = _FIXED
+"""Bytes of a message in a batch in addition to its body and properties."""
 
 
 class BatchedMessage(NamedTuple):

@@ -10,6 +10,7 @@ from mq.client import (
 from tests.unit.client.fake_cluster import FakeCluster
 
 SEND = 310
+SEND_BATCH = 320
 ROUTE = 105
 
 

@@ -31,6 +31,14 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Seconds that count.")]
 WarmUp = Annotated[float, typer.Option(min=0, help="Warm-up in seconds, not measured.")]
 InFlight = Annotated[int, typer.Option(min=1, max=65536, help="Requests in flight.")]
 Batch = Annotated[int, typer.Option(min=1, max=10_000, help="Messages per request.")]
+Linger = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=10,
+        help="Let the SDK batch single messages; one waits so many seconds for others at most. Default: no batches.",
+    ),
+]
 Percentiles = Annotated[
     Path | None,
     typer.Option(help="Also write all percentiles, in ms, in the format of HdrHistogram's plotter.", metavar="FILE"),
@@ -51,6 +59,7 @@ def produce(
     warm_up: WarmUp = 2.0,
     in_flight: InFlight = 256,
     batch: Batch = 1,
+    linger: Linger = None,
     rate: Annotated[
         float | None, typer.Option(min=0.1, help="Messages per second; default: as fast as they are acknowledged.")
     ] = None,
@@ -62,7 +71,7 @@ def produce(
 
     Exit code 1 if a message was not acknowledged, or was due and could not be sent in time.
     """
-    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run())
+    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run(), linger)
     _run(loads.produce, plan, queues, percentiles, namesrv, as_json=as_json)
 
 
@@ -90,6 +99,7 @@ def both(
     warm_up: WarmUp = 2.0,
     in_flight: InFlight = 256,
     batch: Batch = 1,
+    linger: Linger = None,
     rate: Annotated[
         float, typer.Option(min=0, help="Messages per second; 0: as fast as they are acknowledged.")
     ] = 1000.0,
@@ -101,7 +111,7 @@ def both(
 
     Exit code 1 if a message was not acknowledged, could not be sent in time, or was acknowledged and not delivered.
     """
-    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run())
+    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run(), linger)
     _run(loads.both, plan, queues, percentiles, namesrv, as_json=as_json)
 
 

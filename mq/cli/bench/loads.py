@@ -153,7 +153,14 @@ class _Sender:
 
 
 def _open_producer(plan: Plan, namesrv: str) -> Producer:
-    return Producer(namesrv, GROUP, timeout=SEND_SECONDS_MAX, in_flight_max=2 * plan.in_flight, compress=None)
+    return Producer(
+        namesrv,
+        GROUP,
+        timeout=SEND_SECONDS_MAX,
+        in_flight_max=2 * plan.in_flight,
+        linger=plan.linger,
+        compress=None,
+    )
 
 
 async def produce(plan: Plan, namesrv: str) -> Result:

@@ -20,6 +20,7 @@ class Plan:
         batch: messages in one request.
         rate: messages per second that become due, whether or not earlier ones are acknowledged; None: as fast as
             they are acknowledged.
+        linger: seconds that a message waits for others to share a request with; None: no automatic batches.
         run: a number that identifies the messages of this run, 0 to 2**64 - 1.
     """
 
@@ -31,6 +32,7 @@ class Plan:
     batch: int = 1
     rate: float | None = None
     run: int = 0
+    linger: float | None = None
 
     def body(self, number: int) -> bytes:
         """The body of a message; `number_of` extracts the number."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Self, TypedDict
 
 import anyio
@@ -18,6 +19,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addres
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_unique_keys
 from mq.client.net.leader_calls import leader_in
+from mq.client.produce.accumulator import BATCH_BYTES_MAX, Accumulator, may_join
 from mq.client.produce.in_flight_limit import InFlightLimit
 from mq.client.produce.outgoing_message import (
     OnDone,
@@ -62,6 +64,8 @@ class ProducerOptions(TypedDict, total=False):
     retries: int
     retry_unknown: bool
     in_flight_max: int
+    linger: float | None
+    batch_bytes: int
     compress: Codec | None
     compress_bytes_min: int
     auto_create_topics: bool
@@ -86,7 +90,14 @@ class Producer(anyio.AsyncContextManagerMixin):
     a change of leader, even if the old one vanished silently: the new one is found as soon as the name servers know it,
     2 to 5 s later. With a shorter timeout, sends report such a change as an error. `retry_unknown=False` never repeats
     a message that may be stored already. `in_flight_max` limits the messages in flight; sends that wait for room are
-    served in their order, and `timeout` begins when there is room. Bodies of at least
+    served in their order, and `timeout` begins when there is room.
+
+    With `linger`, messages of a topic that are sent while others are in flight wait for them, at most so many seconds,
+    and go out together, in one request of at most `batch_bytes` bytes; see `mq.client.produce.accumulator`. A producer
+    that awaits each send before the next is not slowed down. Each message has its own result or error all the same.
+    None, the default, sends each message by itself.
+
+    Bodies of at least
     `compress_bytes_min` bytes are compressed with "zlib", which all consumers support, with "lz4" or "zstd", which are
     faster but not supported by Go clients, or not at all (None).
 
@@ -108,6 +119,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         retries: int = 2,
         retry_unknown: bool = True,
         in_flight_max: int = 1024,
+        linger: float | None = None,
+        batch_bytes: int = 64 * 1024,
         compress: Codec | None = "zlib",
         compress_bytes_min: int = 4096,
         auto_create_topics: bool = True,
@@ -125,7 +138,13 @@ class Producer(anyio.AsyncContextManagerMixin):
         self.client_id = new_client_id()
         self.timeout = timeout
         self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
+        if linger is not None and not 0 <= linger < timeout:
+            raise ValueError(f"linger is {linger}; None, or 0 to less than the timeout, {timeout}, is allowed")
+        if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
+            raise ValueError(f"batch_bytes is {batch_bytes}; 1 to {BATCH_BYTES_MAX} are allowed")
         self._in_flight_max = in_flight_max
+        self._linger = linger
+        self._batch_bytes = batch_bytes
         self._compress = compress
         self._compress_bytes_min = compress_bytes_min
         self._auto_create_topics = auto_create_topics
@@ -135,6 +154,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._unique_keys = new_unique_keys(self._rng)
         self._remoting: ClientCore | None = None
         self._pipeline: SendPipeline | None = None
+        self._accumulator: Accumulator | None = None
         self._submits = 0
         self._limit = InFlightLimit(in_flight_max, lambda: self.in_flight)
         self._trace_topic = trace_topic(trace)
@@ -163,6 +183,7 @@ class Producer(anyio.AsyncContextManagerMixin):
                         on_finished=self._limit.let_in,
                     )
                     tasks.start_soon(pipeline.run)
+                    self._accumulator = self._open_accumulator(tasks, pipeline)
                     self._tracer = tracer = open_tracer(
                         tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
                     )
@@ -171,6 +192,8 @@ class Producer(anyio.AsyncContextManagerMixin):
                         yield self
                         await self.flush()
                     finally:
+                        if self._accumulator is not None:
+                            self._accumulator.close()
                         pipeline.close()
                         if tracer is not None:
                             await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
@@ -180,6 +203,15 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self.in_flight} in flight>"
+
+    def _open_accumulator(self, tasks: anyio.abc.TaskGroup, pipeline: SendPipeline) -> Accumulator | None:
+        if self._linger is None:
+            return None
+        accumulator = Accumulator(
+            pipeline, linger=self._linger, batch_bytes=self._batch_bytes, on_finished=self._limit.let_in
+        )
+        tasks.start_soon(accumulator.run)
+        return accumulator
 
     def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
         """Start further tasks of a subclass."""
@@ -243,17 +275,50 @@ class Producer(anyio.AsyncContextManagerMixin):
         outgoing, span = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
         done = self._done([message], outgoing, pending.settle, span)
-        number = pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries)
-        return await self._outcome(pipeline, number, pending, span)
+        if own is None:
+            abandon = self._start(pipeline, message, outgoing, done, seconds, queue)
+        else:
+            abandon = self._start_alone(pipeline, outgoing, done, seconds, queue, retries)
+        return await self._outcome(abandon, pending, span)
+
+    def _start(
+        self,
+        pipeline: SendPipeline,
+        message: Message,
+        outgoing: OutgoingMessage,
+        done: OnDone,
+        seconds: float,
+        queue: MessageQueue | None,
+    ) -> Callable[[], None]:
+        """Start sending a message, with others if it may be; the result abandons it. Raises ClientClosed."""
+        accumulator = self._accumulator
+        if accumulator is None or not may_join(message, outgoing):
+            return self._start_alone(pipeline, outgoing, done, seconds, queue)
+        member = accumulator.add(outgoing, done, timeout=seconds, queue=queue)
+        return partial(accumulator.abandon, member)
+
+    def _start_alone(
+        self,
+        pipeline: SendPipeline,
+        outgoing: OutgoingMessage,
+        done: OnDone,
+        seconds: float,
+        queue: MessageQueue | None,
+        retries: int | None = None,
+    ) -> Callable[[], None]:
+        """Start a request of its own; messages of the topic that wait for a batch go first, to keep the order."""
+        if self._accumulator is not None:
+            self._accumulator.flush(outgoing.topic)
+        return partial(pipeline.abandon, pipeline.start(outgoing, done, timeout=seconds, queue=queue, retries=retries))
 
     @staticmethod
-    async def _outcome(pipeline: SendPipeline, number: int, pending: Pending, span: SendSpan | None) -> SendResult:
+    async def _outcome(abandon: Callable[[], None], pending: Pending, span: SendSpan | None) -> SendResult:
         """The outcome of a send; it is abandoned if cancelled. Raises the errors of `send`."""
         try:
             return await pending.wait()
         finally:
             if not pending.done:
-                pipeline.abandon(number)
+                abandon()
                 if span is not None:
                     span.abandoned()
 
@@ -272,7 +337,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         outgoing, span = self._make_ready(message, queue)
         pending = Pending(outgoing.unique_key)
         done = self._done([message], outgoing, pending.settle, span)
-        pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        self._start(pipeline, message, outgoing, done, self._budget(timeout), queue)
         return pending
 
     def send_nowait(
@@ -293,7 +358,7 @@ class Producer(anyio.AsyncContextManagerMixin):
             raise ProducerBusy(self._in_flight_max)
         outgoing, span = self._make_ready(message, queue)
         done = self._done([message], outgoing, on_done, span)
-        pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
+        self._start(pipeline, message, outgoing, done, self._budget(timeout), queue)
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
@@ -406,8 +471,8 @@ class Producer(anyio.AsyncContextManagerMixin):
             raise
         pending = Pending(outgoing.unique_key)
         done = self._done(messages, outgoing, pending.settle, span)
-        number = pipeline.start(outgoing, done, timeout=self._budget(timeout), queue=queue)
-        together = await self._outcome(pipeline, number, pending, span)
+        abandon = self._start_alone(pipeline, outgoing, done, self._budget(timeout), queue)
+        together = await self._outcome(abandon, pending, span)
         return split_result(together, len(messages))
 
     async def send_many(
@@ -427,13 +492,16 @@ class Producer(anyio.AsyncContextManagerMixin):
     async def flush(self) -> None:
         """Wait until nothing is in flight any more; the timeouts of the messages limit the wait."""
         pipeline = self._open_pipeline()
-        while pipeline.in_flight:
+        while self.in_flight:
+            if self._accumulator is not None:
+                self._accumulator.flush()
             await pipeline.wait_finished()
 
     @property
     def in_flight(self) -> int:
         """Messages in flight."""
-        return self._pipeline.in_flight if self._pipeline is not None else 0
+        waiting = self._accumulator.extra_in_flight if self._accumulator is not None else 0
+        return waiting + (self._pipeline.in_flight if self._pipeline is not None else 0)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of a topic, for `send(..., queue=...)`. Raises TopicNotFound, NameServersUnavailable."""

@@ -167,6 +167,15 @@ class SendPipeline:
         self._attempt(send, now)
         return send.number
 
+    def sharding_queue(self, message: OutgoingMessage) -> MessageQueue | None:
+        """The queue for the message's sharding key; None without one, or while the route of the topic is not known."""
+        if message.sharding_key is None:
+            return None
+        route = self._remoting.known_route(message.topic)
+        if route is None or not route.write_queues:
+            return None
+        return route.write_queues[java_string_hash(message.sharding_key) % len(route.write_queues)]
+
     def abandon(self, number: int) -> None:
         """Abandon a message: no further attempts, no callback. It may still get stored."""
         send = self._active.pop(number, None)
@@ -227,8 +236,8 @@ class SendPipeline:
         queues = route.write_queues
         if not queues:
             return NoRoute(route.topic, "no queue is writable")
-        if send.fixed_queue is None and send.message.sharding_key is not None:
-            send.fixed_queue = queues[java_string_hash(send.message.sharding_key) % len(queues)]
+        if send.fixed_queue is None:
+            send.fixed_queue = self.sharding_queue(send.message)
         if send.fixed_queue is not None:
             connection = self._leader(route, send.fixed_queue)
             return connection if isinstance(connection, ClientError) else (send.fixed_queue, connection)

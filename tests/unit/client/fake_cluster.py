@@ -23,7 +23,7 @@ from mq.filter.sql import SqlFilter
 from mq.protocol.compression import inflate
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import encode_request, encode_response
-from tests.unit.client.fake_messages import StoredMessage
+from tests.unit.client.fake_messages import StoredMessage, sent_messages
 
 TBW102 = "TBW102"
 
@@ -248,6 +248,8 @@ class FakeBroker(FakeServer):
         """Whether it is set so that nobody is to trace its messages."""
         self.forwards = False
         """Whether it lets the leader serve sends when it does not lead, and says so."""
+        self.body_bytes_max = 2**31
+        """A request with a larger message is refused as a whole."""
 
     @property
     def leads(self) -> bool:
@@ -268,6 +270,7 @@ class FakeBroker(FakeServer):
     def _handlers(self) -> dict[int, Callable[[FakeConnection, FakeRequest], Any]]:
         return {
             310: self._send,
+            320: self._send,
             11: self._pull,
             14: self._query_offset,
             15: self._update_offset,
@@ -312,16 +315,15 @@ class FakeBroker(FakeServer):
                 misdeed = Misdeed("refuse", code=17, remark="no such topic")
             else:
                 self.group.topics[topic] = min(int(ext["d"]), self.group.topics[TBW102])
-        offset = -1
+        messages = sent_messages(request.code, request.ext, request.body)
+        if misdeed is None and any(len(message.body) > self.body_bytes_max for message in messages):
+            misdeed = Misdeed("refuse", code=13, remark="a message is too large")
+        offsets = list[int]()
         if misdeed is None or misdeed.store:
-            assert int(ext["h"]) >= 0
-            message = StoredMessage(
-                request.body, ext["i"], int(ext["f"]), int(ext["h"]), int(ext["g"]), reconsume_times=int(ext["j"])
-            )
-            offset = self.group.append(topic, queue_id, message)
+            offsets = [self.group.append(topic, queue_id, message) for message in messages]
         if misdeed is None:
-            message_id = f"{self.group.replicas.index(self):016X}{offset:016X}"
-            result = {"msgId": message_id, "queueId": str(queue_id), "queueOffset": str(offset)}
+            message_ids = [f"{self.group.replicas.index(self):016X}{offset:016X}" for offset in offsets]
+            result = {"msgId": ",".join(message_ids), "queueId": str(queue_id), "queueOffset": str(offsets[0])}
             if self.untraced:
                 result["TRACE_ON"] = "false"
             if forwarded and self.group.leader is not None:

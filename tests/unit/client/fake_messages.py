@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mq.protocol.batch import decode_batch
 from mq.protocol.records import encode_host, encode_record
+
+SEND_BATCH = 320
 
 
 @dataclass(slots=True)
@@ -48,3 +52,16 @@ class StoredMessage:
             born_timestamp_ms=self.born_timestamp_ms,
             store_timestamp_ms=self.born_timestamp_ms + 1,
         )
+
+
+def sent_messages(code: int, ext: Mapping[str, str], body: bytes) -> list[StoredMessage]:
+    """Those of a single send, or of a batch; the properties of the batch are on each of its messages."""
+    assert int(ext["h"]) >= 0
+    assert ext["m"] == ("true" if code == SEND_BATCH else "false")
+    sys_flag, born, times = int(ext["f"]), int(ext["g"]), int(ext["j"])
+    if code != SEND_BATCH:
+        return [StoredMessage(body, ext["i"], sys_flag, int(ext["h"]), born, reconsume_times=times)]
+    return [
+        StoredMessage(each.body, each.properties + ext["i"], sys_flag, each.flag, born, reconsume_times=times)
+        for each in decode_batch(body)
+    ]

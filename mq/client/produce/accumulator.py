@@ -1,0 +1,306 @@
+"""Automatic batches: messages of a topic that wait at the same moment go out in one request.
+
+Theory of operation. A message joins the open batch of its *lane*: its topic, its queue (if it has a sharding key or the
+caller named one) and its timeout. The batch is closed and given to the `SendPipeline` as one message
+
+- at the end of this turn of the event loop, if no other batch of the lane is in flight: so a producer that awaits each
+  send is not slowed down by the wait for others,
+- else when the last one in flight is settled, and at the latest `linger` seconds after the first message joined,
+- at once when the next message would make it larger than `batch_bytes`.
+
+A batch of one message is an ordinary send. Each message keeps its own properties, keys and unique key; each caller gets
+the result of its own message, or an error of its own. If a broker refuses a batch as illegal, its messages are sent
+again one by one, so that the others do not fail with the one at fault.
+
+The producer does not add messages that RocketMQ's protocol has no batches for, see `may_join`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import anyio
+
+from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, SendRejected
+from mq.client.logs import log
+from mq.client.message import Message, MessageQueue, SendResult
+from mq.client.produce.outgoing_message import OnDone, OutgoingMessage
+from mq.client.produce.send_pipeline import SendPipeline
+from mq.protocol import properties as props
+from mq.protocol.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
+from mq.protocol.codes import ResponseCode
+from mq.protocol.names import RETRY_PREFIX
+
+__all__ = ["BATCH_BYTES_MAX", "Accumulator", "Member", "may_join"]
+
+BATCH_BYTES_MAX = 256 * 1024
+"""The answer names each message of a batch in its header, which is limited to as many bytes."""
+
+_REFUSED_AS_A_BATCH = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+
+def may_join(message: Message, outgoing: OutgoingMessage) -> bool:
+    """Whether a message may be part of an automatic batch.
+
+    Not delayed, transactional, compressed (the elements of a batch have no flag for it) or numbered ones (a batch has
+    consecutive numbers), nor those of retry topics.
+    """
+    return (
+        not outgoing.sys_flag
+        and message.delay_level is None
+        and message.delay is None
+        and message.deliver_at is None
+        and props.SEQUENCE not in message.properties
+        and not outgoing.topic.startswith(RETRY_PREFIX)
+    )
+
+
+class _Lane(NamedTuple):
+    """Messages of one lane may share a batch."""
+
+    topic: str
+    queue: MessageQueue | None
+    sharding_key: str | None
+    """Only while the queue that belongs to it is not known."""
+    timeout: float
+
+
+class Member:
+    """A message and its place in a batch; `batch` is None once it is settled or abandoned."""
+
+    __slots__ = ("batch", "message", "on_done")
+
+    def __init__(self, message: OutgoingMessage, on_done: OnDone, batch: _Batch) -> None:
+        self.message = message
+        self.on_done = on_done
+        self.batch: _Batch | None = batch
+
+
+class _Batch:
+    """`deadline` is that of its first message; `number` that of the pipeline, None until it is given to it; `unsettled`
+    counts its members from then on.
+    """
+
+    __slots__ = ("deadline", "due_at", "lane", "members", "nbytes", "number", "unsettled")
+
+    def __init__(self, lane: _Lane, due_at: float, deadline: float) -> None:
+        self.lane = lane
+        self.due_at = due_at
+        self.deadline = deadline
+        self.members: list[Member] = []
+        self.nbytes = 0
+        self.number: int | None = None
+        self.unsettled = 0
+
+
+class Accumulator:
+    """Collects messages into batches for `pipeline`. `run` must be running in a task.
+
+    `linger` in seconds; `batch_bytes` is the largest body of a batch. `on_finished` is called when `extra_in_flight`
+    has fallen.
+    """
+
+    def __init__(
+        self, pipeline: SendPipeline, *, linger: float, batch_bytes: int, on_finished: Callable[[], None]
+    ) -> None:
+        self._pipeline = pipeline
+        self._linger = linger
+        self._batch_bytes = batch_bytes
+        self._on_finished = on_finished
+        self._open: dict[_Lane, _Batch] = {}
+        self._on_wire: dict[_Lane, int] = {}
+        self._requests = 0
+        self._unsettled = 0
+        self._begun = anyio.Event()
+        self._closed = False
+
+    @property
+    def extra_in_flight(self) -> int:
+        """Messages whose outcome is not known, less those that the pipeline counts (one for each batch)."""
+        return self._unsettled - self._requests
+
+    def add(self, message: OutgoingMessage, on_done: OnDone, *, timeout: float, queue: MessageQueue | None) -> Member:
+        """Send a message with others; `on_done` is called once, never from within this call. Raises ClientClosed."""
+        if self._closed:
+            raise ClientClosed("the producer is closed")
+        queue = queue or self._pipeline.sharding_queue(message)
+        lane = _Lane(message.topic, queue, None if queue else message.sharding_key, timeout)
+        nbytes = BATCHED_BYTES_MIN + len(message.body) + len(message.properties)
+        batch = self._open.get(lane)
+        if batch is not None and batch.nbytes + nbytes > self._batch_bytes:
+            self._send(batch)
+            batch = None
+        if batch is None:
+            batch = self._begin(lane)
+        member = Member(message, on_done, batch)
+        batch.members.append(member)
+        batch.nbytes += nbytes
+        self._unsettled += 1
+        if batch.nbytes >= self._batch_bytes:
+            self._send(batch)
+        return member
+
+    def _begin(self, lane: _Lane) -> _Batch:
+        now = anyio.current_time()
+        wait = min(self._linger, lane.timeout / 2) if lane in self._on_wire else 0.0
+        batch = self._open[lane] = _Batch(lane, now + wait, now + lane.timeout)
+        self._begun.set()
+        return batch
+
+    def abandon(self, member: Member) -> None:
+        """Abandon a message: no callback. It leaves its batch if that is open; else it may still get stored."""
+        batch = member.batch
+        if batch is None:
+            return
+        member.batch = None
+        self._unsettled -= 1
+        if batch.number is None:
+            batch.members.remove(member)
+            batch.nbytes -= BATCHED_BYTES_MIN + len(member.message.body) + len(member.message.properties)
+            if not batch.members:
+                del self._open[batch.lane]
+        else:
+            batch.unsettled -= 1
+            if not batch.unsettled:
+                self._leave_wire(batch)
+                self._pipeline.abandon(batch.number)
+        self._on_finished()
+
+    def flush(self, topic: str | None = None) -> None:
+        """Send what waits, of one topic or all."""
+        for batch in list(self._open.values()):
+            if topic is None or batch.lane.topic == topic:
+                self._send(batch)
+
+    def close(self) -> None:
+        """Fail what waits: it was not sent."""
+        self._closed = True
+        opened, self._open = self._open, {}
+        for batch in opened.values():
+            self._settle_all(batch, ClientClosed("the producer was closed before the message was sent"))
+
+    async def run(self) -> None:
+        """Send batches when they are due, until cancelled."""
+        while True:
+            self._begun = anyio.Event()
+            if self._open:
+                earliest = min(batch.due_at for batch in self._open.values())
+                with anyio.move_on_after(max(earliest - anyio.current_time(), 0.0)):
+                    await self._begun.wait()
+            else:
+                # Whoever runs in the same turn as the one that begins a batch still joins it.
+                await self._begun.wait()
+            now = anyio.current_time()
+            for batch in [each for each in self._open.values() if each.due_at <= now]:
+                self._send(batch)
+
+    def _send(self, batch: _Batch) -> None:
+        """Give an open batch to the pipeline."""
+        del self._open[batch.lane]
+        self._start(batch)
+
+    def _start(self, batch: _Batch) -> None:
+        lane = batch.lane
+        message = batch.members[0].message if len(batch.members) == 1 else _together(batch.members)
+        self._on_wire[lane] = self._on_wire.get(lane, 0) + 1
+        self._requests += 1
+        batch.unsettled = len(batch.members)
+        batch.number = self._pipeline.start(
+            message,
+            lambda outcome: self._settled(batch, outcome),
+            timeout=max(batch.deadline - anyio.current_time(), 0.0),
+            queue=lane.queue,
+        )
+
+    def _settled(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
+        if isinstance(outcome, SendRejected) and outcome.code in _REFUSED_AS_A_BATCH and len(batch.members) > 1:
+            self._send_one_by_one(batch)
+        else:
+            self._settle_all(batch, outcome)
+        # The callbacks may have added messages: they go out with those that waited.
+        self._leave_wire(batch)
+        self._on_finished()
+
+    def _send_one_by_one(self, batch: _Batch) -> None:
+        for member in batch.members:
+            if member.batch is not None:
+                alone = member.batch = _Batch(batch.lane, batch.due_at, batch.deadline)
+                alone.members.append(member)
+                self._start(alone)
+
+    def _leave_wire(self, batch: _Batch) -> None:
+        lane = batch.lane
+        self._requests -= 1
+        self._on_wire[lane] -= 1
+        if not self._on_wire[lane]:
+            del self._on_wire[lane]
+            if (waiting := self._open.get(lane)) is not None:
+                self._send(waiting)
+
+    def _settle_all(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
+        """Tell each caller about its own message."""
+        members = batch.members
+        record_ids: list[str] = []
+        if isinstance(outcome, SendResult) and len(members) > 1:
+            record_ids = outcome.offset_message_id.split(",")
+            if len(record_ids) != len(members):
+                outcome = SendOutcomeUnknown(
+                    f"stored, but the answer names {len(record_ids)} messages of {len(members)}",
+                    outcome.queue,
+                    outcome.attempts,
+                )
+        for number, member in enumerate(members):
+            if member.batch is None:
+                continue
+            member.batch = None
+            self._unsettled -= 1
+            own: SendResult | ClientError
+            if isinstance(outcome, SendResult):
+                own = _own_result(outcome, member, number, record_ids[number]) if record_ids else outcome
+            else:
+                own = _own_error(outcome, member) if len(members) > 1 else outcome
+            try:
+                member.on_done(own)
+            except Exception:
+                log.exception("send_callback_failed", message_id=member.message.unique_key)
+
+
+def _together(members: list[Member]) -> OutgoingMessage:
+    """The messages as one batch. Each has its own properties, and the batch none."""
+    messages = [member.message for member in members]
+    return OutgoingMessage(
+        topic=messages[0].topic,
+        body=encode_batch([BatchedMessage(each.body, each.properties, each.flag) for each in messages]),
+        properties="",
+        sys_flag=0,
+        flag=0,
+        born_timestamp_ms=messages[0].born_timestamp_ms,
+        unique_key=",".join([each.unique_key for each in messages]),
+        sharding_key=messages[0].sharding_key,
+        is_batch=True,
+    )
+
+
+def _own_result(together: SendResult, member: Member, number: int, record_id: str) -> SendResult:
+    return SendResult(
+        message_id=member.message.unique_key,
+        offset_message_id=record_id,
+        queue=together.queue,
+        queue_offset=together.queue_offset + number,
+        status=together.status,
+        attempts=together.attempts,
+        maybe_duplicated=together.maybe_duplicated,
+        trace_on=together.trace_on,
+    )
+
+
+def _own_error(error: ClientError, member: Member) -> ClientError:
+    """A copy, since each task that raises an error adds its traceback to it."""
+    own = error.__class__.__new__(error.__class__)
+    own.args = error.args
+    own.__dict__.update(error.__dict__)
+    own.__cause__ = error.__cause__
+    if isinstance(own, SendOutcomeUnknown):
+        own.message_id = member.message.unique_key
+    return own
