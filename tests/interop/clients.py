@@ -132,23 +132,15 @@ class JavaClient:
         # The tools of 4.9 read this file whatever they log to.
         (directory / "conf").mkdir(exist_ok=True)
         (directory / "conf" / "logback_tools.xml").write_text("<configuration/>\n")
-        if (keys := security.administrator) is not None:
-            rows = f"accessKey: {keys.access_key}\nsecretKey: {keys.secret_key}\n"
-            (directory / "conf" / "tools.yml").write_text(rows)
+        security.write_tools_file(directory)
         options = {
             "user.home": str(directory),
             "user.timezone": "UTC",
             "rocketmq.home.dir": str(directory),
             "rocketmq.client.logRoot": str(directory),
             "rocketmq.client.localOffsetStoreDir": str(directory / "offsets"),
+            **security.java_tls_options,
         }
-        if security.authority is not None:
-            options |= {
-                "tls.enable": "true",
-                "tls.test.mode.enable": "false",  # its default trusts every server
-                "tls.client.authServer": "true",
-                "tls.client.trustCertPath": str(security.authority),
-            }
         return [
             "java",
             "-Xmx512m",
@@ -299,7 +291,7 @@ class RustClient:
         return ["env", f"HOME={directory}", "RUST_LOG=warn", *trusted, str(self._output / "debug" / "interop")]
 
 
-_PROXY_UNSECURED = "the proxy stands between this client and raftmq, and is not set up for it here"
+_ROCKETMQ_UNSECURED = "RocketMQ's servers are only here to compare with, and not set up for it"
 
 
 @dataclass(frozen=True)
@@ -308,9 +300,12 @@ class PythonClient:
 
     name: str
     servers: str
-    unable: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys((ACL, TLS), _PROXY_UNSECURED))
     protocol: str = GRPC
     stays_away_seconds: float = 0
+
+    @property
+    def unable(self) -> Mapping[str, str]:
+        return dict.fromkeys((ACL, TLS), _ROCKETMQ_UNSECURED) if self.servers == ROCKETMQ else {}
 
     @property
     def skips(self) -> Mapping[str, str]:

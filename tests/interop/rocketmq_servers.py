@@ -19,6 +19,7 @@ import trio
 from mq.cli.dev_cluster import HOST, DevClusterFailed, Ports
 from mq.client import Admin, ClientError
 from tests.interop.clients import SERVERS_VERSION, servers_lib
+from tests.interop.security import Security
 
 GROUP = "broker-a"
 CLUSTER = "DefaultCluster"
@@ -46,9 +47,16 @@ class _Server:
 
     @classmethod
     async def start(
-        cls, name: str, main: str, directory: Path, arguments: list[str], version: str = SERVERS_VERSION
+        cls,
+        name: str,
+        main: str,
+        directory: Path,
+        arguments: list[str],
+        version: str = SERVERS_VERSION,
+        options: Mapping[str, str] | None = None,
     ) -> _Server:
         options = {
+            **(options or {}),
             "user.home": str(directory),
             "rocketmq.home.dir": str(directory),
             "rocketmq.log.dir": str(directory / "logs"),
@@ -108,8 +116,11 @@ class GrpcProxy:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, namesrv: str, directory: Path) -> AsyncIterator[GrpcProxy]:
-        """Start it and wait until it serves. Raises DevClusterFailed, and ClientError if the servers do not answer."""
+    async def open(cls, namesrv: str, directory: Path, security: Security) -> AsyncIterator[GrpcProxy]:
+        """Start it and wait until it serves; it signs requests, or uses TLS, as ``security`` says.
+
+        Raises DevClusterFailed, and ClientError if the servers do not answer.
+        """
         async with Admin(namesrv) as admin:
             await admin.create_topic(_SYNC_TOPIC, 1)
         (directory / "conf").mkdir(parents=True)
@@ -120,10 +131,13 @@ class GrpcProxy:
             "grpcServerPort": port,
             "remotingListenPort": remoting_port,
             "localServeAddr": HOST,
+            "enableAclRpcHookForClusterMode": security.administrator is not None,
         }
+        security.write_tools_file(directory)
         path = directory / "conf" / "rmq-proxy.json"
         path.write_text(json.dumps(settings) + "\n")
-        server = await _Server.start("the proxy", _PROXY, directory, ["-pc", str(path)])
+        options = security.java_tls_options
+        server = await _Server.start("the proxy", _PROXY, directory, ["-pc", str(path)], options=options)
         try:
             await server.wait_listening(port)
             yield cls(f"{HOST}:{port}", server)

@@ -112,7 +112,7 @@ class Performance:
         if self.client.protocol == REMOTING:
             yield servers.namesrv
             return
-        async with GrpcProxy.open(servers.namesrv, self.directory / "proxy") as proxy:
+        async with GrpcProxy.open(servers.namesrv, self.directory / "proxy", self.security) as proxy:
             yield proxy.address
 
     async def _play_within(

@@ -75,6 +75,24 @@ class Security:
             given["INTEROP_TLS_CA"] = str(self.authority)
         return given
 
+    @property
+    def java_tls_options(self) -> Mapping[str, str]:
+        """System properties with which RocketMQ's Java programs use TLS and trust the authority, and no other."""
+        if self.authority is None:
+            return {}
+        return {
+            "tls.enable": "true",
+            "tls.test.mode.enable": "false",  # its default trusts every server
+            "tls.client.authServer": "true",
+            "tls.client.trustCertPath": str(self.authority),
+        }
+
+    def write_tools_file(self, home: Path) -> None:
+        """The administrator's keys in the file in which RocketMQ's Java programs look for theirs."""
+        if (keys := self.administrator) is not None:
+            (home / "conf").mkdir(exist_ok=True)
+            (home / "conf" / "tools.yml").write_text(f"accessKey: {keys.access_key}\nsecretKey: {keys.secret_key}\n")
+
     def signed_by(self, keys: Keys | None) -> Security:
         """The same servers, for programs with other keys or with none."""
         return replace(self, client=keys)
