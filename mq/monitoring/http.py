@@ -1,15 +1,16 @@
 """A small HTTP server for monitoring: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-It shares the event loop with a server that must answer clients within milliseconds: metrics are collected in slices,
-rendered in a worker thread, and cached for a second, so that frequent scrapes cost no more than one per second.
+It shares the event loop with a server that must answer clients within milliseconds: metrics are collected and rendered
+in slices, and cached for a second, so that frequent scrapes cost no more than one per second. A thread would not do: it
+competes with the event loop for the interpreter, which the event loop then waits for several times per request.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import h11
 import structlog
@@ -18,6 +19,7 @@ import trio
 from mq.monitoring.families import Collect, Families, render
 
 Log = structlog.stdlib.BoundLogger
+Result = TypeVar("Result")
 
 CONNECTIONS_MAX: Final = 32
 """Further connections are closed at once."""
@@ -79,25 +81,13 @@ class Monitoring:
     async def _metrics(self, accept: str) -> tuple[str, bytes]:
         async with self._lock:
             if trio.current_time() >= self._collected_at + KEPT_SECONDS:
-                self._families = await self._collected()
+                self._families = await _in_slices(self._collect())
                 self._collected_at = trio.current_time()
                 self._texts = {}
             key = "openmetrics" if "application/openmetrics-text" in accept else ""
             if key not in self._texts:
-                self._texts[key] = await trio.to_thread.run_sync(render, self._families, accept)
+                self._texts[key] = await _in_slices(render(self._families, accept))
             return self._texts[key]
-
-    async def _collected(self) -> Families:
-        steps = self._collect()
-        while True:
-            begin = trio.current_time()
-            try:
-                while trio.current_time() < begin + SLICE_SECONDS:
-                    next(steps)
-            except StopIteration as end:
-                families: Families = end.value
-                return families
-            await trio.sleep(SLICE_SECONDS)
 
     async def _serve_connection(self, stream: trio.abc.Stream) -> None:
         self._connections += 1
@@ -131,6 +121,19 @@ class Monitoring:
         accept = next((value.decode("ascii", "replace") for name, value in request.headers if name == b"accept"), "")
         path = request.target.partition(b"?")[0].decode("ascii", "replace")
         return await self.respond(path, accept)
+
+
+async def _in_slices(steps: Generator[None, None, Result]) -> Result:
+    """The result of work in steps, with other work between slices of it."""
+    while True:
+        begin = trio.current_time()
+        try:
+            while trio.current_time() < begin + SLICE_SECONDS:
+                next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await trio.sleep(SLICE_SECONDS)
 
 
 async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.Request | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from mq.namesrv.route_table import RouteTable
 from mq.protocol.codes import RequestCode
 from tests.support.popping import popped
 from tests.support.running_broker import Client, note_brokers, properties, running
+from tests.support.steps import result_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -24,15 +24,6 @@ pytestmark = pytest.mark.trio
 GUIDE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 BEGIN, END = "<!-- metrics -->", "<!-- end of metrics -->"
 COMMON_LABELS = ("cluster", "group", "node", "node_type", "node_id")
-
-
-def gathered(steps: Generator[None, None, Families]) -> Families:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            families: Families = end.value
-            return families
 
 
 def values(families: Families, name: str, *labels: str) -> dict[tuple[str, ...], float]:
@@ -52,7 +43,7 @@ async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, monkeypatch
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
         counters = {name for name in brokers[0]._counters() if not name.startswith((*_BULK_PREFIXES,))}
-        families = gathered(brokers[0].services.metrics.collect())
+        families = result_of(brokers[0].services.metrics.collect())
     assert counters == set(BY_COUNTER)
     names = [family.name for family in families]
     assert len(names) == len(set(names)), "two families have one name"
@@ -61,7 +52,7 @@ async def test_every_counter_has_a_metric_of_its_own(tmp_path: Path, monkeypatch
         assert family.help.endswith(".")
         assert isinstance(family, Histogram) or family.kind in (Kind.COUNTER, Kind.GAUGE)
     for accept in ("", "application/openmetrics-text"):
-        assert b"raftmq_raft_term" in render(families, accept)[1]
+        assert b"raftmq_raft_term" in result_of(render(families, accept))[1]
 
 
 async def test_lag_is_that_of_consumer_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +68,10 @@ async def test_lag_is_that_of_consumer_progress(tmp_path: Path, monkeypatch: pyt
 
         async def is_counted() -> bool:
             await client.info()
-            return values(gathered(metrics.collect()), "rocketmq_messages_in", "topic").get(("T",)) == 10
+            return values(result_of(metrics.collect()), "rocketmq_messages_in", "topic").get(("T",)) == 10
 
         await until(is_counted)
-        families = gathered(metrics.collect())
+        families = result_of(metrics.collect())
         lag = values(families, "rocketmq_consumer_lag_messages", "consumer_group", "topic")
         in_flight = values(families, "rocketmq_consumer_inflight_messages", "consumer_group", "topic")
         assert lag["G", "T"] == 8
@@ -101,7 +92,7 @@ async def test_series_are_bounded_and_what_is_left_out_is_counted(
         await client.create_topic("T", 1)
         for number in range(150):
             await commit(client, f"G{number}", 0, 0)
-        families = gathered(brokers[0].services.metrics.collect())
+        families = result_of(brokers[0].services.metrics.collect())
     named = [family for family in families if isinstance(family, Family) and family.name.startswith("rocketmq_")]
     assert sum(len(family.samples) for family in named) == 100
     (dropped,) = values(families, "raftmq_metrics_series_dropped", "node").values()
@@ -113,7 +104,7 @@ async def test_a_follower_tells_nothing_that_the_leader_tells(tmp_path: Path, mo
     async with running(tmp_path) as broker:
         await (await broker.connect()).send()
         brokers[0].appender.is_open = False
-        names = {family.name for family in gathered(brokers[0].services.metrics.collect())}
+        names = {family.name for family in result_of(brokers[0].services.metrics.collect())}
         brokers[0].appender.is_open = True
     assert "raftmq_raft_term" in names
     assert "rocketmq_messages_out" in names
@@ -124,9 +115,9 @@ async def test_the_guide_names_every_metric(tmp_path: Path, monkeypatch: pytest.
     """With REWRITE=1 the table is written anew."""
     brokers = note_brokers(monkeypatch)
     async with running(tmp_path):
-        families = gathered(brokers[0].services.metrics.collect())
+        families = result_of(brokers[0].services.metrics.collect())
     server = [*process_families({}), *certificate_families({}, None)]
-    name_server = gathered(collect(RouteTable(), dict, None))[len(server) :]
+    name_server = result_of(collect(RouteTable(), dict, None))[len(server) :]
     rows = [
         f"| `{family.name}{'_total' if isinstance(family, Family) and family.kind is Kind.COUNTER else ''}` | "
         f"{', '.join(f'`{label}`' for label in family.labels if label not in COMMON_LABELS) or ' '} | {family.help} |"

@@ -14,6 +14,7 @@ from mq.monitoring.families import render
 from mq.monitoring.process import certificate_families
 from mq.tls import Certificate, CertificateUnusable
 from mq.x509 import valid_until
+from tests.support.steps import result_of
 
 
 def issued(expires: dt.datetime) -> bytes:
@@ -45,7 +46,7 @@ def test_metric_follows_the_files(tmp_path: Path) -> None:
         made.private_key_pem.write_to_path(str(key))
 
     def shown() -> dt.datetime:
-        text = render([*certificate_families({"node": "n0"}, certificate.valid_until)], "")[1].decode()
+        text = result_of(render([*certificate_families({"node": "n0"}, certificate.valid_until)], ""))[1].decode()
         return dt.datetime.fromtimestamp(float(text.split()[-1]), dt.UTC)
 
     write(2040)

@@ -145,7 +145,7 @@ async def test_others_get_their_turn_while_much_is_collected(mock_clock: MockClo
         nursery.start_soon(other)
         monitoring = Monitoring(collect, ready)
         mock_clock.rate = 1000
-        await monitoring._collected()
+        await monitoring.respond("/metrics", "")
         nursery.cancel_scope.cancel()
     assert turns >= 30
 
