@@ -31,6 +31,9 @@ EPOLLHUP = select.EPOLLHUP
 RECEIVE_BYTES = 64 * 1024
 """Size of one receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
 
+_RECEIVES_MAX = 8
+"""How often a turn receives from a connection between replicas: the entries of a round come in several chunks, and a
+turn for each of them would cost more than receiving it."""
 _IOVECS_MAX = 512
 _JOIN_BYTES_MAX = 16 * 1024
 _EVENTS_MAX = 512
@@ -291,8 +294,8 @@ class StreamSocket:
     ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it consumed; the memory
     is reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whichever
     side closes. The received part of an incomplete message is kept per connection. Once ``closed`` is true, sending
-    does nothing. A ``patient`` one may be left to a later turn. ``out_bytes`` wait to be sent; what the kernel did not
-    accept at the end of a turn counts in ``unsent``.
+    does nothing. A ``patient`` one may be left to a later turn, and receives only once in a turn. ``out_bytes`` wait to
+    be sent; what the kernel did not accept at the end of a turn counts in ``unsent``.
     """
 
     __slots__ = (
@@ -303,6 +306,7 @@ class StreamSocket:
         "_partial",
         "_reactor",
         "_reading",
+        "_receives_max",
         "_sock",
         "_unsent",
         "_unsent_bytes",
@@ -336,6 +340,7 @@ class StreamSocket:
         self._reading = True
         self._unsent = reactor.unsent if unsent is None else unsent
         self._unsent_bytes = 0
+        self._receives_max = 1 if patient else _RECEIVES_MAX
         self.closed = False
         self.peer: tuple[str, int] = _peer_name(sock)
         reactor.add(sock.fileno(), self._on_ready, patient=patient)
@@ -404,25 +409,31 @@ class StreamSocket:
             if events & (EPOLLHUP | EPOLLERR):  # reported repeatedly even if reading is stopped
                 self.close("closed by peer")
             return
-        if self._partial:
-            self._read_more()
-            return
+        for _ in range(self._receives_max):
+            received = self._read_more() if self._partial else self._read()
+            # The rest of an incomplete message is here already if the buffer was too small for it.
+            if received < RECEIVE_BYTES or not self._partial or not self._reading:
+                break
+
+    def _read(self) -> int:
+        """Receive once; returns the number of bytes, 0 if there were none."""
         # Nearly always a chunk contains whole messages: nothing is kept, nothing is copied.
         buffer = self._reactor.receive_buffer
         try:
             received = self._sock.recv_into(buffer, RECEIVE_BYTES)
         except OSError as error:
             self._receive_failed(error)
-            return
+            return 0
         if received == 0:
             self.close("closed by peer")
-            return
+            return 0
         consumed = self._on_data(buffer[:received])
         if consumed < received and not self.closed:
             self._partial = bytes(buffer[consumed:received])
+        return received
 
-    def _read_more(self) -> None:
-        """Receive with a kept partial message, which precedes the new data."""
+    def _read_more(self) -> int:
+        """`_read` with a kept partial message, which precedes the new data."""
         buffer = self._reactor.receive_buffer
         partial = self._partial
         held = len(partial)
@@ -433,7 +444,7 @@ class StreamSocket:
             received = self._sock.recv_into(buffer[held:] if in_front else buffer, RECEIVE_BYTES)
         except OSError as error:
             self._receive_failed(error)
-            return
+            return 0
         if received == 0:
             self.close("closed by peer")
         elif in_front:
@@ -451,6 +462,7 @@ class StreamSocket:
                 del partial[:consumed]
                 if len(partial) <= RECEIVE_BYTES:
                     self._partial = bytes(partial)
+        return received
 
     def _receive_failed(self, error: OSError) -> None:
         if not isinstance(error, BlockingIOError):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -14,6 +16,7 @@ import trio.testing
 
 from raftlog import Listener, Reactor, StreamSocket
 from raftlog.net.reactor import RECEIVE_BYTES, Mailbox
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -21,13 +24,13 @@ pytestmark = pytest.mark.trio
 class Server:
     """The end that the reactor serves: takes frames of a 4-byte length and that many bytes."""
 
-    def __init__(self, reactor: Reactor, sock: socket.socket) -> None:
+    def __init__(self, reactor: Reactor, sock: socket.socket, *, patient: bool = False) -> None:
         self.frames: list[bytes] = []
         self.seen: list[int] = []
         self.closed: list[str] = []
         self.on_frame: Callable[[bytes], None] = self.frames.append
         self._changed = trio.Event()
-        self.stream = StreamSocket(reactor, sock, self._on_data, self._on_closed)
+        self.stream = StreamSocket(reactor, sock, self._on_data, self._on_closed, patient=patient)
 
     def _on_data(self, data: memoryview) -> int:
         self.seen.append(len(data))
@@ -140,6 +143,32 @@ async def test_large_frames_and_small_ones_behind_them(sizes: list[int]) -> None
         await client.send_all(framed(b"more"))
         await server.until(lambda: len(server.frames) > len(bodies))
         assert server.frames[-1] == b"more"
+
+
+@pytest.mark.parametrize(("patient", "turns"), [(False, 1), (True, 3)], ids=["replica", "client"])
+async def test_the_chunks_of_a_replica_are_received_in_one_turn(patient: bool, turns: int) -> None:
+    frame = framed(bytes(2 * RECEIVE_BYTES + 1000))
+    reactor = Reactor()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        with socket.create_connection(listener.getsockname()) as client:
+            sock, _ = listener.accept()
+            server = Server(reactor, sock, patient=patient)
+            client.sendall(frame)
+            await until(lambda: _waiting_bytes(sock) == len(frame))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reactor.run)
+                await server.until(lambda: bool(server.frames))
+                nursery.cancel_scope.cancel()
+    assert server.frames == [frame[4:]]
+    assert reactor.turns == turns
+    server.stream.close("the test is over")
+    reactor.close()
+
+
+def _waiting_bytes(sock: socket.socket) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))
+    return int(count)
 
 
 async def test_connections_do_not_see_each_others_bytes() -> None:
