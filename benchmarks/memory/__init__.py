@@ -1,0 +1,1 @@
+"""Resident memory over a long run: whether it grows."""

@@ -1,0 +1,174 @@
+"""Whether memory stays the same under a load that lasts: half an hour, three replicas.
+
+A producer sends at a fixed rate; push and pop consumers read (`benchmarks.memory.clients`). The log is kept small, so
+that retention deletes files all the time, beside checkpoints and the key index. Every half minute the resident memory
+of each replica, of the child processes of all replicas, which index keys, and of the clients is read.
+
+Real processes and files, the default durability. ``python -m benchmarks memory`` (``make bench-memory``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from benchmarks.memory.clients import Job, Report
+from benchmarks.memory.page import BEGIN, END, SETTLING_SECONDS, Sample, growths, picture, section
+from benchmarks.procfs import load_average, machine, process_tree, rss_bytes
+from benchmarks.report import replace_section
+from benchmarks.store_load import DISK
+from benchmarks.workers import ROOT, GeneratorFailed
+from mq.cli.dev_cluster import DevCluster, DevClusterFailed, Ports
+from mq.cli.errors import run_trio
+from mq.client.admin import Admin
+from mq.client.errors import ClientError
+
+BODY_BYTES = 1024
+TOPICS = ["MemoryOrders", "MemoryBills", "MemoryParcels", "MemoryEvents"]
+QUEUES = 8
+SAMPLE_SECONDS = 30.0
+RETENTION_MIB = 512
+SETTINGS = DISK | {
+    "segment_bytes": str(64 << 20),
+    "retention_bytes": str(RETENTION_MIB << 20),
+    "delete_when": "-1",
+}
+
+
+class Plan(argparse.Namespace):
+    """The command line."""
+
+    minutes: float
+    rate: int
+    quick: bool
+    no_write: bool
+    dir: Path | None
+
+
+def parse_arguments(arguments: Sequence[str]) -> Plan:
+    """The command line as a plan. Ends the process on a wrong one."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-memory", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30.0, help="of load; growth counts after the first five")
+    parser.add_argument("--rate", type=int, default=3000, help="messages of 1 KiB a second")
+    parser.add_argument("--quick", action="store_true", help="half a minute; docs/performance.md stays as it is")
+    parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
+    parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
+    plan = parser.parse_args(arguments, namespace=Plan())
+    if plan.quick:
+        plan.minutes, plan.no_write = 0.5, True
+    elif 60 * plan.minutes < SETTLING_SECONDS + 2 * SAMPLE_SECONDS:
+        parser.error(f"--minutes: growth counts after {SETTLING_SECONDS / 60:g} minutes; give at least 6")
+    return plan
+
+
+async def measure(plan: Plan, directory: Path, samples: list[Sample]) -> Report:
+    """Run the load and collect samples. Raises DevClusterFailed, GeneratorFailed, ClientError."""
+    reports = list[Report]()
+    async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
+        async with Admin(cluster.namesrv) as admin:
+            for topic in TOPICS:
+                await admin.create_topic(topic, QUEUES)
+        pids = {f"replica {node}": cluster.pid(node) for node in cluster.node_ids}
+        job = Job(cluster.namesrv, TOPICS, plan.rate, 60 * plan.minutes, BODY_BYTES)
+        async with trio.open_nursery() as nursery:
+            clients: trio.Process = await nursery.start(partial(_run_clients, job, reports))
+            began = trio.current_time()
+            step = SAMPLE_SECONDS if not plan.quick else 5.0
+            for number in range(1, int(job.seconds / step) + 1):
+                await trio.sleep_until(began + number * step)
+                cluster.check()
+                samples.append(_sample(number * step, pids, clients.pid))
+                shown = ", ".join(f"{name} {mib:.1f}" for name, mib in samples[-1].rss_mib.items())
+                print(f"{number * step / 60:.1f} min: {shown} MiB, load {load_average():.1f}", flush=True)
+    return reports[0]
+
+
+def _sample(seconds: float, pids: dict[str, int], clients: int) -> Sample:
+    memory = {name: rss_bytes(pid) / 2**20 for name, pid in pids.items()}
+    memory["child processes"] = (
+        sum(rss_bytes(child) for pid in pids.values() for child in process_tree(pid)[1:]) / 2**20
+    )
+    memory["clients"] = rss_bytes(clients) / 2**20
+    return Sample(seconds, memory)
+
+
+async def _run_clients(
+    job: Job, reports: list[Report], *, task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED
+) -> None:
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "benchmarks.memory.clients"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdin is not None, "no pipe to the clients"
+    assert process.stdout is not None, "no pipe from the clients"
+    try:
+        await process.stdin.send_all(json.dumps(asdict(job)).encode())
+        await process.stdin.aclose()
+        task_status.started(process)
+        output = b"".join([chunk async for chunk in process.stdout])
+        if await process.wait():
+            raise GeneratorFailed("the clients ended early")
+        reports.append(Report(**json.loads(output)))
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+def write(plan: Plan, samples: Sequence[Sample], report: Report) -> None:
+    """The section, the picture, and the raw figures."""
+    now = datetime.now(UTC)
+    date = f"{now:%Y-%m-%d %H:%M} UTC"
+    raw = {
+        "machine": machine(),
+        "date": date,
+        "rate": plan.rate,
+        "report": asdict(report),
+        "samples": [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples],
+    }
+    results = ROOT / "benchmarks" / "results" / f"memory-{now:%Y%m%dT%H%M%SZ}.json"
+    results.write_text(json.dumps(raw, indent=1) + "\n")
+    (ROOT / "docs" / "images" / "memory.svg").write_text(picture(samples))
+    load = (
+        f"{plan.rate:,} messages/s of 1 KiB for {plan.minutes:g} minutes; a log of {RETENTION_MIB} MiB. "
+        f"{report.acknowledged:,} messages were acknowledged, {report.failed:,} not; {report.handled:,} were handled "
+        f"by push consumers and {report.popped:,} popped."
+    )
+    text = section(samples, load=load, machine=machine(), date=date, load_average=load_average())
+    document = ROOT / "docs" / "performance.md"
+    document.write_text(replace_section(document.read_text(), text, BEGIN, END))
+    print(f"wrote docs/performance.md, docs/images/memory.svg and {results.relative_to(ROOT)}")
+
+
+def main() -> None:
+    """Measure, print, and write docs. Exit code 1 if a server or the clients failed."""
+    plan = parse_arguments(sys.argv[1:])
+    samples = list[Sample]()
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+        try:
+            report = run_trio(partial(measure, plan, Path(directory) / "replicas", samples))
+        except (DevClusterFailed, GeneratorFailed, ClientError, OSError) as error:
+            print(f"bench-memory: {error}", file=sys.stderr)
+            sys.exit(1)
+    print(report)
+    for name, growth in growths(samples, 0.0 if plan.quick else SETTLING_SECONDS).items():
+        print(f"{name}: {growth.first:.1f} MiB, at the end {growth.last:.1f}, {growth.per_hour:+.1f} MiB per hour")
+    if not plan.no_write:
+        write(plan, samples, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The clients of the memory benchmark: a producer with a fixed rate, and consumer groups, in a separate process.
+
+``python -m benchmarks.memory.clients`` reads one JSON object from standard input (`Job`) and writes one to standard
+output (`Report`).
+
+Messages go to the topics in turn, in bursts of `TICK_SECONDS`, but to the last topic only one in twenty; each has a key
+and a tag, and one in a hundred a delay. Two groups of push consumers read: one all topics, one the first topic with a
+filter. A group of pop consumers reads the last topic. A handler fails one message in a thousand, so that messages are
+redelivered too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+import trio
+
+from mq.cli.errors import run_trio
+from mq.client.consume.pop_consumer import PopConsumer
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.consume.push_consumer import PushConsumer
+from mq.client.errors import ClientError
+from mq.client.message import Message, ReceivedMessage, SendResult
+from mq.client.produce.producer import Producer
+
+TICK_SECONDS = 0.05
+"""Bursts cost the brokers much less CPU time than single messages, and memory does not depend on that."""
+POPPED_EVERY = 20
+POPPED_AHEAD = 256
+DELAYED_EVERY = 100
+FAILED_EVERY = 1000
+IN_FLIGHT_MAX = 20_000
+"""So many that what is due is sent in time also while a broker stands still."""
+_LEAVE_SECONDS_MAX = 20.0
+_ERRORS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``rate`` messages a second with ``body_bytes`` each to ``topics``, two or more, for ``seconds``."""
+
+    namesrv: str
+    topics: list[str]
+    rate: int
+    seconds: float
+    body_bytes: int
+
+
+@dataclass(slots=True)
+class Report:
+    """Messages that were sent and acknowledged by the broker, handled or popped (with redeliveries), and sent without
+    an acknowledgement.
+    """
+
+    acknowledged: int = 0
+    handled: int = 0
+    popped: int = 0
+    failed: int = 0
+    errors: list[str] = field(default_factory=list)
+    """Errors of sends and of acknowledgements of popped messages, which are redelivered then; each once."""
+
+
+class _Refused(Exception):
+    """What the handler raises for some messages."""
+
+
+class _Clients:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.report = Report()
+
+    async def run(self) -> Report:
+        """Send and consume. Raises ClientError."""
+        job = self._job
+        everything = PushConsumer(job.namesrv, "memory_all", consume_from="first", ordered=False)
+        for topic in job.topics:
+            everything.on(topic)(self._handle)
+        filtered = PushConsumer(job.namesrv, "memory_filtered", consume_from="first")
+        filtered.on(job.topics[0], tags="new")(self._count)
+        popping = PopConsumer(job.namesrv, "memory_popping", job.topics[-1], consume_from="first", ahead=POPPED_AHEAD)
+        async with (
+            everything,
+            filtered,
+            popping,
+            Producer(job.namesrv, group="memory_producers", in_flight_max=IN_FLIGHT_MAX) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(everything.run)
+            nursery.start_soon(filtered.run)
+            nursery.start_soon(self._pop, popping)
+            await everything.wait_assigned()
+            await self._produce(producer)
+            with trio.move_on_after(_LEAVE_SECONDS_MAX):
+                await producer.flush()
+            everything.stop()
+            filtered.stop()
+            nursery.cancel_scope.deadline = trio.current_time() + 1.0
+        return self.report
+
+    async def _produce(self, producer: Producer) -> None:
+        job, body, sent = self._job, bytes(self._job.body_bytes), 0
+        begin = trio.current_time()
+        while (elapsed := trio.current_time() - begin) < job.seconds:
+            due = int(elapsed * job.rate)
+            for number in range(sent, due):
+                message = Message(
+                    job.topics[number % len(job.topics[:-1]) if number % POPPED_EVERY else -1],
+                    body,
+                    tags="new" if number % 2 else "changed",
+                    keys=[f"order-{number}"],
+                    delay_level=1 if number % DELAYED_EVERY == 0 else None,
+                )
+                try:
+                    producer.send_nowait(message, self._settled)
+                except ClientError as error:
+                    self._settled(error)
+            sent = due
+            await trio.sleep(TICK_SECONDS)
+
+    def _settled(self, outcome: SendResult | ClientError) -> None:
+        if isinstance(outcome, SendResult):
+            self.report.acknowledged += 1
+            return
+        self.report.failed += 1
+        self._note(outcome)
+
+    def _note(self, error: ClientError) -> None:
+        if len(self.report.errors) < _ERRORS_MAX and str(error) not in self.report.errors:
+            self.report.errors.append(str(error))
+
+    async def _count(self, message: ReceivedMessage) -> None:
+        self.report.handled += 1
+
+    async def _handle(self, message: ReceivedMessage) -> None:
+        await self._count(message)
+        if not message.reconsume_times and int(message.keys[0].removeprefix("order-")) % FAILED_EVERY == 1:
+            raise _Refused
+
+    async def _pop(self, consumer: PopConsumer) -> None:
+        """Acknowledge as many messages at once as have come."""
+        async with trio.open_nursery() as nursery:
+            async for message in consumer:
+                self.report.popped += 1
+                nursery.start_soon(self._acknowledge, consumer, message)
+
+    async def _acknowledge(self, consumer: PopConsumer, message: PoppedMessage) -> None:
+        try:
+            await consumer.ack(message)
+        except ClientError as error:
+            self._note(error)
+
+
+def main() -> None:
+    """Read a job, do it, write the report."""
+    job = Job(**json.load(sys.stdin))
+    began = time.monotonic()
+    logging.getLogger("mq.client").setLevel(logging.CRITICAL)  # the failures of the handler are on purpose
+    try:
+        report = run_trio(_Clients(job).run)
+    except ClientError as error:
+        print(f"clients: after {time.monotonic() - began:.0f} s: {error}", file=sys.stderr)
+        sys.exit(1)
+    json.dump(asdict(report), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The latency at half of the maximum rate: an open loop, three replicas, messages of 1 KiB.
+
+First the maximum: 4 connections with 256 single sends in flight each. Then half of its median rate at fixed times,
+whether earlier messages were acknowledged or not. A latency counts from when a message was due, so that a pause of the
+servers counts for all messages that were due in it.
+
+Real processes and files, the default durability; a minute and a half. ``python -m benchmarks paced`` (``make
+bench-paced``).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cases import Window
+from benchmarks.figures import Figure
+from benchmarks.load import Job, Report, quantile
+from benchmarks.paced_load import PacedJob
+from benchmarks.produce import windows_of
+from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
+from benchmarks.suite import Suite
+from benchmarks.workers import cpu_meters, drive, share_out
+from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+
+BODY_BYTES = 1024
+CONNECTIONS = 4
+IN_FLIGHT, IN_FLIGHT_PACED = 256, 4096
+"""In the open loop so many that what is due is sent in time, also after a pause of half a second."""
+PACED_SECONDS_PER_WINDOW = 2.0
+"""The open loop lasts so many times as long as the measurement of the maximum."""
+CONNECT_SECONDS = 3.0
+"""From the start of a load generator until it has built its requests and connected."""
+P999_GOAL_MS = 50.0
+
+
+async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
+    """The maximum, then half of it. Raises DevClusterFailed, also if the leader changes meanwhile."""
+    async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
+        leader = await cluster.leader()
+        await create_topics(cluster, 1, leader)
+        pids = [cluster.pid(node) for node in (leader, *(each for each in cluster.node_ids if each != leader))]
+        job = Job(
+            address=(HOST, cluster.port(leader)),
+            connections=CONNECTIONS,
+            in_flight=IN_FLIGHT,
+            body_bytes=BODY_BYTES,
+            begin=_begin(plan),
+            window_seconds=plan.seconds,
+            windows=plan.windows,
+            first_slot=1,
+        )
+        reports, used = await drive(share_out(job), cpu_meters(pids))
+        maximum = statistics.median(each.messages_per_second for each in windows_of(reports, used, plan.seconds))
+        if not maximum:
+            raise DevClusterFailed("paced: no message was acknowledged in half of the windows")
+        paced = replace(
+            job,
+            in_flight=IN_FLIGHT_PACED,
+            begin=_begin(plan),
+            window_seconds=PACED_SECONDS_PER_WINDOW * plan.seconds,
+        )
+        jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced)]
+        reports, used = await drive(jobs, cpu_meters(pids), "benchmarks.paced_load")
+        cluster.check()
+        if await cluster.leader() != leader:
+            raise DevClusterFailed("paced: the leader changed meanwhile; is this machine too busy?")
+    for figure in figures_of(maximum, reports, windows_of(reports, used, paced.window_seconds)):
+        note(figure)
+
+
+def _begin(plan: Plan) -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup
+
+
+def figures_of(maximum: float, reports: Sequence[Report], windows: Sequence[Window]) -> list[Figure]:
+    """Of all windows of the open loop together: pure."""
+    counts: dict[int, int] = {}
+    for report in reports:
+        for latencies in report.latencies:
+            for bucket, count in latencies.items():
+                counts[bucket] = counts.get(bucket, 0) + count
+    rate = statistics.mean(window.messages_per_second for window in windows)
+    case = "half of the maximum"
+    return [
+        Figure(case, "maximum rate, 4x256", maximum, "/s"),
+        Figure(case, "rate", rate, "/s", 0.98 * maximum / 2, is_limit=False),
+        Figure(case, "p50", 1e3 * quantile(counts, 0.5), "ms"),
+        Figure(case, "p99", 1e3 * quantile(counts, 0.99), "ms"),
+        Figure(case, "p99.9", 1e3 * quantile(counts, 0.999), "ms", P999_GOAL_MS),
+        Figure(case, "longest", 1e3 * quantile(counts, 1.0), "ms"),
+        Figure(case, "CPU of the leader", statistics.mean(window.leader_us for window in windows), "us/message"),
+        Figure(
+            case,
+            "most of a core that a load generator used",
+            100 * max(window.generator_cores_max for window in windows),
+            "%",
+        ),
+    ]
+
+
+CASES: dict[str, Measure] = {"paced": measure_paced}
+
+PACED = Suite("paced", __doc__, CASES)
+
+if __name__ == "__main__":
+    PACED.main()
