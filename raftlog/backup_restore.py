@@ -1,128 +1,111 @@
 """Restores the log of a backup into the directory of a new replica.
 
-A restore has two steps. `survey` reads and verifies the whole backup and finds the last wanted entry; nothing is
-written before. `restore` writes a directory: closed files and the snapshot as when a replica takes over a log from
-another one (`SnapshotInstall`), the following entries as a follower appends them, and finally the members of the new
-group. All directories restored from the same backup with the same members have equal logs.
+The backup is read once: each entry is verified, and then written (`LogImage`). The vote file is written when the last
+entry has been verified; until then the directory is no log, and cannot be opened. Finally the members of the new group
+are appended. All directories restored from the same backup with the same members have equal logs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from raftlog.consensus.confchange import decode_conf, encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.forced_members import append_members, founding_configuration
+from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment.backup import Backup
-from raftlog.segment.backup_store import BackupDamaged, BackupRefused
-from raftlog.segment.codec import CONFIG, HEADER_BYTES, NORMAL, EntryRef
+from raftlog.segment.backup_store import BackupRefused
+from raftlog.segment.codec import CONFIG, NORMAL, EntryRef
 from raftlog.segment.disk import Disk
-from raftlog.segment.entry_runs import entry_runs
-from raftlog.segment.errors import FrameCorrupt
+from raftlog.segment.entry_runs import EntryRun
 from raftlog.segment.log import SegmentLog
+from raftlog.segment.log_image import LogImage
+from raftlog.segment.meta import MetaState
 from raftlog.segment.meta_keys import CONF
-from raftlog.segment.snapshot_install import SnapshotInstall
+from raftlog.segment.read_ahead import read_ahead
 
 Wanted = Callable[[bytes], bool]
 """Whether to restore a normal entry with this body; the log ends before the first one that is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """The part of a backup to restore.
+class Restored:
+    """``last`` is the last entry that comes from the backup, ``newest_body`` the body of the last normal one, empty if
+    there is none.
 
-    ``last`` is its last entry, ``closed_last`` the last one in the file before that of ``last``, or the placeholder for
-    the base. ``base_conf`` is the configuration at the base of the log, ``conf`` the one at its end; both are None if
-    unknown.
+    ``last_index`` and ``last_term`` are those of the log's last entry: equal for all replicas that are restored from
+    the same backup with the same members.
     """
 
     last: EntryRef
-    closed_last: EntryRef
-    base_conf: ConfState | None
-    conf: ConfState | None
-
-
-def survey(backup: Backup, wanted: Wanted | None = None, read: Callable[[int], None] = lambda nbytes: None) -> Survey:
-    """Read all of a backup, up to its last wanted entry.
-
-    Args:
-        wanted: default: all entries.
-        read: called with the bytes of each piece.
-
-    Raises:
-        BackupRefused: it has no wanted entry, or cannot be restored to such an early point.
-        BackupDamaged, StorageFailed, StoreFailed: it cannot be read.
-    """
-    manifest = backup.manifest
-    last = closed_last = manifest.base.ref
-    base_conf = decode_conf(manifest.conf) if manifest.conf else None
-    conf = base_conf
-    backup.snapshot()
-    for run in backup.runs():
-        read(len(run.data))
-        for entry in run.entries:
-            if wanted is not None and entry.kind == NORMAL and not wanted(run.body(entry)):
-                return _checked(backup, Survey(last, closed_last, base_conf, conf))
-            if entry.pos // manifest.segment_bytes != last.pos // manifest.segment_bytes:
-                closed_last = last
-            last = entry
-            if entry.kind == CONFIG:
-                conf = decode_conf(run.body(entry))
-                base_conf = base_conf or founding_configuration(conf)
-    return _checked(backup, Survey(last, closed_last, base_conf, conf))
-
-
-def _checked(backup: Backup, found: Survey) -> Survey:
-    base, first = backup.manifest.base.index, max(backup.manifest.base.index + 1, backup.manifest.snapshot_index)
-    if found.last.index < first:
-        raise BackupRefused(
-            backup.name,
-            f"it begins with entry {base + 1} and can be restored to entry {first} or any later one; "
-            f"what is wanted ends with entry {found.last.index}",
-        )
-    return found
+    newest_body: bytes
+    last_index: LogIndex
+    last_term: Term
 
 
 def restore(
     backup: Backup,
-    found: Survey,
     disk: Disk,
     directory: str,
     *,
     node_id: NodeId,
     addresses: Mapping[NodeId, str],
+    wanted: Wanted | None = None,
     copied: Callable[[int], None] = lambda nbytes: None,
-) -> tuple[int, int]:
+) -> Restored:
     """Create the log of one replica of a new group.
 
     Args:
         directory: empty or missing.
         addresses: of all voters of the new group, including this one, ``HOST:PORT``.
-
-    Returns:
-        Index and term of the last entry: equal for all replicas restored from the same backup.
+        wanted: default: all entries.
+        copied: called with the bytes of each verified and written piece.
 
     Raises:
+        BackupRefused: it has no wanted entry, or cannot be restored to such an early point.
+        BackupDamaged, FormatTooNew: an entry of the backup is damaged, or of a newer version.
         MembersRefused: the new members cannot be reached from the old ones.
-        BackupDamaged: the backup has changed since `survey`.
-        SegmentError: a disk error. The directory is unusable then.
+        SegmentError: an error of the disk or of the store. After any of these the directory must be removed.
     """
     manifest = backup.manifest
-    base_conf = found.base_conf or ConfState(tuple(addresses), (), (), tuple(addresses.items()))
-    if found.closed_last.index > 0:
-        install = SnapshotInstall(disk, directory, manifest.as_offer(found.closed_last, encode_conf(base_conf)))
-        try:
-            snapshot = backup.snapshot() or b""
-            while (piece := install.wanted()) is not None:
-                what, pos, nbytes = piece
-                data = backup.read(pos, nbytes) if what == "log" else snapshot[pos : pos + nbytes]
-                if not install.take(what, pos, data):
-                    raise BackupDamaged(backup.path(pos), "it changed during the read")
-                copied(nbytes)
-            install.finish()
-        finally:
-            install.close()
+    snapshot = backup.snapshot()
+    copy = _Copy(backup, LogImage(disk, directory, manifest.base, manifest.segment_bytes), wanted)
+    try:
+        if snapshot is not None:
+            copy.image.add_snapshot(snapshot)
+        with closing(read_ahead(backup.runs())) as runs:
+            for run in runs:
+                if not copy.take(run):
+                    break
+                copied(len(run.data))
+        last = copy.image.last
+        first = max(manifest.base.index + 1, manifest.snapshot_index)
+        if last.index < first:
+            raise BackupRefused(
+                backup.name,
+                f"it begins with entry {manifest.base.index + 1} and can be restored to entry {first} or any later "
+                f"one; what is wanted ends with entry {last.index}",
+            )
+        base_conf = copy.base_conf or ConfState(tuple(addresses), (), (), tuple(addresses.items()))
+        copy.image.finish(
+            MetaState(
+                manifest.cluster_id,
+                node_id,
+                manifest.segment_bytes,
+                term=last.term,
+                commit_hint=last.index,
+                durable_pos=last.pos + last.size,
+                durable_chain=last.chain,
+                clean=True,
+                boot_id=disk.boot_id(),
+                base=manifest.base,
+                notes={CONF: encode_conf(base_conf)},
+            )
+        )
+    finally:
+        copy.image.close()
     log = SegmentLog.open(
         directory,
         cluster_id=manifest.cluster_id,
@@ -131,17 +114,41 @@ def restore(
         disk=disk,
     )
     try:
-        assert log.last_index == found.closed_last.index, f"{directory}: ends with entry {log.last_index}"
-        for run in entry_runs(backup.read, found.closed_last, found.last.index, manifest.segment_bytes):
-            for entry in run.entries:
-                at = entry.pos - run.pos
-                log.append_framed(entry, run.data[at : at + HEADER_BYTES], run.body(entry))
-            log.submit(log.last_ticket + 1, commit_hint=log.last_index)
-            copied(len(run.data))
-        log.set_note(CONF, encode_conf(base_conf))
-        append_members(log, found.conf or base_conf, node_id, addresses)
-        return log.last_index, log.last_term
-    except FrameCorrupt as error:
-        raise BackupDamaged(backup.path(error.physical_offset), str(error)) from error
+        assert log.last_index == last.index, f"{directory}: ends with entry {log.last_index}, not {last.index}"
+        append_members(log, copy.conf or base_conf, node_id, addresses)
+        return Restored(last, copy.newest_body, log.last_index, log.last_term)
     finally:
         log.close()
+
+
+class _Copy:
+    """Copies runs into an image, up to the last wanted entry.
+
+    ``base_conf`` is the configuration at the base of the log, ``conf`` the one at its end; both are None if unknown.
+    """
+
+    def __init__(self, backup: Backup, image: LogImage, wanted: Wanted | None) -> None:
+        self.image = image
+        self.base_conf = decode_conf(backup.manifest.conf) if backup.manifest.conf else None
+        self.conf = self.base_conf
+        self.newest_body = b""
+        self._wanted = wanted
+
+    def take(self, run: EntryRun) -> bool:
+        """Copy a run, or its beginning; returns whether all its entries are wanted."""
+        newest: EntryRef | None = None
+        whole = True
+        for number, entry in enumerate(run.entries):
+            if entry.kind == NORMAL:
+                if self._wanted is not None and not self._wanted(run.body(entry)):
+                    run = EntryRun(run.pos, run.data[: entry.pos - run.pos], run.entries[:number])
+                    whole = False
+                    break
+                newest = entry
+            elif entry.kind == CONFIG:
+                self.conf = decode_conf(run.body(entry))
+                self.base_conf = self.base_conf or founding_configuration(self.conf)
+        if newest is not None:
+            self.newest_body = run.body(newest)
+        self.image.add(run)
+        return whole

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +19,6 @@ from mq.cli.output import Json, parse_time, print_json, time_of
 
 if TYPE_CHECKING:
     from raftlog import NodeId
-    from raftlog.backup_restore import Survey
     from raftlog.segment.backup import Backup
 
 _NODE_ID = re.compile(r"[a-z]\d+")
@@ -44,7 +45,7 @@ def restore(
     """
     from mq.broker.settings import parse_peers
     from raftlog import NodeId, RealDisk, SegmentError, format_address
-    from raftlog.backup_restore import restore, survey
+    from raftlog.backup_restore import restore
     from raftlog.forced_members import MembersRefused
     from raftlog.segment.backup import Backup
     from raftlog.segment.disk import ReadOnlyDisk
@@ -54,42 +55,43 @@ def restore(
     except ValueError as error:
         raise CommandFailed(f"--peers: {error}") from error
     data_dirs = _targets(targets, addresses.keys())
-    cut_ms = None if until is None else round(parse_time(until).timestamp() * 1000)
+    wanted = None if until is None else partial(_stored_until, round(parse_time(until).timestamp() * 1000))
     pace = Pace(0, "read and written")
     store = open_store(target, endpoint_url, ReadOnlyDisk())
     try:
         backup = Backup(store)
         try:
-            clock = _StoreTimes(cut_ms)
-            found = survey(backup, clock.wanted, pace.copied)
-            _check_room(backup, found, data_dirs.values())
-            end = (0, 0)
-            for node_id, data_dir in data_dirs.items():
-                unfinished = _begun(data_dir)
-                end = restore(
-                    backup,
-                    found,
-                    RealDisk(),
-                    str(unfinished),
-                    node_id=node_id,
-                    addresses=addresses,
-                    copied=pace.copied,
-                )
-                _finish(data_dir)
+            if until is None:
+                _check_room(backup, data_dirs.values())
+            with _unfinished(data_dirs.values()) as directories:
+                restored = [
+                    restore(
+                        backup,
+                        RealDisk(),
+                        str(directory),
+                        node_id=node_id,
+                        addresses=addresses,
+                        wanted=wanted,
+                        copied=pace.copied,
+                    )
+                    for node_id, directory in zip(data_dirs, directories, strict=True)
+                ][-1]
+                for data_dir in data_dirs.values():
+                    _finish(data_dir)
         finally:
             backup.close()
     except (MembersRefused, SegmentError) as error:
         raise CommandFailed(f"not restored: {error}", EXIT_FAILED) from error
     except OSError as error:
         raise CommandFailed(f"not restored: {error.filename or target}: {error.strerror}", EXIT_FAILED) from error
-    newest = time_of(clock.latest_ms)
+    newest = time_of(_stored_ms(restored.newest_body))
     if as_json:
         print_json(
             {
                 "cluster_id": backup.manifest.cluster_id,
-                "restored_index": found.last.index,
-                "last_index": end[0],
-                "last_term": end[1],
+                "restored_index": restored.last.index,
+                "last_index": restored.last_index,
+                "last_term": restored.last_term,
                 "newest_message_at": newest,
                 "voters": list(addresses),
                 "data_dirs": {node: str(data_dir) for node, data_dir in data_dirs.items()},
@@ -97,29 +99,29 @@ def restore(
         )
         return
     for node, data_dir in data_dirs.items():
-        print(f"{data_dir}: {node}, entries {backup.manifest.base.index + 1:,} to {found.last.index:,} of the backup")
+        print(
+            f"{data_dir}: {node}, entries {backup.manifest.base.index + 1:,} to {restored.last.index:,} of the backup"
+        )
     print(f"newest message: stored at {newest or 'no time: there is none'}; voters: {' '.join(addresses)}")
-    print(f"every replica of the group must end with entry {end[0]:,} of term {end[1]:,}, as these do")
+    print(
+        f"every replica of the group must end with entry {restored.last_index:,} of term {restored.last_term:,}, "
+        "as these do"
+    )
 
 
-class _StoreTimes:
-    """Tracks store times of messages, and detects entries after ``cut_ms``."""
+def _stored_until(cut_ms: int, body: bytes) -> bool:
+    """Whether no message of an entry was stored after a time, in ms since 1970."""
+    return _stored_ms(body) <= cut_ms
 
-    def __init__(self, cut_ms: int | None) -> None:
-        self.latest_ms = 0
-        self._cut_ms = cut_ms
 
-    def wanted(self, body: bytes) -> bool:
-        from mq.protocol.records import RecordError, latest_store_timestamp
+def _stored_ms(body: bytes) -> int:
+    """When the latest message of an entry was stored; 0 if it has none of ours."""
+    from mq.protocol.records import RecordError, latest_store_timestamp
 
-        try:
-            stored_ms = latest_store_timestamp(body)
-        except RecordError:
-            return True  # not a message of ours, so not after the cut
-        if self._cut_ms is not None and stored_ms > self._cut_ms:
-            return False
-        self.latest_ms = max(self.latest_ms, stored_ms)
-        return True
+    try:
+        return latest_store_timestamp(body)
+    except RecordError:
+        return 0
 
 
 def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path]:
@@ -147,11 +149,11 @@ def _targets(texts: Sequence[str], voters: Collection[str]) -> dict[NodeId, Path
     return found
 
 
-def _check_room(backup: Backup, found: Survey, data_dirs: Collection[Path]) -> None:
+def _check_room(backup: Backup, data_dirs: Collection[Path]) -> None:
     """Raises CommandFailed if the logs do not fit; the broker needs some more space for derived files."""
     manifest = backup.manifest
     size = manifest.segment_bytes
-    wanted = -(-(found.last.pos + found.last.size - manifest.base.pos) // size) * size
+    wanted = -(-(manifest.end_pos - manifest.base.pos) // size) * size
     on_device: dict[int, list[Path]] = {}
     for data_dir in data_dirs:
         there = next(parent for parent in (data_dir.absolute(), *data_dir.absolute().parents) if parent.exists())
@@ -163,15 +165,27 @@ def _check_room(backup: Backup, found: Survey, data_dirs: Collection[Path]) -> N
             )
 
 
-def _begun(data_dir: Path) -> Path:
-    """The directory in which the log is built; remains of an earlier attempt are removed. Raises OSError."""
+@contextmanager
+def _unfinished(data_dirs: Collection[Path]) -> Iterator[list[Path]]:
+    """The directories in which the logs are built; remains of an earlier attempt are removed. If the block fails, they
+    are removed again, and the data directories that did not exist before. Raises OSError.
+    """
     from mq.broker.settings import RESTORING_DIRECTORY
 
-    unfinished = data_dir / RESTORING_DIRECTORY
-    data_dir.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    return unfinished
+    found = [data_dir / RESTORING_DIRECTORY for data_dir in data_dirs]
+    made = [data_dir for data_dir in data_dirs if not data_dir.exists()]
+    try:
+        for directory in found:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+        yield found
+    except BaseException:
+        for directory in found:
+            shutil.rmtree(directory, ignore_errors=True)
+        for data_dir in made:
+            with suppress(OSError):
+                data_dir.rmdir()
+        raise
 
 
 def _finish(data_dir: Path) -> None:

@@ -122,7 +122,7 @@ def test_what_makes_no_sense_is_refused(backup: Path, targets: list[str], peers:
     assert reason in str(failed)
 
 
-def test_disk_that_fails_leaves_a_directory_that_no_broker_starts_in(
+def test_failing_disk_leaves_nothing_and_the_next_run_works(
     backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: RealDisk, fd: int) -> None:
@@ -132,6 +132,31 @@ def test_disk_that_fails_leaves_a_directory_that_no_broker_starts_in(
     failed = refusal(run(backup, f"n0={tmp_path / 'n0'}"))
     monkeypatch.undo()
     assert failed.exit_code == EXIT_FAILED
-    assert (tmp_path / "n0" / "commitlog.restoring").exists()
-    assert not (tmp_path / "n0" / "commitlog").exists()
+    assert "not restored: " in str(failed)
+    assert "Input/output error" in str(failed)
+    assert not (tmp_path / "n0").exists()
     assert run(backup, f"n0={tmp_path / 'n0'}").exit_code == 0
+
+
+@pytest.mark.parametrize("until", [[], ["--until", "1970-01-04T12:00:00Z"]])
+def test_damaged_backup_is_refused_by_file_and_offset_and_leaves_no_replica(
+    backup: Path, tmp_path: Path, until: list[str]
+) -> None:
+    (tmp_path / "n1").mkdir()
+    (tmp_path / "n1" / "group.secret").touch()
+    with open(backup / "log" / f"{12288:020d}", "r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+    failed = refusal(run(backup, f"n0={tmp_path / 'n0'}", f"n1={tmp_path / 'n1'}", *until))
+    assert failed.exit_code == EXIT_FAILED
+    assert f"not restored: {backup}/log/{12288:020d}: damaged: entry at 12288: checksum of the body" in str(failed)
+    assert not (tmp_path / "n0").exists()
+    assert [path.name for path in (tmp_path / "n1").iterdir()] == ["group.secret"]
+
+
+def test_damage_after_the_wanted_time_does_not_matter(backup: Path, tmp_path: Path) -> None:
+    with open(backup / "log" / f"{20480:020d}", "r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+    assert run(backup, f"n0={tmp_path / 'n0'}").exit_code == EXIT_FAILED
+    assert run(backup, f"n0={tmp_path / 'n0'}", "--until", "1970-01-02T12:00:00Z").exit_code == 0
