@@ -53,7 +53,7 @@ help:
 	@echo 'make bench-store   many queues, restarts: the goals of the message store; writes docs/performance.md'
 	@echo 'make bench-special   delays, timers, transactions, POP; writes docs/performance.md'
 	@echo 'make bench-metrics   what a scrape of /metrics costs, with few and with many topics; writes docs/performance.md'
-	@echo 'make bench-backup   what a backup costs producers, and how fast a restore is; 40 GB of disk; writes docs/performance.md'
+	@echo 'make bench-backup   what a backup costs producers, and how fast a restore is; 70 GB of disk; writes docs/performance.md'
 	@echo 'make bench-fair   what clients notice of others that ask for much; writes docs/performance.md'
 	@echo 'make bench-once   each delayed and transactional message is visible once while leaders die; writes a report'
 	@echo 'make bench-failover   how long nobody can write when a leader goes; writes docs/reports/failover.md'

@@ -3,6 +3,7 @@
 - ``backup``: three replicas hold 10 GB of messages, all on the same disk. Then messages of 1 KiB are sent at 20,000 a
   second, while `raftmq backup` copies the log of a follower at its default rate. In one window of four the backup is
   stopped (SIGSTOP), so that windows with and without it are neighbours. A latency counts from when its message was due.
+  The load survives a change of the leader: it counts failed sends, and sends to the new leader from the next round on.
 - ``restore``: `raftmq restore` makes a replica from a backup of 3 GB. In front of it and after it, the rate is measured
   at which the same disk takes a plain file. Neither finds what it reads in the page cache.
 
@@ -11,6 +12,7 @@ Real processes and files, the default durability. ``python -m benchmarks.backup`
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -36,20 +38,26 @@ from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
 from mq.monitoring.cpu_time import cpu_seconds
 
 DATA_BYTES = 10_000_000_000
+DATA_BYTES_MIN = 1_000_000_000
 FILL_BODY_BYTES = 256 * 1024
-FILL_SECONDS = 5.0
+FILL_SECONDS = 10.0
+FILL_SECONDS_MAX = 150.0
+"""A slow machine stores less."""
 RATE = 20_000.0
 BODY_BYTES = 1024
 WINDOW_SECONDS = 8.0
 WINDOWS = 4
 """Of a round: one without the backup, three with it."""
-ROUNDS_MAX = 20
+RESTORE_SECONDS = 90.0
+"""Left for the other case."""
 CONNECT_SECONDS = 1.5
 RESTORED_BYTES = 3_000_000_000
 PROBE_BYTES = 1_000_000_000
 PIECE_BYTES = 1 << 20
 COPIES = 4
 """Of the data: one for each replica, one in the backup."""
+LOAD_BYTES = 20_000_000_000
+"""What the load and indexes add on all replicas."""
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 2.0
 """Until a replica has noted what is committed: a backup copies nothing newer."""
@@ -60,29 +68,28 @@ DISK_PERCENT = 80.0
 
 
 def data_bytes(quick: bool, free: int) -> int:
-    """Of the messages: what fits into the ``free`` bytes of the disk and leaves a fifth of them."""
-    return DATA_BYTES // 100 if quick else min(DATA_BYTES, int(0.8 * free) // COPIES)
+    """Of the messages: what fits into the ``free`` bytes of the disk, beside the load, and leaves a tenth of them."""
+    return (
+        DATA_BYTES // 100 if quick else max(DATA_BYTES_MIN, min(DATA_BYTES, (int(0.9 * free) - LOAD_BYTES) // COPIES))
+    )
 
 
 async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
     """See the module."""
+    until = trio.current_time() + plan.limit - RESTORE_SECONDS
     data = data_bytes(plan.quick, _free_bytes(directory))
-    target = directory / "backup"
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         filled, seconds = await _fill(cluster, leader, data)
         note(Figure("fill", "bodies of 256 KiB, each on three replicas", filled / 1e9, "GB"))
         note(Figure("fill", "bodies a second", filled / 1e6 / seconds, "MB/s"))
-        window_seconds = 1.0 if plan.quick else WINDOW_SECONDS
-        off, on, backup = await _load_with_backup(cluster, leader, target, window_seconds)
-        if await cluster.leader() != leader:
-            raise DevClusterFailed("the leader changed meanwhile; is this machine too busy?")
-    for figure in figures_of(off, on):
-        note(figure)
-    note(Figure("backup", "copied while messages were produced", backup.nbytes / 1e9, "GB"))
-    note(Figure("backup", "copied a second, pauses left out", backup.nbytes / 1e6 / backup.seconds, "MB/s"))
-    note(Figure("backup", "CPU of the backup", 1e9 * backup.cpu / backup.nbytes, "s/GB"))
+        load = LoadWithBackup(cluster, directory / "backup", 1.0 if plan.quick else WINDOW_SECONDS)
+        try:
+            await load.run(until)
+        finally:  # what was measured before a failure counts
+            for figure in load.figures():
+                note(figure)
 
 
 async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
@@ -108,10 +115,10 @@ def _free_bytes(directory: Path) -> int:
 
 
 async def _fill(cluster: DevCluster, leader: str, wanted: int) -> tuple[int, float]:
-    """Store so many bytes of bodies or a few more; returns how many in how many seconds."""
+    """Store so many bytes of bodies or a few more, unless that takes too long; returns how many in how many seconds."""
     stored, seconds = 0, 0.0
-    while stored < wanted:
-        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 0.2, 1, 0.5)
+    while stored < wanted and seconds < FILL_SECONDS_MAX:
+        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
         reports, _ = await drive(share_out(job), [])
         stored += FILL_BODY_BYTES * sum(sum(report.messages) for report in reports)
         seconds += job.window_seconds
@@ -192,32 +199,88 @@ class BackupProcess:
             self._process.kill()
 
 
-async def _load_with_backup(
-    cluster: DevCluster, leader: str, target: Path, window_seconds: float
-) -> tuple[list[Window], list[Window], BackupProcess]:
-    """The windows without the backup, and those during all of which it worked."""
-    followers = [node for node in cluster.node_ids if node != leader]
-    meters = cpu_meters([cluster.pid(node) for node in (leader, *followers)])
-    command = [sys.executable, "-m", "mq.cli", "backup", str(target), "--namesrv", cluster.namesrv, "--json"]
-    command += ["--data-dir", str(cluster.directory / followers[0])]
-    backup = BackupProcess(command, target.with_suffix(".log"))
-    off, on = list[Window](), list[Window]()
-    try:
-        for number in range(ROUNDS_MAX):
-            job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, window_seconds, WINDOWS)
-            reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_follow, job, backup, 0 if number % 2 == 0 else WINDOWS - 1, worked)
-                reports, used = await drive([PacedJob(job, RATE)], meters, "benchmarks.paced_load")
-            cluster.check()
-            windows = windows_of(reports, used, job.window_seconds)
-            off += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked is None]
-            on += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked]
-            if backup.has_ended:
-                return off, on, backup
-    finally:
-        backup.kill()
-    raise DevClusterFailed(f"the backup did not end within {ROUNDS_MAX} rounds")
+class LoadWithBackup:
+    """Messages at a rate in rounds of windows, while `raftmq backup` copies the log of a follower to ``target``.
+
+    ``off`` are the windows without the backup, ``on`` those during all of which it worked. ``failed`` sends were
+    refused or got no answer. ``moves`` says for each change of the leader why the old one stopped leading.
+    """
+
+    def __init__(self, cluster: DevCluster, target: Path, window_seconds: float) -> None:
+        self.off = list[Window]()
+        self.on = list[Window]()
+        self.failed = 0
+        self.moves = list[str]()
+        self._cluster = cluster
+        self._target = target
+        self._window_seconds = window_seconds
+        self._backup: BackupProcess | None = None
+
+    async def run(self, until: float) -> None:
+        """Rounds until the backup has ended, or until a time of trio's clock.
+
+        Raises:
+            DevClusterFailed, GeneratorFailed: what was measured before stays.
+        """
+        cluster = self._cluster
+        leader = await cluster.leader()
+        source = next(node for node in cluster.node_ids if node != leader)
+        command = [sys.executable, "-m", "mq.cli", "backup", str(self._target), "--namesrv", cluster.namesrv, "--json"]
+        command += ["--data-dir", str(cluster.directory / source)]
+        self._backup = backup = BackupProcess(command, self._target.with_suffix(".log"))
+        try:
+            for number in itertools.count():
+                await self._round(await cluster.leader(), 0 if number % 2 == 0 else WINDOWS - 1)
+                if backup.has_ended or trio.current_time() + WINDOWS * self._window_seconds + CONNECT_SECONDS > until:
+                    return
+        finally:
+            backup.kill()
+            self.moves = [cause for node in cluster.node_ids for cause in causes_of_moves(cluster.log_path(node))]
+
+    async def _round(self, leader: str, without: int) -> None:
+        cluster, backup = self._cluster, self._backup
+        assert backup is not None, "a round before the backup"
+        meters = cpu_meters([cluster.pid(node) for node in sorted(cluster.node_ids, key=lambda node: node != leader)])
+        job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, self._window_seconds, WINDOWS)
+        reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_follow, job, backup, without, worked)
+            reports, used = await drive([PacedJob(job, RATE, survives=True)], meters, "benchmarks.paced_load")
+        cluster.check()
+        self.failed += sum(report.failed for report in reports)
+        windows = windows_of(reports, used, job.window_seconds)
+        self.off += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked is None]
+        self.on += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked]
+
+    def figures(self) -> list[Figure]:
+        """What was measured so far."""
+        found = figures_of(self.off, self.on) if self.off and self.on else []
+        found.append(Figure("producers", "sends that failed", self.failed, "", 0))
+        found.append(Figure("producers", "changes of the leader", len(self.moves), "", 0))
+        for cause in sorted(set(self.moves)):
+            found.append(Figure("producers", f"changes of the leader, cause {cause}", self.moves.count(cause), ""))
+        if (backup := self._backup) is not None and backup.seconds:
+            nbytes = backup.nbytes or _size_of(self._target)
+            found.append(Figure("backup", "copied while messages were produced", nbytes / 1e9, "GB"))
+            found.append(Figure("backup", "copied a second, pauses left out", nbytes / 1e6 / backup.seconds, "MB/s"))
+            found.append(Figure("backup", "CPU of the backup", 1e9 * backup.cpu / max(nbytes, 1), "s/GB"))
+        return found
+
+
+def causes_of_moves(log: Path) -> list[str]:
+    """Why a replica stopped leading, each time that it did, by its log; see docs/operations.md."""
+    causes, role = list[str](), ""
+    for line in log.read_text().splitlines():
+        event = json.loads(line) if line.startswith("{") else {}
+        if event.get("event") == "role_changed":
+            if role == "leader":
+                causes.append(event["cause"])
+            role = event["role"]
+    return causes
+
+
+def _size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 async def _follow(job: Job, backup: BackupProcess, without: int, worked: list[bool | None]) -> None:
@@ -261,7 +324,7 @@ def figures_of(off: Sequence[Window], on: Sequence[Window]) -> list[Figure]:
 
 def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
     """Restore one replica. The disk is measured in front of it and after it, with a plain file."""
-    nbytes = sum(path.stat().st_size for path in backup.rglob("*") if path.is_file())
+    nbytes = _size_of(backup)
     before = _disk_rates(directory / "probe", probe)
     _forget(backup)
     command = [sys.executable, "-m", "mq.cli", "restore", str(backup), f"n0={directory / 'restored'}"]

@@ -68,11 +68,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`)."""
+    """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
+
+    ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
+    that survive such failures count them.
+    """
 
     messages: list[int]
     cpu_seconds: list[float]
     latencies: list[dict[int, int]]
+    failed: int = 0
 
 
 class Connection:

@@ -3,6 +3,9 @@
 As `benchmarks.load`, with the same connections and frames; only the sending differs. A latency counts from when the
 message was due. Where no slot is free, messages wait for one, and their wait is part of their latency.
 
+A load may survive failures, such as those when another replica becomes the leader: then it opens a connection again on
+which a request was refused, or which the server closed, and counts the requests in flight on it as failed.
+
 Run as ``python -m benchmarks.paced_load``: one JSON object on standard input (`PacedJob`), one on standard output
 (`benchmarks.load.Report`).
 """
@@ -15,12 +18,15 @@ import select
 import sys
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 
 from benchmarks.load import Connection, Job, Recorder, Report, monotonic_seconds
 from benchmarks.wires.wire import LoadFailed
 
 TICK_SECONDS = 0.001
+RETRY_SECONDS = 0.1
+"""Between attempts to open a connection again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class PacedJob:
 
     job: Job
     rate: float
+    survives: bool = False
+    """Whether it goes on after a failed request."""
 
     @property
     def begin(self) -> float:
@@ -56,9 +64,16 @@ class Sender:
         self._sent = 0
         self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.first()[0]) for each in connections}
 
-    def send_due(self, now: float) -> list[Connection]:
-        """Send what is due. Returns the connections whose sockets are full."""
-        blocked = list[Connection]()
+    def replace(self, old: Connection, new: Connection | None) -> None:
+        """Use ``new`` in place of a connection that failed; None: only the others, until there is a new one."""
+        self.free.pop(old, None)
+        if new is not None:
+            self.free[new] = deque(new.wire.first()[0])
+        self._turns = itertools.cycle(self.free)
+
+    def send_due(self, now: float) -> tuple[list[Connection], list[tuple[Connection, OSError]]]:
+        """Send what is due. Returns the connections whose sockets are full, and those that failed."""
+        blocked, broken = list[Connection](), list[tuple[Connection, OSError]]()
         for _ in self.free:
             due = int((now - self._begin) * self._rate) - self._sent
             if due <= 0:
@@ -70,34 +85,95 @@ class Sender:
                 connection.started[key] = self._begin + self._sent / self._rate
                 self._sent += 1
             data = connection.wire.again(keys)[1]
-            if connection.unsent is not None:
-                connection.send_later(data)
-            elif data and not connection.send(data):
-                blocked.append(connection)
-        return blocked
+            try:
+                if connection.unsent is not None:
+                    connection.send_later(data)
+                elif data and not connection.send(data):
+                    blocked.append(connection)
+            except OSError as error:
+                broken.append((connection, error))
+        return blocked, broken
+
+
+class Connections:
+    """The connections of a load, by their sockets' descriptors."""
+
+    def __init__(self, paced: PacedJob, epoll: select.epoll) -> None:
+        self._job = paced.job
+        self._survives = paced.survives
+        self._epoll = epoll
+        self._lost: deque[tuple[Connection, int]] = deque()
+        self._retry_at = 0.0
+        self.failed = 0
+        self.numbers: dict[Connection, int] = {}
+        self.by_fd: dict[int, Connection] = {}
+        for number in range(paced.job.connections):
+            self._open(number)
+
+    def _open(self, number: int) -> Connection:
+        connection = Connection(self._job, number)
+        self.numbers[connection] = number
+        self.by_fd[connection.fd] = connection
+        self._epoll.register(connection.fd, select.EPOLLIN)
+        return connection
+
+    def close(self) -> None:
+        """Close what is open."""
+        for connection in self.numbers:
+            connection.sock.close()
+
+    def lose(self, connection: Connection, sender: Sender, error: Exception) -> None:
+        """Close a connection after a failure; raises ``error`` again if the load does not survive it."""
+        if not self._survives:
+            raise error
+        self.failed += len(connection.started)
+        sender.replace(connection, None)
+        self._epoll.unregister(connection.fd)
+        del self.by_fd[connection.fd]
+        connection.sock.close()
+        self._lost.append((connection, self.numbers.pop(connection)))
+
+    def reopen(self, sender: Sender, now: float) -> None:
+        """Try to open what was lost, now and then."""
+        if not self._lost or now < self._retry_at:
+            return
+        self._retry_at = now + RETRY_SECONDS
+        try:
+            opened = self._open(self._lost[0][1])
+        except (LoadFailed, OSError):
+            return
+        sender.replace(self._lost.popleft()[0], opened)
 
 
 def generate(paced: PacedJob) -> Report:
-    """Send until the last window ends. Raises LoadFailed, OSError."""
+    """Send until the last window ends. Raises LoadFailed, OSError, unless the load survives them."""
+    with closing(select.epoll()) as epoll, closing(Connections(paced, epoll)) as connections:
+        return _generate(paced, epoll, connections)
+
+
+def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) -> Report:
     job = paced.job
-    epoll = select.epoll()
-    connections = {each.fd: each for each in (Connection(job, number) for number in range(job.connections))}
-    for fd in connections:
-        epoll.register(fd, select.EPOLLIN)
-    sender = Sender(list(connections.values()), paced.rate, monotonic_seconds())
+    sender = Sender(list(connections.numbers), paced.rate, monotonic_seconds())
     recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
     while True:
         events = epoll.poll(TICK_SECONDS)
         if (report := recorder.advance(monotonic_seconds())) is not None:
-            return report
+            return replace(report, failed=connections.failed)
         for fd, event in events:
-            connection = connections[fd]
-            if event & select.EPOLLOUT and connection.unsent is not None and connection.send(connection.unsent):
-                epoll.modify(fd, select.EPOLLIN)
-            if event & ~select.EPOLLOUT:
-                sender.free[connection].extend(connection.receive(recorder.samples))
-        for connection in sender.send_due(monotonic_seconds()):
+            connection = connections.by_fd[fd]
+            try:
+                if event & select.EPOLLOUT and connection.unsent is not None and connection.send(connection.unsent):
+                    epoll.modify(fd, select.EPOLLIN)
+                if event & ~select.EPOLLOUT:
+                    sender.free[connection].extend(connection.receive(recorder.samples))
+            except (LoadFailed, OSError) as error:
+                connections.lose(connection, sender, error)
+        connections.reopen(sender, monotonic_seconds())
+        blocked, broken = sender.send_due(monotonic_seconds())
+        for connection in blocked:
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+        for connection, failure in broken:
+            connections.lose(connection, sender, failure)
 
 
 def main() -> None:
@@ -105,7 +181,7 @@ def main() -> None:
     given = json.load(sys.stdin)
     job = Job(**{**given["job"], "address": tuple(given["job"]["address"])})
     try:
-        report = generate(PacedJob(job, given["rate"]))
+        report = generate(PacedJob(job, given["rate"], given["survives"]))
     except (LoadFailed, OSError) as error:
         print(f"load generator: {error}", file=sys.stderr)
         sys.exit(1)

@@ -20,9 +20,13 @@ from benchmarks.figures import Figure, table
 from benchmarks.procfs import load_average, machine
 from benchmarks.report import replace_section
 from benchmarks.store_load import ROOT, Measure, Plan
+from benchmarks.workers import GeneratorFailed
 from mq.cli.dev_cluster import DevClusterFailed
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
+
+FAILURES = (DevClusterFailed, ClientError, GeneratorFailed, subprocess.CalledProcessError, OSError)
+"""What a case may raise; figures that it had noted before count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +67,30 @@ class Suite:
             plan.no_write = True  # the table is of one run
         return plan
 
-    async def run(self, plan: Plan, directory: Path, figures: list[Figure]) -> str | None:
-        """All cases of the plan; returns the case that ran out of time, if any."""
+    async def run(self, plan: Plan, directory: Path, figures: list[Figure]) -> list[str]:
+        """All cases of the plan, also after one that failed; returns what is missing, in sentences."""
+        missing, case = list[str](), ""
 
         def note(figure: Figure) -> None:
             figures.append(figure)
             print(figure, flush=True)
 
-        case = ""
         with trio.move_on_after(plan.limit) as scope:
             for case, measure in self.cases.items():
-                if not plan.case or case in plan.case:
-                    begin = trio.current_time()
+                if plan.case and case not in plan.case:
+                    continue
+                begin = trio.current_time()
+                try:
                     await measure(plan, directory / case, note)
-                    shutil.rmtree(directory / case)
-                    print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
-        return case if scope.cancelled_caught else None
+                except FAILURES as error:
+                    missing.append(f"The case {case} failed: {error}")
+                    print(f"bench: {missing[-1]}{_in_logs(directory / case)}", file=sys.stderr)
+                shutil.rmtree(directory / case, ignore_errors=True)
+                print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
+        if scope.cancelled_caught:
+            missing.append(f"The case {case} had not finished after {plan.limit:g} s.")
+            print(f"bench: {missing[-1]}{_in_logs(directory / case)}", file=sys.stderr)
+        return missing
 
     def main(self) -> None:
         """Measure, print, and write docs/performance.md and benchmarks/results/."""
@@ -86,18 +98,13 @@ class Suite:
         before = load_average()
         figures: list[Figure] = []
         with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
-            try:
-                unfinished = run_trio(partial(self.run, plan, Path(directory), figures))
-            except (DevClusterFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
-                print(f"bench: {error}", file=sys.stderr)
-                sys.exit(1)
-        if not plan.no_write:
-            self._write(plan, figures, unfinished, before)
-        if unfinished is not None:
-            print(f"bench: {unfinished} had not finished after {plan.limit:g} s", file=sys.stderr)
+            missing = run_trio(partial(self.run, plan, Path(directory), figures))
+        if figures and not plan.no_write:
+            self._write(plan, figures, missing, before)
+        if missing:
             sys.exit(1)
 
-    def _write(self, plan: Plan, figures: list[Figure], unfinished: str | None, before: float) -> None:
+    def _write(self, plan: Plan, figures: list[Figure], missing: Sequence[str], before: float) -> None:
         now = datetime.now(UTC)
         date = f"{now:%Y-%m-%d %H:%M} UTC"
         results = ROOT / "benchmarks" / "results" / f"{self.name}-{now:%Y%m%dT%H%M%SZ}.json"
@@ -107,7 +114,18 @@ class Suite:
         given = " ".join(sys.argv[1:])
         command = f"make bench-{self.name}" + (f' ARGS="{given}"' if given else "")
         section = table(figures, command=command, machine=machine(), date=date, load_average=before)
-        if unfinished is not None:
-            section += f"\n\nIncomplete: the case {unfinished} had not finished after {plan.limit:g} s."
+        if missing:
+            section += "\n\nIncomplete. " + " ".join(missing)
         document.write_text(replace_section(document.read_text(), section, *self.marks))
         print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
+
+
+def _in_logs(directory: Path) -> str:
+    """Copy the logs of the servers in a directory, which is about to be removed; says where they are."""
+    found = [path for path in directory.rglob("logs") if path.is_dir()]
+    if not found:
+        return ""
+    kept = Path(tempfile.mkdtemp(prefix="raftmq-bench-logs-"))
+    for number, path in enumerate(found):
+        shutil.copytree(path, kept / str(number))
+    return f" (the logs of the servers are in {kept})"

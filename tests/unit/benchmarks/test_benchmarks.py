@@ -6,14 +6,19 @@ import itertools
 import json
 import math
 import os
+import shutil
+import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Hashable
+from pathlib import Path
 from typing import cast
 
 import pytest
+import trio
 
 from benchmarks import backup
 from benchmarks.burning import burn
@@ -21,14 +26,17 @@ from benchmarks.cases import Case, Measurement, Window
 from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
-from benchmarks.load import BUCKETS_PER_E, Connection, Report, quantile
-from benchmarks.paced_load import Sender
+from benchmarks.load import BUCKETS_PER_E, Connection, Job, Report, monotonic_seconds, quantile
+from benchmarks.paced_load import PacedJob, Sender, generate
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
 from benchmarks.pulling import Pulled, walk
 from benchmarks.report import BEGIN, END, markdown, replace_section
 from benchmarks.steady import figures_of
 from benchmarks.store_follower import cost_of
+from benchmarks.store_load import Note, Plan
+from benchmarks.suite import Suite
+from benchmarks.workers import GeneratorFailed
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.batch import decode_batch
 
@@ -205,7 +213,7 @@ def test_messages_with_a_rate_are_sent_when_they_are_due_and_wait_for_a_slot() -
 
     lines = [Line(), Line()]
     sender = Sender(cast("list[Connection]", lines), rate=1000.0, begin=10.0)
-    assert sender.send_due(10.003) == []
+    assert sender.send_due(10.003) == ([], [])
     assert [len(line.sent) for line in lines] == [3, 0]
     assert list(lines[0].started.values()) == pytest.approx([10.0, 10.001, 10.002])
     sender.send_due(10.100)  # 97 are due, and 7 slots are free
@@ -225,4 +233,62 @@ def test_a_backup_costs_what_windows_with_it_differ_by() -> None:
     assert found["lost rate"].is_met
     assert found["p50, growth"].value == pytest.approx(5.0)
     assert not found["CPU of the leader, growth"].is_met
-    assert backup.data_bytes(quick=False, free=20 * 10**9) == 4 * 10**9
+    assert backup.data_bytes(quick=False, free=60 * 10**9) == 8.5 * 10**9
+    assert backup.data_bytes(quick=False, free=100 * 10**9) == 10**10
+
+
+def test_why_leaders_stopped_is_read_from_their_logs(tmp_path: Path) -> None:
+    log = tmp_path / "n0.log"
+    events = [("leader", "elected"), ("follower", "disk_slow"), ("follower", "leader_found"), ("leader", "elected")]
+    lines = [json.dumps({"event": "role_changed", "role": role, "cause": cause}) for role, cause in events]
+    log.write_text("\n".join(["not JSON", *lines, json.dumps({"event": "stopped"})]))
+    assert backup.causes_of_moves(log) == ["disk_slow"]
+
+
+@pytest.mark.parametrize("last", [b'"code":14', b""])
+def test_load_that_survives_opens_a_failed_connection_again_and_counts_its_requests(last: bytes) -> None:
+    """The first connection ends with a refusal, or is closed after ten replies."""
+
+    def reply(frame: bytes, code: bytes) -> bytes:
+        header = b'{%s,"opaque":%s}' % (code, OPAQUE.findall(frame)[0])
+        return struct.pack(">II", 4 + len(header), len(header)) + header
+
+    def serve() -> None:
+        for number in range(2):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as file:
+                for answered in itertools.count():
+                    frame = file.read(len(send_frame(1, 20, 1)))
+                    if not frame or (number == 0 and answered == 10):
+                        if last and number == 0:
+                            connection.sendall(reply(frame, last))
+                        break
+                    connection.sendall(reply(frame, b'"code":0'))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        job = Job(listener.getsockname(), 1, 4, 20, monotonic_seconds() + 0.2, 0.3, 2, 1)
+        report = generate(PacedJob(job, 200.0, survives=True))
+    assert 1 <= report.failed <= 4
+    assert sum(report.messages) >= 60
+
+
+def test_case_that_fails_keeps_its_figures_and_logs_and_the_next_one_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def failing(plan: Plan, directory: Path, note: Note) -> None:
+        (directory / "replicas" / "logs").mkdir(parents=True)
+        (directory / "replicas" / "logs" / "n0.log").write_text("why")
+        note(Figure("first", "rate", 1.0, "/s"))
+        raise GeneratorFailed("refused")
+
+    async def good(plan: Plan, directory: Path, note: Note) -> None:
+        note(Figure("second", "rate", 2.0, "/s"))
+
+    suite, figures = Suite("name", "about", {"first": failing, "second": good}), list[Figure]()
+    missing = trio.run(suite.run, suite.parse_arguments(["--no-write"]), tmp_path, figures)
+    assert missing == ["The case first failed: refused"]
+    assert [figure.value for figure in figures] == [1.0, 2.0]
+    kept = Path(capsys.readouterr().err.rpartition("servers are in ")[2].strip(")\n"))
+    assert (kept / "0" / "n0.log").read_text() == "why"
+    shutil.rmtree(kept)
