@@ -48,6 +48,7 @@ PURE = (
     "mq/broker/net/client_requests.py",
     "mq/broker/net/flow_control.py",
     "mq/broker/state",
+    "mq/broker/write_path/gathering.py",
     "mq/broker/transaction/check_immunity.py",
     "mq/cli/figures.py",
     "mq/client/consume/allocation.py",

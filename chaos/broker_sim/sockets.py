@@ -274,6 +274,10 @@ class SimReactor:
         """See `raftlog.net.reactor.Reactor.wake`."""
         self._cluster.later(self._process.node, 0.0, lambda: None)
 
+    def turn_within(self, seconds: float) -> None:
+        """See `raftlog.net.reactor.Reactor.turn_within`."""
+        self._cluster.later(self._process.node, seconds, lambda: None)
+
     def share_used(self) -> bool:
         """See `raftlog.net.reactor.Reactor.share_used`: time does not advance in a turn."""
         return False

@@ -208,6 +208,8 @@ def broker_context(
         wall_clock_ms=environment.wall_clock_ms,
         disk_used=partial(disk_used, settings.data_dir),
         pending_bytes_max=settings.pending_bytes_max,
+        clock=environment.thread_clock,
+        turn_within=environment.reactor.turn_within,
     )
     unique_keys = UniqKeyGenerator(
         ip=environment.store_ip,

@@ -44,6 +44,8 @@ milliseconds, before other tasks get their turn. A trip through trio's loop cost
 and a message passing through a group takes three or four.
 """
 
+_PAUSE_SECONDS = 0.0001
+"""How long the reactor sleeps before it looks for events again, if it has to make a turn soon in any case."""
 
 TURN_SECONDS = 0.01
 """A turn that has lasted this long leaves the remaining clients to the next one."""
@@ -87,6 +89,8 @@ class Reactor:
         self.receive_buffer = memoryview(bytearray(2 * RECEIVE_BYTES))
         self.unsent = Unsent()
         self.turns = 0
+        self._due: float | None = None
+        self._is_polling = False
         self.add(self._wake_fd, self._drain_wake)
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
@@ -135,6 +139,16 @@ class Reactor:
         """Flush ``stream`` at the end of this turn (or of the next one, when called between turns)."""
         self._dirty.append(stream)
 
+    def turn_within(self, seconds: float) -> None:
+        """Request a turn within ``seconds``, a few milliseconds at most, also if nothing becomes ready until then.
+
+        Until then there is a turn every 0.1 ms if anything is ready, and no other task runs. Each turn ends the
+        request: repeat it if it is still needed.
+        """
+        self._due = self._clock() + seconds
+        if not self._is_polling:
+            self.wake()
+
     def end_turn(self) -> None:
         """Let the process react to the input, then send."""
         for callback in self._turn_end:
@@ -151,13 +165,26 @@ class Reactor:
         while True:
             await trio.lowlevel.wait_readable(epoll_fd)
             give_way_at = trio.current_time() + _SLICE_SECONDS
+            self._is_polling = True
             while ready := poll(_LINGER_SECONDS, _EVENTS_MAX):
                 self._turn(ready)
+                while self._due is not None:
+                    self._turn(self._ready_by(self._due))
                 if trio.current_time() >= give_way_at:
                     break
+            self._is_polling = False
+
+    def _ready_by(self, due: float) -> list[tuple[int, int]]:
+        """Wait until something is ready, or until ``due``. The timeouts of epoll are whole milliseconds: too long."""
+        while (seconds := due - self._clock()) > 0:
+            time.sleep(min(seconds, _PAUSE_SECONDS))
+            if ready := self._epoll.poll(0, _EVENTS_MAX):
+                return ready
+        return self._epoll.poll(0, _EVENTS_MAX)
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.turns += 1
+        self._due = None
         for callback in self._turn_begin:
             callback()
         if self._left:

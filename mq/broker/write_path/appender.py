@@ -3,7 +3,8 @@
 Theory of operation. While one *round* of entries is written and replicated, a list collects new messages. When the
 round is committed, the list becomes the next round: one entry per 256 KiB, each with one header, one checksum and one
 step of the replicated log, regardless of the number of messages and senders. A busy broker makes large rounds, an idle
-one answers at once, and no timer is needed.
+one answers at once. With several senders, a round waits a moment for those that were just answered, see
+`mq.broker.write_path.gathering`.
 
 Records and replies are built when an entry is framed, see `mq.broker.write_path.entry_builder`. There is no task, event
 or future per message.
@@ -19,6 +20,7 @@ from typing import Protocol, cast
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.write_path.entry_builder import Entry, EntryBuilder
+from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
 from mq.broker.write_path.pending import (
     InternalRecord,
@@ -55,6 +57,8 @@ class Appender:
     Args:
         disk_used: returns which part of the disk is in use, 0 to 1; called when a message is refused for a full disk.
         pending_bytes_max: messages are refused while more is pending; see `check_room` for commands.
+        clock: monotonic seconds, to decide how long a round waits for more messages. If it stands still, none waits.
+        turn_within: requests that `start_round` is called again within so many seconds.
 
     Attributes:
         is_open: whether this broker leads its group and accepts messages; set by `open` and `close`.
@@ -75,6 +79,8 @@ class Appender:
         wall_clock_ms: Callable[[], int],
         disk_used: Callable[[], float],
         pending_bytes_max: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        turn_within: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._log = log
         self._disk_used = disk_used
@@ -82,6 +88,9 @@ class Appender:
         self._builder = EntryBuilder(store_host, reply_template, wall_clock_ms)
         self.entry_bytes_max = entry_bytes_max
         self._rounds_in_flight = rounds_in_flight
+        self._clock = clock
+        self._turn_within = turn_within
+        self._gathering = Gathering()
         self.pending: list[Pending] = []
         self.pending_bytes = 0
         self._committing: deque[Entry] = deque()
@@ -186,9 +195,19 @@ class Appender:
         return len(self._round_ends) < self._rounds_in_flight
 
     def start_round(self) -> bool:
-        """Frame the pending items unless too many rounds are in flight; returns whether anything was framed."""
+        """Frame the pending items, unless too many rounds are in flight or more messages are about to come.
+
+        Returns whether anything was framed.
+        """
         if not self.pending or not self.is_open or len(self._round_ends) >= self._rounds_in_flight:
             return False
+        now = self._clock()
+        if not self._round_ends and self.pending_bytes < self.entry_bytes_max:
+            seconds = self._gathering.seconds_left(now, len(self.pending))
+            if seconds > 0:
+                self._turn_within(seconds)
+                return False
+        self._gathering.round_started(now)
         pending, self.pending = self.pending, []
         start = 0
         last_index = 0
@@ -219,8 +238,10 @@ class Appender:
     def committed(self, index: int) -> None:
         """Answer the senders of all entries up to ``index``."""
         waiting = self._committing
+        answered = 0
         while waiting and waiting[0].index <= index:
             entry = waiting.popleft()
+            answered += len(entry.replies)
             self.pending_bytes -= entry.nbytes
             for sender, replies in entry.replies:
                 sender.send(replies[0] if len(replies) == 1 else b"".join(replies))
@@ -228,6 +249,8 @@ class Appender:
                 on_outcome(stored)
         while self._round_ends and self._round_ends[0] <= index:
             self._round_ends.popleft()
+            if not self._round_ends:
+                self._gathering.round_answered(self._clock(), answered, len(self.pending))
 
     def runs_of(self, index: int, annotation: bytes) -> list[BuiltRun] | None:
         """The runs of an entry that is being applied, if this appender built it and has not answered it yet."""
@@ -252,6 +275,7 @@ class Appender:
             for on_outcome, _ in entry.callbacks:
                 on_outcome(Unknown())
         self._round_ends.clear()
+        self._gathering.stop()
 
 
 def _give_back(call: Call[SendRequest], outcome: Refused | LeadershipLost) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.gathering import WAIT_SECONDS_MAX
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import (
     BatchElement,
@@ -90,6 +91,8 @@ class AppenderMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log = Log()
+        self.now = 0.0
+        self.turns_asked = 0
         self.appender = Appender(
             log=self.log,
             store_host=HOST,
@@ -99,6 +102,8 @@ class AppenderMachine(RuleBasedStateMachine):
             wall_clock_ms=lambda: 1_700_000_000_000,
             disk_used=lambda: 0.95,
             pending_bytes_max=2**20,
+            clock=lambda: self.now,
+            turn_within=self.ask_turn,
         )
         self.fates: dict[int, str] = {}
         self.waiting: set[int] = set()
@@ -106,6 +111,10 @@ class AppenderMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.next_offset = 0
         self.lead()
+
+    def ask_turn(self, seconds: float) -> None:
+        assert 0 < seconds <= WAIT_SECONDS_MAX + 1e-9
+        self.turns_asked += 1
 
     def lead(self) -> None:
         self.tail = NextOffset(TopicName("T"), 0, self.next_offset)
@@ -175,8 +184,17 @@ class AppenderMachine(RuleBasedStateMachine):
     @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))
     def start_round(self, refusals: list[Refusal | None]) -> None:
         self.log.refusals = refusals
-        self.appender.start_round()
+        may_start = self.appender.is_open and self.appender.may_start and self.appender.pending
+        asked, framed = self.turns_asked, len(self.log.framed)
+        started = self.appender.start_round()
+        assert started is (len(self.log.framed) > framed)
+        # Nothing is left behind without a turn in which it starts.
+        assert not may_start or started or refusals or self.turns_asked > asked
         self.log.refusals = []
+
+    @rule(seconds=st.sampled_from([0.0001, 0.001, 0.1]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
 
     @precondition(lambda self: self.log.framed)
     @rule(data=st.data())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
 import socket
 import struct
 import termios
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -246,6 +248,74 @@ async def test_answers_of_a_turn_leave_at_its_end() -> None:
         with trio.fail_after(60):
             assert await client.receive_some(100) == b"cbafed"
         assert "6 wait" in order
+
+
+# -- turns that are due ------------------------------------------------------------------------------------------------
+
+
+async def turn_after(reactor: Reactor, seconds: float) -> float:
+    """Request a turn from within another one; how long it took, if nothing else happens."""
+    times: list[float] = []
+    done = trio.Event()
+
+    def end() -> None:
+        times.append(trio.current_time())
+        if len(times) == 1:
+            reactor.turn_within(seconds)
+        else:
+            done.set()
+
+    reactor.at_turn_end(end)
+    reactor.wake()
+    with trio.fail_after(60):
+        await done.wait()
+    reactor._turn_end.remove(end)
+    return times[1] - times[0]
+
+
+async def test_a_requested_turn_comes_without_any_event() -> None:
+    async with reacting() as reactor:
+        for seconds in (0.0, 0.0004, 0.002):
+            assert await turn_after(reactor, seconds) >= seconds
+
+
+async def test_a_turn_requested_between_turns_comes_too() -> None:
+    """Timers end turns outside of the reactor's task."""
+    async with reacting() as reactor:
+        await trio.testing.wait_all_tasks_blocked()
+        came = trio.Event()
+        reactor.at_turn_end(came.set)
+        reactor.turn_within(0.001)
+        with trio.fail_after(60):
+            await came.wait()
+
+
+async def test_each_turn_ends_the_request() -> None:
+    async with reacting() as reactor:
+        await turn_after(reactor, 0.0005)
+        await trio.testing.wait_all_tasks_blocked(0.005)
+        turns = reactor.turns
+        await trio.testing.wait_all_tasks_blocked(0.005)
+        assert reactor.turns == turns
+
+
+async def test_what_arrives_before_a_requested_turn_is_served_first() -> None:
+    async with reacting() as reactor, connected(reactor) as (server, client):
+        asked = False
+
+        def end() -> None:
+            nonlocal asked
+            if not asked:
+                asked = True
+                reactor.turn_within(30.0)
+
+        reactor.at_turn_end(end)
+        # From another thread, since no other task runs until the turn.
+        thread = threading.Timer(0.01, os.write, (client.socket.fileno(), framed(b"early")))
+        thread.start()
+        reactor.wake()
+        await server.until(lambda: server.frames == [b"early"])
+        thread.join()
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
