@@ -221,6 +221,8 @@ class ClientConnection:
         key_of = None if access is None else access.keys_of_sends(self._address)
         taken = self._requests.take_plain(self, chunk, key_of)
         if taken:
+            if taken == len(chunk) and not self._unfinished:
+                return taken
             chunk = chunk[taken:]
         try:
             incoming, consumed = decode_chunk(chunk)

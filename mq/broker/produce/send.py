@@ -100,6 +100,8 @@ class Sends(Service):
             if block is None:
                 break
             appender.add_block(block)
+            if at == len(chunk):
+                break
         return at
 
     def handle(self, call: Call[SendRequest]) -> None:
