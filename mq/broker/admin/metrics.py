@@ -18,7 +18,7 @@ from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from raftlog import Role
 from raftlog.latency_histogram import BOUNDS
 
-_SLICE: Final = 64
+_SLICE: Final = 32
 """Groups or topics processed between two yields."""
 
 
@@ -160,6 +160,7 @@ class BrokerMetrics:
             "node": settings.node_id,
         }
         self._rocketmq = {"cluster": settings.cluster, "node_type": "broker", "node_id": settings.group}
+        self._common = (*self._rocketmq.values(),)
 
     def collect(self) -> Generator[None, None, Families]:
         """All metrics; yields often enough that no step takes a millisecond. Raises OSError from the disk."""
@@ -260,14 +261,8 @@ class BrokerMetrics:
     # -- metrics by RocketMQ's names -----------------------------------------------------------------------------------
 
     def _family(self, name: str, kind: Kind, text: str, labels: tuple[str, ...], samples: list[Sample]) -> Family:
-        common = (*self._rocketmq.values(),)
-        return Family(
-            f"rocketmq_{name}",
-            kind,
-            text,
-            (*self._rocketmq, *labels),
-            [((*common, *values), value) for values, value in samples],
-        )
+        """``samples`` have the values of the common labels before those of ``labels``."""
+        return Family(f"rocketmq_{name}", kind, text, (*self._rocketmq, *labels), samples)
 
     def _topics(self) -> Generator[None, None, list[Family]]:
         put: list[Sample] = []
@@ -277,14 +272,14 @@ class BrokerMetrics:
             if number % _SLICE == 0:
                 yield
             if topic.startswith(DEAD_LETTER_PREFIX):
-                dead.append(((topic.removeprefix(DEAD_LETTER_PREFIX),), series.nums))
-            values = (topic, _bool(is_system_topic(topic)))
+                dead.append(((*self._common, topic.removeprefix(DEAD_LETTER_PREFIX)), series.nums))
+            values = (*self._common, topic, _bool(is_system_topic(topic)))
             put.append((values, series.nums))
             put_bytes.append((values, series.nbytes))
         labels = ("topic", "is_system")
         log = self._context.replica.log
         return [
-            self._family("storage_size", _G, "Bytes of the log.", (), [((), log.end_pos - log.base_pos)]),
+            self._family("storage_size", _G, "Bytes of the log.", (), [(self._common, log.end_pos - log.base_pos)]),
             self._family("messages_in", _C, "Messages stored.", labels, put),
             self._family("throughput_in", _C, "Bytes of messages stored.", labels, put_bytes),
             self._family(
@@ -298,7 +293,7 @@ class BrokerMetrics:
         for number, ((topic, group), series) in enumerate(list(self._stats.figures.by_group.items())):
             if number % _SLICE == 0:
                 yield
-            values = _group_labels(topic, group)
+            values = self._of_group(topic, group)
             got.append((values, series.nums))
             got_bytes.append((values, series.nbytes))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
@@ -327,7 +322,7 @@ class BrokerMetrics:
                 )
                 behind += max(0, store.max_offset(topic, queue_id) - consumed)
                 popped += pulled - consumed
-            values = _group_labels(topic, group)
+            values = self._of_group(topic, group)
             lag.append((values, behind))
             in_flight.append((values, popped))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
@@ -344,15 +339,19 @@ class BrokerMetrics:
         for number, (name, members) in enumerate(list(clients.producer_groups())):
             if number % _SLICE == 0:
                 yield
-            producers.append(((name,), len(members)))
+            producers.append(((*self._common, name), len(members)))
         for number, group in enumerate(list(clients.consumer_groups())):
             if number % _SLICE == 0:
                 yield
-            consumers.append(((group.name,), len(group.members)))
+            consumers.append(((*self._common, group.name), len(group.members)))
         return [
             self._family("producer_connections", _G, "Producers by group.", ("producer_group",), producers),
             self._family("consumer_connections", _G, "Consumers by group.", ("consumer_group",), consumers),
         ]
+
+    def _of_group(self, topic: str, group: str) -> tuple[str, ...]:
+        is_retry, is_system = _bool(topic.startswith(RETRY_PREFIX)), _bool(is_system_topic(topic))
+        return *self._common, topic, group, is_retry, is_system
 
 
 def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
@@ -365,10 +364,6 @@ def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
         dropped += len(family.samples) - len(samples)
         kept.append(family._replace(samples=samples))
     return kept, dropped
-
-
-def _group_labels(topic: str, group: str) -> tuple[str, ...]:
-    return topic, group, _bool(topic.startswith(RETRY_PREFIX)), _bool(is_system_topic(topic))
 
 
 def _bool(value: bool) -> str:
