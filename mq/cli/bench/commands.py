@@ -12,6 +12,7 @@ import typer
 
 from mq.cli.bench import loads
 from mq.cli.bench.plan import BODY_BYTES_MIN, Plan
+from mq.cli.bench.plot import drawing
 from mq.cli.bench.results import Result
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
@@ -20,7 +21,22 @@ from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
 
-app = typer.Typer(help="Measure throughput and latency of sends and consumption.", no_args_is_help=True)
+_LOADS = """\b
+Loads:
+  produce                                   single sends, many in flight
+  produce --in-flight 1                     one message at a time
+  produce --batch 32 --in-flight 16         batches
+  produce --linger 0.005 --in-flight 1024   batches that the SDK makes by itself
+  produce --topic Many --queues 1000        many queues
+  latency --rate 1000                       latency of acknowledgements at a fixed rate
+  both --rate 1000                          sends and consumption, latency from end to end
+  consume                                   all messages of a topic
+  backlog                                   sends for a while, then reads all of it
+
+The client is the Python SDK: `client` among the results is its own process.
+"""
+
+app = typer.Typer(help="Measure throughput and latency of sends and consumption.", epilog=_LOADS, no_args_is_help=True)
 
 Topic = Annotated[
     str, typer.Option(help="Topic; created with --queues if it does not exist, and not deleted.", metavar="TOPIC")
@@ -43,6 +59,10 @@ Percentiles = Annotated[
     Path | None,
     typer.Option(help="Also write all percentiles, in ms, in the format of HdrHistogram's plotter.", metavar="FILE"),
 ]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Also draw latency by percentile, and the rate over time, as SVG.", metavar="FILE"),
+]
 
 _BENCH_TOPIC = "RaftmqBench"
 _IN_FLIGHT_OPEN_LOOP = 65536
@@ -64,6 +84,7 @@ def produce(
         float | None, typer.Option(min=0.1, help="Messages per second; default: as fast as they are acknowledged.")
     ] = None,
     percentiles: Percentiles = None,
+    plot: Plot = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -72,13 +93,14 @@ def produce(
     Exit code 1 if a message was not acknowledged, or was due and could not be sent in time.
     """
     plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run(), linger)
-    _run(loads.produce, plan, queues, percentiles, namesrv, as_json=as_json)
+    _run(loads.produce, plan, queues, percentiles, plot, namesrv, as_json=as_json)
 
 
 @app.command("consume")
 def consume(
     topic: Topic = _BENCH_TOPIC,
     seconds: Seconds = 60.0,
+    plot: Plot = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -87,7 +109,7 @@ def consume(
     Exit code 1 if the topic is empty.
     """
     plan = Plan(topic, 0, seconds, 0.0, 1)
-    _run(loads.consume, plan, None, None, namesrv, as_json=as_json)
+    _run(loads.consume, plan, None, None, plot, namesrv, as_json=as_json)
 
 
 @app.command("both")
@@ -104,6 +126,7 @@ def both(
         float, typer.Option(min=0, help="Messages per second; 0: as fast as they are acknowledged.")
     ] = 1000.0,
     percentiles: Percentiles = None,
+    plot: Plot = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -112,7 +135,7 @@ def both(
     Exit code 1 if a message was not acknowledged, could not be sent in time, or was acknowledged and not delivered.
     """
     plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run(), linger)
-    _run(loads.both, plan, queues, percentiles, namesrv, as_json=as_json)
+    _run(loads.both, plan, queues, percentiles, plot, namesrv, as_json=as_json)
 
 
 @app.command("latency")
@@ -124,6 +147,7 @@ def latency(
     seconds: Seconds = 30.0,
     warm_up: WarmUp = 2.0,
     percentiles: Percentiles = None,
+    plot: Plot = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -132,7 +156,7 @@ def latency(
     Exit code 1 if a message was not acknowledged, or could not be sent in time.
     """
     plan = Plan(topic, size, seconds, warm_up, _IN_FLIGHT_OPEN_LOOP, 1, rate, _new_run())
-    _run(loads.produce, plan, queues, percentiles, namesrv, as_json=as_json)
+    _run(loads.produce, plan, queues, percentiles, plot, namesrv, as_json=as_json)
 
 
 @app.command("backlog")
@@ -142,6 +166,7 @@ def backlog(
     size: Size = 1024,
     seconds: Seconds = 10.0,
     batch: Batch = 32,
+    plot: Plot = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -150,7 +175,7 @@ def backlog(
     CPU time is of consuming. Exit code 1 if a message was not acknowledged.
     """
     plan = Plan(topic, size, seconds, 0.0, _IN_FLIGHT_BATCHES, batch, None, _new_run())
-    _run(loads.backlog, plan, queues, None, namesrv, as_json=as_json)
+    _run(loads.backlog, plan, queues, None, plot, namesrv, as_json=as_json)
 
 
 def _new_run() -> int:
@@ -162,6 +187,7 @@ def _run(
     plan: Plan,
     queues: int | None,
     percentiles: Path | None,
+    plot: Path | None,
     namesrv: str,
     *,
     as_json: bool,
@@ -172,12 +198,14 @@ def _run(
         await _find_topic(plan.topic, queues, namesrv)
         return await load(plan, namesrv)
 
-    with _opened(percentiles) as file:
+    with _opened(percentiles) as file, _opened(plot) as picture:
         with client_errors():
             result = run_trio(main)
         latencies = result.delivered or result.acknowledged
         if file is not None and latencies is not None:
             latencies.histogram.output_percentile_distribution(file, 1000.0)
+        if picture is not None:
+            picture.write(drawing(f"raftmq bench: {plan.topic}", result).encode())
     if as_json:
         print_json({"topic": plan.topic, "body_bytes": plan.body_bytes or None, **result.as_json()})
     else:

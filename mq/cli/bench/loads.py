@@ -136,8 +136,9 @@ class _Sender:
     def _settled(self, numbers: range, due_at: float, outcome: SendResult | ClientError) -> None:
         self._room.release()
         if isinstance(outcome, SendResult):
-            self.counted.add(len(numbers), len(numbers) * self._plan.body_bytes)
-            self.latencies.add(trio.current_time() - due_at, len(numbers))
+            now = trio.current_time()
+            self.counted.add(len(numbers), len(numbers) * self._plan.body_bytes, now)
+            self.latencies.add(now - due_at, len(numbers))
             if self._arrivals is not None:
                 self._arrivals.acknowledged(numbers)
             return
@@ -224,7 +225,7 @@ async def _read(
             await consumer.seek(queue, begin)
         with trio.move_on_after(seconds):
             while left > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
-                counted.add(len(messages), sum(len(message.body) for message in messages))
+                counted.add(len(messages), sum(len(message.body) for message in messages), trio.current_time())
                 left -= len(messages)
 
 
@@ -244,7 +245,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
             for message in messages:
                 number = plan.number_of(message.body)
                 if number is not None and arrivals.delivered(number, now):
-                    counted.add(1, len(message.body))
+                    counted.add(1, len(message.body), now)
             news.set()
             news = trio.Event()
 

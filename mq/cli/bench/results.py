@@ -36,14 +36,21 @@ class Latencies:
 
 @dataclass(slots=True)
 class Counted:
-    """Messages of one direction within the measured time."""
+    """Messages of one direction within the measured time; ``by_second`` counts them from the first one on."""
 
     messages: int = 0
     body_bytes: int = 0
+    by_second: dict[int, int] = field(default_factory=dict)
+    first_at: float | None = None
 
-    def add(self, messages: int, body_bytes: int) -> None:
+    def add(self, messages: int, body_bytes: int, now: float) -> None:
+        """``now`` in seconds, of any clock."""
         self.messages += messages
         self.body_bytes += body_bytes
+        if self.first_at is None:
+            self.first_at = now
+        second = int(now - self.first_at)
+        self.by_second[second] = self.by_second.get(second, 0) + messages
 
     def as_json(self, seconds: float) -> dict[str, float]:
         return {

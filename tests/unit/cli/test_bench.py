@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from mq.cli.bench.commands import app
 from mq.cli.bench.loads import Arrivals
 from mq.cli.bench.plan import BODY_BYTES_MIN, Plan, Schedule
+from mq.cli.bench.plot import drawing
 from mq.cli.bench.results import Counted, Latencies, Result
 from mq.cli.errors import CommandFailed
 
+SVG = "{http://www.w3.org/2000/svg}"
 PLAN = Plan("T", body_bytes=40, seconds=1.0, warm_up_seconds=0.0, in_flight=1, run=7)
 
 
@@ -90,7 +93,10 @@ def test_latency_beyond_the_histogram_counts_as_the_longest() -> None:
 def a_result() -> Result:
     acknowledged = Latencies()
     acknowledged.add(0.002, 1000)
-    produced = Counted(1000, 1_000_000)
+    produced = Counted()
+    produced.add(600, 600_000, now=100.0)
+    produced.add(390, 390_000, now=101.5)
+    produced.add(10, 10_000, now=102.0)
     return Result(
         2.0,
         produced,
@@ -122,3 +128,21 @@ def test_result_for_people() -> None:
 def test_file_that_cannot_be_written_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="No such file"):
         app(["produce", "--percentiles", str(tmp_path / "none" / "file")], standalone_mode=False)
+
+
+def test_picture_has_latencies_and_the_rate_of_each_whole_second() -> None:
+    drawn = ET.fromstring(drawing("a <test>", a_result()))
+    texts = [each.text for each in drawn.iter(f"{SVG}text")]
+    assert {"latency, ms", "acknowledged", "99.9 %", "messages per second", "produced"} <= set(texts)
+    assert "99.99 %" not in texts, "1,000 messages tell nothing about one in ten thousand"
+    latency, rate = [each.attrib["d"] for each in drawn.iter(f"{SVG}path") if each.attrib.get("fill") == "none"]
+    assert latency.count("L") == 60
+    heights = [float(point.split()[1]) for point in rate.removeprefix("M").split("L")]
+    assert len(heights) == 2
+    assert heights[0] < heights[1], "the first second had more messages"
+
+
+def test_picture_without_messages_says_so() -> None:
+    drawn = ET.fromstring(drawing("nothing", Result(1.0)))
+    texts = [each.text for each in drawn.iter(f"{SVG}text")]
+    assert texts == ["latency, ms: not measured", "messages per second: not measured"]
