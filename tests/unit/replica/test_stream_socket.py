@@ -10,6 +10,7 @@ import socket
 import struct
 import termios
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -248,6 +249,28 @@ async def test_answers_of_a_turn_leave_at_its_end() -> None:
         with trio.fail_after(60):
             assert await client.receive_some(100) == b"cbafed"
         assert "6 wait" in order
+
+
+# -- other tasks ----------------------------------------------------------------------------------------------------
+
+
+async def test_other_tasks_run_while_events_never_stop() -> None:
+    async with reacting() as reactor:
+        ends_at = time.monotonic() + 30
+        is_busy = True
+
+        def keep_busy() -> None:
+            nonlocal is_busy
+            is_busy = is_busy and time.monotonic() < ends_at
+            if is_busy:
+                reactor.wake()
+
+        reactor.at_turn_end(keep_busy)
+        reactor.wake()
+        for _ in range(20):
+            await trio.sleep(0.001)
+        assert is_busy, "no other task ran until the events stopped"
+        is_busy = False
 
 
 # -- turns that are due ------------------------------------------------------------------------------------------------
