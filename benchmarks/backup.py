@@ -32,7 +32,7 @@ from benchmarks.load import Job, Report
 from benchmarks.paced_load import PacedJob
 from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
-from benchmarks.suite import Suite
+from benchmarks.suite import Suite, kept_logs
 from benchmarks.workers import ROOT, cpu_meters, drive, share_out
 from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
 from mq.monitoring.cpu_time import cpu_seconds
@@ -90,6 +90,8 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
         finally:  # what was measured before a failure counts
             for figure in load.figures():
                 note(figure)
+            if load.moves:
+                print(f"bench: the leader changed{kept_logs(directory)}", file=sys.stderr)
 
 
 async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:

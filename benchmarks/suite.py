@@ -84,12 +84,12 @@ class Suite:
                     await measure(plan, directory / case, note)
                 except FAILURES as error:
                     missing.append(f"The case {case} failed: {error}")
-                    print(f"bench: {missing[-1]}{_in_logs(directory / case)}", file=sys.stderr)
+                    print(f"bench: {missing[-1]}{kept_logs(directory / case)}", file=sys.stderr)
                 shutil.rmtree(directory / case, ignore_errors=True)
                 print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
         if scope.cancelled_caught:
             missing.append(f"The case {case} had not finished after {plan.limit:g} s.")
-            print(f"bench: {missing[-1]}{_in_logs(directory / case)}", file=sys.stderr)
+            print(f"bench: {missing[-1]}{kept_logs(directory / case)}", file=sys.stderr)
         return missing
 
     def main(self) -> None:
@@ -120,8 +120,8 @@ class Suite:
         print(f"wrote docs/performance.md and {results.relative_to(ROOT)}")
 
 
-def _in_logs(directory: Path) -> str:
-    """Copy the logs of the servers in a directory, which is about to be removed; says where they are."""
+def kept_logs(directory: Path) -> str:
+    """Copy the logs of the servers in a directory, which will be removed; says where they are, or nothing without any."""
     found = [path for path in directory.rglob("logs") if path.is_dir()]
     if not found:
         return ""
