@@ -121,7 +121,7 @@ class Suite:
 
 
 def kept_logs(directory: Path) -> str:
-    """Copy the logs of the servers in a directory, which will be removed; says where they are, or nothing without any."""
+    """Copy the logs of the servers in a directory, which will be removed; says where they are, if there are any."""
     found = [path for path in directory.rglob("logs") if path.is_dir()]
     if not found:
         return ""

@@ -129,6 +129,8 @@ def take(
     except SegmentError as error:
         raise CommandFailed(str(error)) from error
     before = backup.manifest
+    if before is None:
+        print(f"raftmq: there is no backup in {target}: starting a new one", file=sys.stderr)
     try:
         snapshot = _first_snapshot(source, str(data_dir)) if before is None else None
         _check_room(source, backup)
@@ -149,9 +151,11 @@ def take(
         print(f"raftmq: the backup is complete; old objects remain: {backup.not_tidied}", file=sys.stderr)
     new_entries = manifest.last.index - (manifest.base.index if before is None else before.last.index)
     if as_json:
-        print_json(_summary(target, manifest) | {"new_entries": new_entries, "copied_bytes": pace.nbytes})
+        copied = {"is_new": before is None, "new_entries": new_entries, "copied_bytes": pace.nbytes}
+        print_json(_summary(target, manifest) | copied)
         return
-    print(f"{target}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
+    done = "started a new backup" if before is None else "continued the backup"
+    print(f"{target}: {done}: {new_entries:,} new entries, {decimal(pace.nbytes)} copied; {_in_words(manifest)}")
 
 
 @app.command("verify")

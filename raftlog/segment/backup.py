@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from raftlog.log_numbers import NO_INDEX
-from raftlog.segment.backup_layouts import SNAPSHOT_NAME, Snapshot, file_name, layout_for, quietly_tidy
+from raftlog.segment.backup_layouts import SNAPSHOT_NAME, Snapshot, drop_leftovers, file_name, layout_for, quietly_tidy
 from raftlog.segment.backup_manifest import (
     BackupManifest,
     StoredObject,
@@ -160,6 +160,8 @@ class Backup:
 class BackupTarget:
     """A store to write a backup to, for one process at a time. Call `close` at the end.
 
+    What an aborted run has left in a directory is removed.
+
     ``manifest`` is its content, None before its first complete run. ``not_tidied`` is why the last run could not remove
     obsolete files, None if it could.
 
@@ -179,6 +181,7 @@ class BackupTarget:
                 raise BackupRefused(store.name, f"there is no backup in it, but {', '.join(sorted(other)[:5])}")
             store.begin_writing()
             self.manifest = _load_manifest(store)  # loaded again under the lock
+            drop_leftovers(store, self.manifest)
         except BaseException:
             store.close()
             raise

@@ -19,6 +19,7 @@ from raftlog.segment.backup_manifest import OBJECTS_FORMAT, BackupManifest, Obje
 from raftlog.segment.backup_store import LOG_FOLDER, BackupDamaged, BackupRefused, BackupStore, GrowingStore
 from raftlog.segment.codec import EntryRef
 from raftlog.segment.errors import SegmentError
+from raftlog.segment.files import segment_start
 from raftlog.segment.meta import Base
 
 SNAPSHOT_NAME: Final = "snapshot"
@@ -76,7 +77,7 @@ def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_m
             raise BackupRefused(
                 store.name, "it is a copy of a backup in object storage, which can only be continued there"
             )
-        return GrowingFiles(store, before, first=first)
+        return GrowingFiles(store, before)
     if not first and not has_objects:
         raise BackupRefused(
             store.name, "it is a copy of a backup in a directory, which can only be continued there: use a new prefix"
@@ -87,13 +88,10 @@ def layout_for(store: BackupStore, before: BackupManifest, *, first: bool, now_m
 class GrowingFiles:
     """Files by their names in the log, without trailing zeros. Format 1."""
 
-    def __init__(self, store: GrowingStore, before: BackupManifest, *, first: bool) -> None:
+    def __init__(self, store: GrowingStore, before: BackupManifest) -> None:
         self.resume_after = before.last
         self._store = store
         self._end_pos = before.end_pos
-        if first:
-            for name in list(store.names(LOG_FOLDER)):  # left by an aborted run
-                store.remove(f"{LOG_FOLDER}/{name}")
 
     def put(self, start: int, before: EntryRef, pieces: Iterable[bytes]) -> None:
         """Only new data is written."""
@@ -181,6 +179,32 @@ class ImmutableObjects:
 def file_name(start: int) -> str:
     """Name in the store of the file that begins at this physical offset, or of its first part."""
     return f"{LOG_FOLDER}/{start:020d}"
+
+
+def drop_leftovers(store: BackupStore, manifest: BackupManifest | None) -> None:
+    """Remove what an aborted run has left in a directory: it takes room that the next run needs.
+
+    Objects of an aborted run stay, since another run may be using them; see `ImmutableObjects.tidy`.
+
+    Args:
+        manifest: None if there is no backup yet.
+
+    Raises:
+        StorageFailed: an error of the disk.
+    """
+    if not isinstance(store, GrowingStore) or (manifest is not None and manifest.objects is not msgspec.UNSET):
+        return
+    for name in list(store.names(LOG_FOLDER)):
+        if manifest is None:
+            store.remove(f"{LOG_FOLDER}/{name}")
+        elif (start := segment_start(name, manifest.segment_bytes)) is None:
+            continue  # not of a backup
+        elif start >= manifest.end_pos:
+            store.remove(f"{LOG_FOLDER}/{name}")
+        elif start + manifest.segment_bytes > manifest.end_pos and store.read(
+            file_name(start), 1, end := manifest.end_pos - start
+        ):
+            store.append(file_name(start), end, ())
 
 
 def quietly_tidy(layout: Layout, manifest: BackupManifest) -> SegmentError | None:

@@ -47,7 +47,8 @@ def refusal(result: Result) -> CommandFailed:
 def test_backup_of_a_log_in_use_is_taken_and_intact(data_dir: Path, tmp_path: Path) -> None:
     result = taken(tmp_path / "backup", data_dir)
     assert result.exit_code == 0, result.output
-    assert "100 new entries" in result.output
+    assert f"there is no backup in {tmp_path / 'backup'}: starting a new one" in result.stderr
+    assert f"{tmp_path / 'backup'}: started a new backup: 100 new entries" in result.stdout
     assert "entries 1 to 100" in run("verify", tmp_path / "backup").output
 
 
@@ -94,6 +95,8 @@ def test_second_run_says_how_little_it_copied(tmp_path: Path) -> None:
     found = json.loads(taken(tmp_path / "backup", tmp_path / "n1", "--json").stdout)
     assert (found["new_entries"], found["last_index"]) == (10, 110)
     assert found["copied_bytes"] < 10 * 200
+    assert not found["is_new"]
+    assert "continued the backup: 0 new entries" in taken(tmp_path / "backup", tmp_path / "n1").stdout
 
 
 def test_name_servers_that_do_not_answer_are_no_reason_not_to_copy(data_dir: Path, tmp_path: Path) -> None:

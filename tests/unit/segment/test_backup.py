@@ -129,6 +129,27 @@ def test_full_target_leaves_the_backup_as_it_was() -> None:
     assert operator.bodies() == [body(index) for index in range(1, 101)]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_room_that_an_aborted_run_took_is_free_again_for_the_next_one(first: bool) -> None:
+    home = LogHome()
+    log = filled(home, 100)
+    operator = Operator(home)
+    if not first:
+        operator.run()
+    used = operator.disk.used_bytes
+    home.put(log, *(body(index) for index in range(101, 301)))
+    home.submit(log, commit_hint=300)
+    operator.disk.capacity_bytes = 40_000
+    with pytest.raises(StorageFailed, match="No space left"):
+        operator.run()
+    assert operator.disk.used_bytes > used + 10_000
+    operator.disk.capacity_bytes = None
+    BackupTarget(DirectoryStore(operator.disk, TARGET)).close()
+    assert operator.disk.used_bytes == used
+    operator.run()
+    assert operator.bodies() == [body(index) for index in range(1, 301)]
+
+
 @pytest.mark.parametrize("entries", [20, 100])
 def test_target_that_disappears_in_the_middle_is_no_backup(tmp_path: Path, entries: int) -> None:
     home = LogHome()
