@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
 from typing import Annotated, Literal
 
 import trio
@@ -18,9 +17,10 @@ from mq.cli.output import Json, JsonLines, print_json
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.push_consumer import PushConsumer
-from mq.client.errors import ClientError, NameServersUnavailable, TopicNotFound
+from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, TopicNotFound
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
+from mq.protocol.codes import ResponseCode
 
 Trace = Annotated[bool, typer.Option("--trace", help="Trace the messages, for `raftmq trace`.")]
 
@@ -145,8 +145,7 @@ def consume(
         left = count
         async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
             consumer.subscribe(topic, tags)
-            with suppress(ClientError):  # the consumer keeps trying, and logs it
-                await _say_if_missing(topic, namesrv)
+            await _check(topic, group, namesrv)
             async for delivery in consumer.deliveries():
                 with delivery as message:
                     print_bytes((json.dumps(message_fields(message)).encode() if as_json else message.body) + b"\n")
@@ -170,12 +169,18 @@ async def _say_if_unavailable(topic: str, namesrv: str) -> None:
             pass
 
 
-async def _say_if_missing(topic: str, namesrv: str) -> None:
+async def _check(topic: str, group: str, namesrv: str) -> None:
+    """Say so if the topic does not exist yet. Raises BrokerError if this account may not consume it with this group."""
     async with Admin(namesrv) as admin:
         try:
-            await admin.route(topic)
+            route = await admin.route(topic)
+            for queue in route.read_queues[:1]:
+                await admin.group_offset(group, queue)
         except TopicNotFound:
             print(f"raftmq: topic {topic} does not exist yet; waiting for it", file=sys.stderr)
+        except ClientError as error:  # the consumer keeps trying, and logs it
+            if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
+                raise
 
 
 def print_bytes(data: bytes) -> None:

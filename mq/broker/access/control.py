@@ -19,6 +19,7 @@ from mq.protocol.address_patterns import compiled
 from mq.protocol.chunks import Incoming, headers_of
 from mq.protocol.errors import HeaderError
 from mq.protocol.headers import Response, UnknownRequest
+from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.plain_acl import AclFileInvalid
 from mq.protocol.signing import ACCESS_KEY, Signer, header_fields
 
@@ -186,7 +187,9 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes, addre
     if callable(row):
         for topic, permission in row(request, body):
             if not account.may(topic, permission, address):
-                return f"{account.access_key} has no permission {permission.name} for {topic[:200]}"
+                group = topic.removeprefix(RETRY_PREFIX)
+                resource = topic if group == topic else f"consumer group {group}"
+                return f"{account.access_key} has no permission {permission.name} for {resource[:200]}"
         return None
     if row is None and not isinstance(request, UnknownRequest):
         return f"request code {request.code} is not allowed"

@@ -13,7 +13,7 @@ from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller
 from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
-from mq.client.errors import ClientError, NameServersUnavailable, NoRoute
+from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
@@ -21,7 +21,7 @@ from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
 from mq.protocol.admin_requests import ConsumerGroupExt
 from mq.protocol.bodies import ConsumerList
-from mq.protocol.codes import RequestCode
+from mq.protocol.codes import RequestCode, ResponseCode
 
 __all__ = ["Assignment"]
 
@@ -133,7 +133,8 @@ class Assignment:
     def _tell_postponed(self, topic: str, error: ClientError) -> None:
         """Log now and then that a member cannot begin, unless that lasts only moments."""
         now = anyio.current_time()
-        if isinstance(error, NameServersUnavailable) and now >= self._warn_at:
+        denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
+        if (denied or isinstance(error, NameServersUnavailable)) and now >= self._warn_at:
             self._warn_at = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
         else:

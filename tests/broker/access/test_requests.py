@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from structlog.testing import capture_logs
 from mq.broker.access.needs import ROWS
 from mq.broker.server import StartRefused, _access_control
 from mq.broker.settings import BrokerSettings
-from mq.client import Message, MessageQueue, Producer, PullConsumer, RemotingSettings, SendRejected
+from mq.cli.errors import CommandFailed
+from mq.cli.messages import consume
+from mq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, RemotingSettings, SendRejected
 from mq.client.net.credentials import Credentials
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
@@ -223,3 +226,27 @@ async def test_the_sdk_signs_what_it_sends(tmp_path: Path, monkeypatch: pytest.M
             (message,) = await consumer.poll(timeout=5.0)
             assert message.body == b"hello"
             await consumer.commit()
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "reason"),
+    [
+        ("producer", "G", "producer has no permission SUB for T"),
+        ("consumer", "H", "consumer has no permission SUB for consumer group H"),
+    ],
+)
+async def test_who_may_not_consume_is_told_the_missing_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str, group: str, reason: str
+) -> None:
+    async with cluster(tmp_path) as namesrv:
+        monkeypatch.setenv("RAFTMQ_ACCESS_KEY", key)
+        monkeypatch.setenv("RAFTMQ_SECRET_KEY", SECRET)
+        # It used to wait for ever.
+        command = partial(consume, "T", group, count=1, consume_from="first", tags="*", namesrv=namesrv)
+        with trio.fail_after(10), pytest.raises(CommandFailed, match=reason):
+            await trio.to_thread.run_sync(command, abandon_on_cancel=True)
+        async with PushConsumer(namesrv, group) as consumer:
+            consumer.subscribe("T")
+            await until(lambda: any("cannot_consume" in record.getMessage() for record in caplog.records))
+    [warning] = [record.getMessage() for record in caplog.records if "cannot_consume" in record.getMessage()]
+    assert f"{key} has no permission SUB for consumer group {group}" in warning
