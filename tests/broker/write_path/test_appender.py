@@ -264,3 +264,62 @@ class AppenderMachine(RuleBasedStateMachine):
 
 AppenderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAppender = AppenderMachine.TestCase
+
+
+def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callable[..., None]]:
+    """An appender whose first round, of 8 senders, took 3 ms and is answered; turns that it asks for; adds sends."""
+    log, asked, now = Log(), list[float](), [0.0]
+    appender = Appender(
+        log=log,
+        store_host=HOST,
+        reply_template=SendReplyTemplate(HOST),
+        entry_bytes_max=100_000,
+        rounds_in_flight=1,
+        wall_clock_ms=lambda: 1_700_000_000_000,
+        disk_used=lambda: 0.5,
+        pending_bytes_max=2**20,
+        clock=lambda: now[0],
+        turn_within=asked.append,
+    )
+    appender.open()
+    tail = NextOffset(TopicName("T"), 0, 0)
+    ext = {name: str(value).lower() for name, value in send_ext().items()}
+    [(decoded, _, _)], _ = decode_chunk(encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=b"body"))
+    request: Any = decoded
+
+    def add(senders: int, each: int = 1) -> None:
+        for _ in range(senders):
+            client: Any = Client(lambda fate: None)
+            for _ in range(each):
+                size = tail.fixed_bytes + 4
+                appender.pending.append((size, Call(client, request, b"body", 0), tail, b"", 0, b"K"))
+                appender.pending_bytes += size
+
+    add(8, messages_of_each)
+    assert appender.start_round()
+    now[0] = 0.003
+    appender.committed(1)
+    return appender, asked, add
+
+
+def test_a_round_waits_for_the_senders_that_were_just_answered() -> None:
+    appender, asked, add = answered_round(1)
+    add(6)
+    assert not appender.start_round()
+    assert len(asked) == 1
+    add(1)
+    assert appender.start_round()
+
+
+def test_a_round_waits_for_no_sender_of_many_messages() -> None:
+    appender, asked, add = answered_round(3)
+    add(1)
+    assert appender.start_round()
+    assert asked == []
+
+
+def test_a_full_entry_waits_for_nobody() -> None:
+    appender, asked, add = answered_round(1)
+    add(1, 1000)
+    assert appender.start_round()
+    assert asked == []
