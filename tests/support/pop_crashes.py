@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -181,6 +181,9 @@ class CrashMachine(RuleBasedStateMachine):
         self.hidden_until: dict[bytes, int] = {}
         self.acked: set[bytes] = set()
         self.attempted: set[bytes] = set()
+        self.is_cold = False
+        self.loading: list[Callable[[], None]] = []
+        """What follows the loads of a slow disk, while messages are cold."""
 
     @initialize()
     def begin(self) -> None:
@@ -210,11 +213,15 @@ class CrashMachine(RuleBasedStateMachine):
                 log=structlog.get_logger(),
             ),
             subscriptions=cast("Any", SimpleNamespace(of_pop=lambda ext: parse_subscription("T", "*", None))),
-            cold_reads=cast("Any", SimpleNamespace(is_in_memory=lambda begin, end: True)),
+            cold_reads=cast("Any", SimpleNamespace(is_in_memory=lambda begin, end: not self.is_cold, load=self.load)),
             pulls_waiting=(),
             is_young=lambda queue: True,
         )
         self.pops.lead()
+
+    def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+        self.loading.append(then)
+        return True
 
     # -- clients -----------------------------------------------------------------------------------------------------
 

@@ -381,13 +381,14 @@ class Pops(Service):
             revive_queue=ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE,
             at_end=ext.init_mode == INIT_AT_END,
             attempt=(ext.attempt_id or "") if ext.order else None,
+            loaded=pop.loaded,
         )
         try:
             taken = self._take(
                 pop_request,
-                self._candidates(pop_request, ext.queue_id, pop.loaded),
+                self._candidates(pop_request, ext.queue_id),
                 ext.max_messages,
-                may_wait_for_disk=pop.loads == _LOADS_MAX,
+                may_wait_for_disk=pop.loads >= _LOADS_MAX,
             )
         except RecordsOnDisk as old:
             self._load(pop, old)
@@ -410,13 +411,17 @@ class Pops(Service):
     def _load(self, pop: HeldPop, old: RecordsOnDisk) -> None:
         """Serve a pop when old records are in memory."""
         _, topic, queue_id = old.key
-        pop = pop._replace(loads=pop.loads + 1, loaded=(topic, queue_id))
+        pop = pop._replace(loads=pop.loads + 1, loaded=(topic, queue_id, old.begin))
         leadership = self._leadership
         pop.call.connection.held_pulls += 1
 
         def ended() -> None:
             if leadership is self._leadership:
                 self._resume(pop)
+                if pop.call.connection.closed:
+                    # It may have been the only one that was woken for these messages: another one gets them.
+                    ext = pop.call.request.ext
+                    self._wake(ext.consumer_group, ext.topic, 1)
                 return
             pop.call.connection.held_pulls -= 1
             if not pop.call.connection.closed:
@@ -424,12 +429,15 @@ class Pops(Service):
 
         if not self._cold_reads.load(old.places, ended):
             pop.call.connection.held_pulls -= 1
-            self._serve(pop._replace(loads=_LOADS_MAX))
+            self._serve(pop)
 
     def _take(
         self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int, *, may_wait_for_disk: bool
     ) -> list[PopBatch]:
-        """Messages of some of these queues. Raises RecordsOnDisk unless it may wait for the disk, or takes others."""
+        """Messages of some of these queues; may wait for the disk for the first one.
+
+        Raises RecordsOnDisk unless it may, or takes others.
+        """
         taken: list[PopBatch] = []
         bytes_left = self._settings.pull_bytes_max
         source = ""
@@ -439,7 +447,7 @@ class Pops(Service):
                 break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
             try:
                 one = self._queues.take(
-                    pop_request, topic, number, count_max, bytes_left, may_wait_for_disk=may_wait_for_disk
+                    pop_request, topic, number, count_max, bytes_left, may_wait_for_disk=may_wait_for_disk and not taken
                 )
             except RecordsOnDisk:
                 if taken:
@@ -455,12 +463,13 @@ class Pops(Service):
                     break
         return taken
 
-    def _candidates(self, pop_request: PopRequest, queue_id: int, loaded: QueueKey | None = None) -> Iterator[QueueKey]:
+    def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
         """The queues to examine, in this order: first the one whose records were loaded."""
-        if loaded is not None:
-            yield loaded
+        first = None if pop_request.loaded is None else pop_request.loaded[:2]
+        if first is not None:
+            yield first
         for key in self._in_random_order(pop_request, queue_id):
-            if key != loaded:
+            if key != first:
                 yield key
 
     def _in_random_order(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:

@@ -39,7 +39,8 @@ class PopRequest(NamedTuple):
     """The parameters of a pop that decide which messages it gets, and how they are marked.
 
     ``attempt`` is None unless the group consumes in order. Messages of ``topic`` are redelivered to the group through
-    ``retry_topic``, which may be the topic itself.
+    ``retry_topic``, which may be the topic itself. Messages that were loaded for the pop begin at the topic, queue and
+    queue offset of ``loaded``.
     """
 
     group: str
@@ -51,6 +52,7 @@ class PopRequest(NamedTuple):
     revive_queue: int
     at_end: bool
     attempt: str | None
+    loaded: tuple[str, int, int] | None = None
 
 
 class PopBatch(NamedTuple):
@@ -75,12 +77,14 @@ class RecordsOnDisk(Exception):
 
     Attributes:
         key: the queue.
+        begin: queue offset of the first one that was to be examined.
         places: physical offset and size of their records, ascending, not empty.
     """
 
-    def __init__(self, key: QueueOfGroup, places: list[Place]) -> None:
-        super().__init__(key, places)
+    def __init__(self, key: QueueOfGroup, begin: int, places: list[Place]) -> None:
+        super().__init__(key, begin, places)
         self.key = key
+        self.begin = begin
         self.places = places
 
 
@@ -173,8 +177,8 @@ class PopQueues:
     ) -> PopBatch | None:
         """The next messages of a queue, None if there are none. The first is returned however large it is.
 
-        Changes nothing: see `begin`. Raises RecordsOnDisk unless it may wait for the disk, SegmentError, StoreError,
-        OSError, and RequestRefused for a damaged record that has to be parsed here.
+        Changes nothing: see `begin`. Raises RecordsOnDisk unless it may wait for the disk or they were loaded,
+        SegmentError, StoreError, OSError, and RequestRefused for a damaged record that has to be parsed here.
         """
         key = pop_request.group, topic, queue_id
         of_retry = topic == pop_request.retry_topic
@@ -194,8 +198,9 @@ class PopQueues:
                 subscription = EVERYTHING if is_retried else pop_request.subscription
                 takes_all = subscription.all_tags and subscription.sql is None
                 entries = queue.read(begin, count_max if takes_all else scanned_max(subscription))
-                if not may_wait_for_disk and (places := self._on_disk(entries, subscription, count_max, bytes_max)):
-                    raise RecordsOnDisk(key, places)
+                may_read = may_wait_for_disk or (topic, queue_id, begin) == pop_request.loaded
+                if not may_read and (places := self._on_disk(entries, subscription, count_max, bytes_max)):
+                    raise RecordsOnDisk(key, begin, places)
                 if is_retried:
                     picked = self._pick_retried(entries, pop_request, bytes_max)
                 else:

@@ -19,14 +19,15 @@ from mq.protocol.replies import NotificationReply, PopReply
 class HeldPop(NamedTuple):
     """A waiting pop or notification request, until ``deadline`` in monotonic seconds.
 
-    ``loads`` counts how often records were loaded from disk for it, the last time those of the queue ``loaded``.
+    ``loads`` counts how often records were loaded from disk for it. ``loaded`` are the topic, queue and queue offset
+    where those of the last time begin.
     """
 
     call: Call[PopMessage | Notification]
     subscription: Subscription
     deadline: float
     loads: int = 0
-    loaded: tuple[str, int] | None = None
+    loaded: tuple[str, int, int] | None = None
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may match."""

@@ -121,3 +121,21 @@ async def test_a_client_that_goes_while_its_pop_waits_for_the_disk_takes_nothing
         assert (await client.send(body=b"so that it is noticed")).code == 0
         reads.gate.set()
         assert [message.body for message in await popped(client)] == [*bodies, b"so that it is noticed"]
+
+
+async def test_the_event_loop_reads_no_second_queue_from_disk(tmp_path: Path, reads: Reads) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 6)
+        await client.create_topic("between", 1)
+        for number in range(6):
+            assert (await client.send(e=number, body=b"%d" % number)).code == 0
+            for _ in range(3):
+                assert (await client.send("between", e=0, body=bytes(300_000))).code == 0
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        reads.by_loop, got = 0, list[bytes]()
+        while messages := await popped(client):
+            got += [message.body for message in messages]
+        assert sorted(got) == [b"%d" % number for number in range(6)]
+        assert reads.by_loop == 0

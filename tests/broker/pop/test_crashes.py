@@ -174,3 +174,32 @@ def test_a_message_is_not_kept_for_a_client_that_is_gone() -> None:
     assert list(machine.held) == [b"0"]
     machine.run(1)
     assert machine.connection.held_pulls == 1
+
+
+def test_a_message_is_not_kept_for_a_client_that_goes_while_it_is_loaded() -> None:
+    machine = CrashMachine()
+    machine.begin()
+    machine.pop(1, 0, 50, False)
+    gone = machine.connection
+    machine.connection = Connection()
+    machine.pop(1, 0, 50, False)
+    machine.is_cold = True
+    machine.send(1, 0)
+    gone.closed = True
+    machine.loading.pop()()
+    machine.loading.pop()()
+    machine.commit(1)
+    assert list(machine.held) == [b"0"]
+    assert gone.held_pulls == machine.connection.held_pulls == 0
+
+
+def test_messages_are_loaded_once_for_a_pop() -> None:
+    machine = CrashMachine()
+    machine.begin()
+    machine.send(2, 0)
+    machine.is_cold = True
+    machine.pop(2, 0, 50, False)
+    machine.loading.pop()()
+    assert not machine.loading
+    machine.commit(1)
+    assert sorted(machine.held) == [b"0", b"1"]
