@@ -82,12 +82,13 @@ class CheckTrack:
 
 
 class _Loading:
-    """Half messages that a worker thread loads from disk."""
+    """Half messages that a worker thread loads from disk; behind them, a cursor continues at ``reached``."""
 
-    __slots__ = ("has_ended", "offsets")
+    __slots__ = ("has_ended", "offsets", "reached")
 
-    def __init__(self, offsets: list[int]) -> None:
+    def __init__(self, offsets: list[int], reached: int) -> None:
         self.offsets = offsets
+        self.reached = reached
         self.has_ended = False
 
     def end(self) -> None:
@@ -199,10 +200,16 @@ class CheckBacks(Service):
         if number in self._busy or self._positions[number] >= limit:
             return
         marks = self._halves.marks
-        opened = list(islice(marks.open_offsets(self._positions[number], limit), _TOGETHER_MAX))
-        if not self._are_loaded(number, opened):
+        loading = self._loading.get(number)
+        if loading is None:
+            opened = list(islice(marks.open_offsets(self._positions[number], limit), _TOGETHER_MAX))
+            reached = limit if len(opened) < _TOGETHER_MAX else opened[-1] + 1
+        else:
+            # The same ones, although others opened or ended: otherwise a slow disk would never load all of them.
+            opened, reached = [each for each in loading.offsets if not marks.is_done(each)], loading.reached
+        if not self._are_loaded(number, opened, reached):
             return
-        reached = limit if len(opened) < _TOGETHER_MAX else opened[-1] + 1
+        self._loading.pop(number, None)
         put_off: list[int] = []
         waiting = self._metadata.checks.put_off
         if number == self._last:
@@ -257,7 +264,7 @@ class CheckBacks(Service):
         unanswered: list[int] = []
         loading = self._loading.get(_POSTPONED)
         due = list(self._postponed.turns(opened, now, _TOGETHER_MAX)) if loading is None else loading.offsets
-        if not self._are_loaded(_POSTPONED, due):
+        if not self._are_loaded(_POSTPONED, due, reached=0):
             return []
         self._loading.pop(_POSTPONED, None)
         for offset in due:
@@ -274,14 +281,14 @@ class CheckBacks(Service):
                 unanswered.append(offset)
         return unanswered
 
-    def _are_loaded(self, key: int, offsets: list[int]) -> bool:
+    def _are_loaded(self, key: int, offsets: list[int], reached: int) -> bool:
         """Whether half messages are read without a wait for the disk, or a worker thread has tried to load them.
 
         If not, the thread loads them; `run` asks again. ``key`` is the number of a cursor, or `_POSTPONED`.
         """
         loading = self._loading.get(key)
-        if loading is None or loading.offsets != offsets:
-            loading = _Loading(offsets)
+        if loading is None:
+            loading = _Loading(offsets, reached)
             try:
                 if not self._halves.load(offsets, loading.end):
                     return True

@@ -136,8 +136,6 @@ class Transactions(Service):
                 ResponseCode.SYSTEM_ERROR,
                 f"commitOrRollback is {outcome}, known are {COMMITTED} to commit and {ROLLBACK} to roll back",
             )
-        if self._appender.pending_bytes > self._pending_bytes_max:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         try:
             if self._halves.load([ext.half_queue_offset], partial(self._loaded, call)):
                 call.drop_body()
@@ -162,6 +160,8 @@ class Transactions(Service):
     def _end(self, call: Call[EndTransaction]) -> bytes | None:
         ext = call.request.ext
         offset, outcome = ext.half_queue_offset, ext.commit_or_rollback
+        if self._appender.pending_bytes > self._pending_bytes_max:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         try:
             place = self._halves.place(offset)
             if place is None:

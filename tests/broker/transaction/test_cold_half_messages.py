@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from mq.protocol.codes import RequestCode
+from mq.broker.transaction.end_transaction import Transactions
+from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.check_backs import FAST, produce
 from tests.support.cold_disk import Reads
 from tests.support.half_messages import COMMIT, ROLLBACK, end, end_ext, send_half
@@ -82,6 +83,26 @@ async def test_the_event_loop_ends_what_no_thread_could_load(tmp_path: Path, rea
         reads.fails = True
         assert (await end(await broker.connect(), half, COMMIT)).code == 0
         assert reads.asked.is_set()
+
+
+async def test_an_end_that_was_loaded_is_refused_if_too_much_is_pending_by_then(
+    tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (half,) = await send_halves(tmp_path, 1)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        client = await broker.connect()
+        answers: list[Answer] = []
+
+        async def commit() -> None:
+            answers.append(await end(client, half, COMMIT))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit)
+            await reads.wait_asked()
+            monkeypatch.setattr(Transactions, "_pending_bytes_max", property(lambda _: -1), raising=False)
+            reads.gate.set()
+        assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_BUSY]
 
 
 @pytest.mark.usefixtures("often")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -460,7 +461,7 @@ def test_a_message_that_was_put_off_may_be_ended_any_time(machine: TransactionsM
     machine.begin(2, False, 5, True)
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
     assert list(machine.leader.metadata.checks.put_off) == [0, 1]
-    machine._end(0, COMMIT, False, False)
+    machine._end(0, COMMIT, checked=False, oneway=False)
     pass_time(machine, 9)
     assert machine.outcomes == {0: "committed"}
     assert list(machine.leader.metadata.checks.put_off) == [1]
@@ -479,7 +480,7 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
     """Its last check may be over while its commit is gathered for the log: consumers get it, and nobody else does."""
     machine.begin(2, False, 5, False)
     pass_time(machine, 3)
-    machine._end(0, COMMIT, False, False)
+    machine._end(0, COMMIT, checked=False, oneway=False)
     give_up = machine.leader.check_backs._give_up
     assert give_up is not None
     give_up.run([0, 1], machine.wall_ms)
@@ -562,3 +563,30 @@ def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkey
         assert answers == [None] * forgotten + [each % 3 > 0 for each in range(forgotten, offset + 1)]
         assert min(offset + 1, 10) <= offset + 1 - forgotten < 30
     assert len(metadata.marks.of(HALF_TOPIC, 1).bits) < 10
+
+
+@contextmanager
+def slow_disk() -> Iterator[list[Callable[[], None]]]:
+    """Half messages are only on disk; yields what follows the loads of them."""
+    loading: list[Callable[[], None]] = []
+
+    def load(_: HalfMessages, offsets: list[int], then: Callable[[], None]) -> bool:
+        loading.extend([then] if offsets else [])
+        return bool(offsets)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HalfMessages, "load", load)
+        yield loading
+
+
+def test_half_messages_are_checked_although_others_arrive_during_each_load(machine: TransactionsMachine) -> None:
+    machine.producer(there=True)
+    with slow_disk() as loading:
+        for _ in range(8):
+            machine.begin(1, delayed=False, size=5, immune=False)
+            machine.start_round([])
+            machine.apply(len(machine.log.framed), by_leader=True)
+            machine.time_passes(7.0, 0)
+            while loading:
+                loading.pop()()
+    assert machine.asked[0]
