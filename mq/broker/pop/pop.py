@@ -62,6 +62,8 @@ them.
 
 _LOADS_MAX = 3
 """A pop for which records were loaded so often reads them itself: each time, other pops took those that were loaded."""
+_OLD_TEXT_BYTES_MAX = 64 * 1024
+"""A pop with longer texts does not wait for loading, so that all waiting ones take at most 64 MiB; as for pulls."""
 
 _EXPIRE_SECONDS = 0.02
 _REVIVE_SECONDS = 0.02
@@ -427,7 +429,7 @@ class Pops(Service):
             if not pop.call.connection.closed:
                 pop.call.dispatch()
 
-        if not self._cold_reads.load(old.places, ended):
+        if pop.text_bytes > _OLD_TEXT_BYTES_MAX or not self._cold_reads.load(old.places, ended):
             pop.call.connection.held_pulls -= 1
             self._serve(pop)
 

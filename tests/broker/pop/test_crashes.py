@@ -203,3 +203,16 @@ def test_messages_are_loaded_once_for_a_pop() -> None:
     assert not machine.loading
     machine.commit(1)
     assert sorted(machine.held) == [b"0", b"1"]
+
+
+def test_a_pop_with_long_texts_does_not_wait_for_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.broker.pop.pop._OLD_TEXT_BYTES_MAX", -1)
+    machine = CrashMachine()
+    machine.begin()
+    machine.send(1, 0)
+    machine.is_cold = True
+    machine.pop(1, 0, 50, False)
+    assert not machine.loading
+    machine.commit(1)
+    assert list(machine.held) == [b"0"]
+    assert machine.connection.held_pulls == 0
