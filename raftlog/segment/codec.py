@@ -28,12 +28,12 @@ log always is; recovery needs only the eight bytes.
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Final
 
 import msgspec
 
 from raftlog.log_numbers import NO_TERM, LogIndex, Term
+from raftlog.segment.checksum import crc32 as _crc32
 from raftlog.segment.errors import EntryTooNew, FrameCorrupt
 
 HEADER_BYTES: Final = 48
@@ -57,7 +57,6 @@ HEADER: Final = struct.Struct(">IIQQQIIII")
 _CHAINED = struct.Struct(">IIQQQII")
 _REST = struct.Struct(">III")
 _BLANK = struct.Struct(">II")
-_crc32 = zlib.crc32
 
 
 class EntryRef(msgspec.Struct, frozen=True, gc=False):

@@ -16,12 +16,12 @@ byte, can supply what is missing; an intact entry after a range then proves by i
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from raftlog.log_numbers import LogIndex
+from raftlog.segment.checksum import crc32
 from raftlog.segment.codec import (
     BLANK_BYTES_MIN,
     CONFIG,
@@ -271,7 +271,7 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
         and (flags == FLAGS or is_newer(flags))
         and size == HEADER_BYTES + body_len
         and size <= end - pos
-        and zlib.crc32(read(pos + HEADER_BYTES, body_len)) == body_crc
+        and crc32(read(pos + HEADER_BYTES, body_len)) == body_crc
     )
 
 
