@@ -143,7 +143,7 @@ def take(
             copied=pace.copied,
         )
     except (SegmentError, OSError) as error:
-        raise CommandFailed(f"{error}. {_what_remains(target, before)}", EXIT_FAILED) from error
+        raise CommandFailed(f"{error}. {_what_remains(target, before, store)}", EXIT_FAILED) from error
     finally:
         source.close()
         backup.close()
@@ -281,9 +281,18 @@ def _check_room(source: RunningLog, target: BackupTarget) -> None:
         )
 
 
-def _what_remains(target: str, before: BackupManifest | None) -> str:
+def _what_remains(target: str, before: BackupManifest | None, store: BackupStore | None = None) -> str:
+    """What the operator has after a failed run. With a ``store``, looks whether the backup is still there."""
+    from raftlog import SegmentError
+
     if before is None:
         return f"There is no backup in {target} yet"
+    try:
+        is_gone = store is not None and store.load_manifest() is None
+    except SegmentError:
+        return f"It is not possible to read what is in {target} now"
+    if is_gone:
+        return f"The backup that was in {target} is not there any more: is the target mounted?"
     return f"The backup in {target} is unchanged: {_in_words(before)}"
 
 

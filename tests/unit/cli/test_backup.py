@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from raftlog import RealDisk
 from raftlog.segment import StorageFailed
 from raftlog.segment.backup import BackupTarget
+from raftlog.segment.backup_store import DirectoryStore
 from tests.support.replica_directories import grow, opened
 
 NOBODY = "127.0.0.1:1"
@@ -160,3 +162,20 @@ def test_full_target_leaves_the_earlier_backup_and_says_so(tmp_path: Path, monke
     assert "No space left on device" in str(failed)
     assert "is unchanged: entries 1 to 100" in str(failed)
     assert "entries 1 to 100" in run("verify", tmp_path / "backup").output
+
+
+def test_target_that_disappears_is_not_said_to_be_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(tmp_path / "n1", 100)
+    taken(tmp_path / "backup", tmp_path / "n1")
+    grow(tmp_path / "n1", 200)
+    append = DirectoryStore.append
+
+    def removed(self: DirectoryStore, name: str, offset: int, pieces: Iterable[bytes]) -> None:
+        shutil.rmtree(tmp_path / "backup")
+        append(self, name, offset, pieces)
+
+    monkeypatch.setattr(DirectoryStore, "append", removed)
+    failed = refusal(taken(tmp_path / "backup", tmp_path / "n1"))
+    assert failed.exit_code == EXIT_FAILED
+    assert "No such file or directory" in str(failed)
+    assert f"The backup that was in {tmp_path / 'backup'} is not there any more: is the target mounted?" in str(failed)
