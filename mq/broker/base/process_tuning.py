@@ -8,7 +8,7 @@ import resource
 import sys
 from typing import NamedTuple, Self
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _SWITCH_SECONDS = 0.0005
 _OWN_DESCRIPTORS_MAX = 512
 _FREE_DESCRIPTORS_MIN = 16
@@ -41,7 +41,8 @@ def tune_process() -> None:
     """Keep large buffers in the heap, and let the writer thread notice a finished sync quickly.
 
     By default glibc maps fresh pages for every buffer of a few hundred KiB, which costs more than filling it; and
-    Python lets a busy thread keep the interpreter for 5 ms while another one waits.
+    Python lets a busy thread keep the interpreter for 5 ms while another one waits. With these settings a thread's own
+    heap would keep up to 64 MiB that are free, so all threads share one; the interpreter's lock keeps them apart anyway.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
@@ -49,6 +50,7 @@ def tune_process() -> None:
         mallopt = libc.mallopt
     except (OSError, AttributeError):
         return  # another C library; only slower
+    mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_MMAP_THRESHOLD, 64 * 1024 * 1024)
     mallopt(_M_TRIM_THRESHOLD, 128 * 1024 * 1024)
     mallopt(_M_TOP_PAD, 16 * 1024 * 1024)
