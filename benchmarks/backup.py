@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,8 +91,8 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
         finally:  # what was measured before a failure counts
             for figure in load.figures():
                 note(figure)
-            if load.moves:
-                print(f"bench: the leader changed{kept_logs(directory)}", file=sys.stderr)
+            if load.moves or load.failed:
+                print(f"bench: sends failed, or the leader changed{kept_logs(directory)}", file=sys.stderr)
 
 
 async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
@@ -205,13 +206,15 @@ class LoadWithBackup:
     """Messages at a rate in rounds of windows, while `raftmq backup` copies the log of a follower to ``target``.
 
     ``off`` are the windows without the backup, ``on`` those during all of which it worked. ``failed`` sends were
-    refused or got no answer. ``moves`` says for each change of the leader why the old one stopped leading.
+    refused or got no answer; ``refusals`` counts the connections on which this happened, by the error. ``moves`` says
+    for each change of the leader why the old one stopped leading.
     """
 
     def __init__(self, cluster: DevCluster, target: Path, window_seconds: float) -> None:
         self.off = list[Window]()
         self.on = list[Window]()
         self.failed = 0
+        self.refusals: Counter[str] = Counter()
         self.moves = list[str]()
         self._cluster = cluster
         self._target = target
@@ -249,7 +252,9 @@ class LoadWithBackup:
             nursery.start_soon(_follow, job, backup, without, worked)
             reports, used = await drive([PacedJob(job, RATE, survives=True)], meters, "benchmarks.paced_load")
         cluster.check()
-        self.failed += sum(report.failed for report in reports)
+        for report in reports:
+            self.failed += report.failed
+            self.refusals.update(report.refusals)
         windows = windows_of(reports, used, job.window_seconds)
         self.off += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked is None]
         self.on += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked]
@@ -258,6 +263,8 @@ class LoadWithBackup:
         """What was measured so far."""
         found = figures_of(self.off, self.on) if self.off and self.on else []
         found.append(Figure("producers", "sends that failed", self.failed, "", 0))
+        for error, count in sorted(self.refusals.items()):
+            found.append(Figure("producers", f"connections on which sends failed: {error}", count, ""))
         found.append(Figure("producers", "changes of the leader", len(self.moves), "", 0))
         for cause in sorted(set(self.moves)):
             found.append(Figure("producers", f"changes of the leader, cause {cause}", self.moves.count(cause), ""))

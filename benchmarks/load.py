@@ -22,7 +22,7 @@ import sys
 import time
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from benchmarks.frames import QUEUES
 from benchmarks.wires.amqp import AmqpWire
@@ -71,13 +71,14 @@ class Report:
     """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
 
     ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
-    that survive such failures count them.
+    that survive such failures count them. ``refusals``: in which words, and on how many connections.
     """
 
     messages: list[int]
     cpu_seconds: list[float]
     latencies: list[dict[int, int]]
     failed: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
 
 
 class Connection:

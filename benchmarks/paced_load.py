@@ -16,7 +16,7 @@ import itertools
 import json
 import select
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -105,6 +105,7 @@ class Connections:
         self._lost: deque[tuple[Connection, int]] = deque()
         self._retry_at = 0.0
         self.failed = 0
+        self.refusals: Counter[str] = Counter()
         self.numbers: dict[Connection, int] = {}
         self.by_fd: dict[int, Connection] = {}
         for number in range(paced.job.connections):
@@ -127,6 +128,7 @@ class Connections:
         if not self._survives:
             raise error
         self.failed += len(connection.started)
+        self.refusals[str(error)] += 1
         sender.replace(connection, None)
         self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
@@ -158,7 +160,7 @@ def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) ->
     while True:
         events = epoll.poll(TICK_SECONDS)
         if (report := recorder.advance(monotonic_seconds())) is not None:
-            return replace(report, failed=connections.failed)
+            return replace(report, failed=connections.failed, refusals=dict(connections.refusals))
         for fd, event in events:
             connection = connections.by_fd[fd]
             try:
