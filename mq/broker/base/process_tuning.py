@@ -42,7 +42,7 @@ def tune_process() -> None:
 
     By default glibc maps fresh pages for every buffer of a few hundred KiB, which costs more than filling it; and
     Python lets a busy thread keep the interpreter for 5 ms while another one waits. With these settings a thread's own
-    heap would keep up to 64 MiB that are free, so all threads share one; the interpreter's lock keeps them apart anyway.
+    heap would keep up to 64 MiB that are free, so all threads share one.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
