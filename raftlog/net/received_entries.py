@@ -77,11 +77,12 @@ class ReceivedEntries:
             ref = refs[number]
             try:
                 pos = place(end, ref.size, self._segment_bytes)
+                # Before the body: its check takes positions that a log can have, and here may be any 64 bits.
+                if ref.pos != pos:
+                    raise WireError(f"entry {ref.index} is for position {ref.pos}, here it begins at {pos}")
                 check_entry(self._check_body, ref, message.entries[number][HEADER_BYTES:])
             except ValueError as error:
                 raise WireError(f"entry {ref.index}: {error}") from error
-            if ref.pos != pos:
-                raise WireError(f"entry {ref.index} is for position {ref.pos}, here it begins at {pos}")
             end = pos + ref.size
         return new
 

@@ -154,6 +154,15 @@ class HostilePeer:
         head = fixed + bytes(4 * len(entries))
         return frames._frame(Kind.APPEND, head, len(data), zlib.crc32(head, Kind.APPEND)) + data
 
+    def append_at(self, pos: int) -> bytes:
+        """The next entry of the log, with everything right but its position."""
+        core, log = self._replica.core, self._replica.log
+        header, _ = frame(NORMAL, LogIndex(log.last_index + 1), log.last_term, pos, b"good", log.chain)
+        data = header + b"good"
+        fixed = _APPEND.pack(core.term, log.last_index, log.last_term, core.commit, 1, log.chain, len(data), 1)
+        head = fixed + bytes(4)
+        return frames._frame(Kind.APPEND, head, len(data), zlib.crc32(head, Kind.APPEND)) + data
+
     def _fixed(self, term: int, prev: LogId, data: bytes, count: int) -> bytes:
         log = self._replica.log
         chain = self._rng.getrandbits(32)

@@ -15,6 +15,7 @@ from raftlog.log_numbers import NO_INDEX
 from raftlog.net import frames as wire
 from raftlog.net.frames import WireError
 from raftlog.net.transport import Lane
+from raftlog.segment.codec import HEADER_BYTES, place
 from raftlog.segment.errors import FrameCorrupt, LogDiverged
 from tests.unit.replica.hostile import HostilePeer
 
@@ -172,6 +173,20 @@ def test_no_frame_trips_an_assertion(seed: int) -> None:
     outcomes = attack(seed)
     assert outcomes["taken"] > 20, outcomes
     assert outcomes["WireError"] > 20, outcomes
+
+
+@pytest.mark.parametrize("pos", [0, 2**63 - 1, 2**63, 2**64 - 48, 2**64 - 1])
+def test_the_body_of_an_entry_with_a_wrong_position_is_not_checked(pos: int) -> None:
+    rng, _, target = begin(1)
+    checked: list[int] = []
+    target.replica._received._check_body = lambda body, position: checked.append(position)
+    source = next(name for name in NODES if name != target.name)
+    peer = HostilePeer(rng, source, target.replica)
+    assert target.receive(source, peer.append_at(pos)) == "WireError"
+    assert checked == []  # the check of the broker takes 63 bits
+    right = place(target.log.end_pos, HEADER_BYTES + 4, SEGMENT_BYTES)
+    target.receive(source, peer.append_at(right))
+    assert checked == [right + HEADER_BYTES]
 
 
 def test_every_role_is_attacked() -> None:
