@@ -15,7 +15,7 @@ ITEMS_AHEAD: Final = 8
 class _End:
     """Comes after the last item; ``error`` is what the iterator raised."""
 
-    def __init__(self, error: BaseException | None) -> None:
+    def __init__(self, error: Exception | None) -> None:
         self.error = error
 
 
@@ -29,15 +29,16 @@ def read_ahead(items: Iterable[T], ahead: int = ITEMS_AHEAD) -> Generator[T, Non
     stopped = threading.Event()
 
     def produce() -> None:
-        error: BaseException | None = None
+        error: Exception | None = None
         try:
             for item in items:
                 queue.put(item)
                 if stopped.is_set():
                     break
-        except BaseException as raised:  # raised again on the other thread
+        except Exception as raised:  # raised again on the other thread
             error = raised
-        queue.put(_End(error))
+        finally:
+            queue.put(_End(error))
 
     thread = threading.Thread(target=produce, name="read-ahead", daemon=True)
     thread.start()
