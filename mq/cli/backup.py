@@ -290,7 +290,7 @@ def _what_remains(target: str, before: BackupManifest | None, store: BackupStore
     try:
         is_gone = store is not None and store.load_manifest() is None
     except SegmentError:
-        return f"It is not possible to read what is in {target} now"
+        return f"This run has not changed the backup in {target}, which cannot be read now: {_in_words(before)}"
     if is_gone:
         return f"The backup that was in {target} is not there any more: is the target mounted?"
     return f"The backup in {target} is unchanged: {_in_words(before)}"

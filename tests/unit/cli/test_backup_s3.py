@@ -74,7 +74,7 @@ def test_backup_is_taken_verified_and_restored(storage: ObjectStorage, tmp_path:
     grow(tmp_path / "n1", 100)
     result = taken(storage, tmp_path / "n1")
     assert result.exit_code == 0, result.exception
-    assert f"{TARGET}: 100 new entries" in result.output
+    assert f"{TARGET}: started a new backup: 100 new entries" in result.output
     assert verified(storage)["last_index"] == 100
     targets = [f"n{number}={tmp_path / 'new' / f'n{number}'}" for number in range(2)]
     done = run(storage, "restore", TARGET, *targets, "--peers", PEERS, "--json")
@@ -129,7 +129,7 @@ def test_endpoint_that_goes_away_in_the_middle_leaves_the_backup_as_it_was(
         storage.fault = gone
         failed = refusal(taken(storage, tmp_path / "n1"))
         assert failed.exit_code == EXIT_FAILED
-        assert "is unchanged: entries 1 to 100" in str(failed)
+        assert f"has not changed the backup in {TARGET}, which cannot be read now: entries 1 to 100" in str(failed)
         storage.come_back()
         assert storage.content("a/broker/manifest.json") == before
         assert verified(storage)["last_index"] == 100
