@@ -57,14 +57,17 @@ PROBE_BYTES = 1_000_000_000
 PIECE_BYTES = 1 << 20
 COPIES = 4
 """Of the data: one for each replica, one in the backup."""
-LOAD_BYTES = 20_000_000_000
-"""What the load and indexes add on all replicas."""
+LOAD_BYTES = 40_000_000_000
+"""What the load, indexes and reserved segments add on all replicas in seven minutes. With less room, the disk fills up,
+and the leader refuses sends or hands over."""
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 2.0
 """Until a replica has noted what is committed: a backup copies nothing newer."""
 IN_FLIGHT = 1024
 """On each connection, at most: half a second's messages altogether wait no longer than that for a slot."""
 COST_PERCENT = 10.0
+DISK_FULL_PERCENT = 97.0
+"""Above it, brokers may delete messages or refuse sends, see `DISK`."""
 DISK_PERCENT = 80.0
 
 
@@ -91,6 +94,9 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
         finally:  # what was measured before a failure counts
             for figure in load.figures():
                 note(figure)
+            disk = shutil.disk_usage(directory)
+            used = 100 * (1 - disk.free / (disk.used + disk.free))
+            note(Figure("producers", "of the disk in use at the end", used, "%", DISK_FULL_PERCENT, is_limit=True))
             if load.moves or load.failed:
                 print(f"bench: sends failed, or the leader changed{kept_logs(directory)}", file=sys.stderr)
 
