@@ -19,6 +19,8 @@ WAIT_SECONDS_MAX: Final = 0.002
 ROUNDS_WITHOUT_MAX: Final = 255
 """So many rounds start at once before waiting is tried again, if it was in vain several times."""
 _AVERAGED = 8
+_RESOLUTION_SECONDS: Final = 1e-6
+"""A shorter rest is none: a clock to which it is added may stand still."""
 
 
 class Gathering:
@@ -55,7 +57,7 @@ class Gathering:
         if not self._expected:
             return 0.0
         came = waiting - self._waited_before
-        if came < self._expected - self._expected // 8 and now < self._until:
+        if came < self._expected - self._expected // 8 and self._until - now > _RESOLUTION_SECONDS:
             return self._until - now
         if 2 * came < self._expected:
             self._in_vain = min(2 * self._in_vain + 1, ROUNDS_WITHOUT_MAX)

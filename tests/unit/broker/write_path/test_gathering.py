@@ -149,3 +149,12 @@ def test_what_was_lost_is_not_waited_for() -> None:
     assert gathering.seconds_left(0.002, 1) > 0
     gathering.stop()
     assert gathering.seconds_left(0.002, 1) == 0.0
+
+
+def test_a_rest_that_would_not_move_the_clock_is_not_waited_for() -> None:
+    gathering = Gathering()
+    gathering.round_started(1000.0)
+    gathering.round_answered(1000.008, answered=8, waiting=0)
+    left = gathering.seconds_left(1000.008, waiting=1)
+    assert left > 0
+    assert gathering.seconds_left(1000.008 + left - 1e-12, waiting=1) == 0
