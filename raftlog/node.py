@@ -51,6 +51,8 @@ from raftlog.workers import BackgroundJobs
 Log = structlog.stdlib.BoundLogger
 
 DISK_POLL_SECONDS: Final = 1.0
+_IN_FLIGHT_RATIO: Final = 0.02
+"""Fraction of the disk for entries that are in flight when the leader begins to refuse."""
 HANDOVER_SECONDS_MAX: Final = 2.0
 """How long a leader with a damaged log waits for another replica to lead, before it repairs the log."""
 _HANDOVER_POLL_SECONDS: Final = 0.02
@@ -67,7 +69,7 @@ class NodeSettings:
         listen: replication address.
         secret_file: path of the group's secret, which must be the same on all nodes. The first one of ``members``
             creates a missing file, the others refuse to start without it.
-        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage`; reduced if one file is larger than the rest.
+        disk_full_ratio, disk_pause_ratio: see `Replica.disk_usage` and `disk_ratios`.
         catch_up_bytes_per_second: limit for peers that fetch files from this node or repair theirs.
         software: the version of the software, reported to peers; for people.
         level_newest: the highest format level that the application supports; see `raftlog.net.versions`.
@@ -91,6 +93,17 @@ class NodeSettings:
     software: str = ""
     level_newest: int = 1
     tls: ReplicationTls | None = None
+
+    def disk_ratios(self, total_bytes: int) -> tuple[float, float]:
+        """The used fractions of the disk from which on a replica refuses proposals, and a leader's entries.
+
+        A new file is needed at once, so the second fraction leaves room for one. Between both is room for another one,
+        and for what is in flight when the leader begins to refuse: it would stay uncommitted, and its senders without
+        an answer.
+        """
+        file = self.segment_bytes / total_bytes
+        pause = min(self.disk_pause_ratio, 1 - file)
+        return min(self.disk_full_ratio, pause - max(file, min(_IN_FLIGHT_RATIO, 1 - pause))), pause
 
     @property
     def identity(self) -> Identity:
@@ -334,9 +347,7 @@ class Run:
         settings = self.settings
         while True:
             free, total = await trio.to_thread.run_sync(self._disk.usage, settings.directory)
-            # A whole file is needed at once.
-            pause_ratio = min(settings.disk_pause_ratio, 1 - settings.segment_bytes / total)
-            self.replica.disk_usage(free, total, min(settings.disk_full_ratio, pause_ratio), pause_ratio)
+            self.replica.disk_usage(free, total, *settings.disk_ratios(total))
             self.replica.note_commit()
             await trio.sleep(DISK_POLL_SECONDS)
 
