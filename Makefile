@@ -64,7 +64,7 @@ help:
 	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from pyproject.toml'
 	@echo 'make clean   remove .venv, .venv-spark and what tools left behind'
 
-$(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh mq/compiled/plain_sends.pyx
+$(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard */compiled/*.p[yx][xid])
 	@deploy/setup-venv.sh
 	@touch $@
 

@@ -6,69 +6,14 @@ something is missing; then everything stays as it was.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
-from importlib import import_module
 from pathlib import Path
 
-from mq.compiled import IS_COMPILED, source_sha256
+from mq.compiled import IS_COMPILED
+from raftlog.compiled.building import compile_package, missing_tool
 
 NOT_COMPILED = 3
-_SOURCES = Path(__file__).parent
-_MODULE = "plain_sends"
-
-
-def missing_tool() -> str | None:
-    """What is missing to compile, and how to get it; None if nothing is."""
-    if sys.byteorder != "little":
-        return "the compiled parts are for little-endian processors"
-    try:
-        import_module("Cython")
-        import_module("setuptools")
-    except ImportError as error:
-        return f"{error.name} is not installed: pip install 'raftmq[compiled]'"
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(compiler) is None:
-        return f"there is no C compiler {compiler}: apt install gcc"
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        return f"{header} is missing: apt install python{sys.version_info.major}.{sys.version_info.minor}-dev"
-    return None
-
-
-def compile_all() -> Path:
-    """Compile; returns the library, which is in place then.
-
-    Raises RuntimeError with what the compiler said; OSError if the directory of the sources cannot be written.
-    """
-    # Beside the sources: a rename puts the library in place, also while another process compiles or a broker runs.
-    with tempfile.TemporaryDirectory(prefix="build-", dir=_SOURCES) as name:
-        script = (
-            "from Cython.Build import cythonize; from setuptools import Extension, setup; import sys; "
-            "name, source, build, sha256 = sys.argv[1:]; "
-            "macros = [('SOURCE_SHA256', '\"' + sha256 + '\"')]; "
-            "extension = Extension(name, [source], extra_compile_args=['-O2'], define_macros=macros); "
-            "setup(script_args=['-q', 'build_ext', '--build-lib', build, '--build-temp', build], "
-            "ext_modules=cythonize([extension], build_dir=build, quiet=True, language_level=3))"
-        )
-        source = _SOURCES / f"{_MODULE}.pyx"
-        result = subprocess.run(
-            [sys.executable, "-c", script, f"mq.compiled.{_MODULE}", str(source), name, source_sha256(source)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=name,
-        )
-        built = sorted(Path(name).glob(f"mq/compiled/{_MODULE}.*.so"))
-        if result.returncode or len(built) != 1:
-            raise RuntimeError(f"could not compile {source}:\n{result.stdout}{result.stderr}")
-        target = _SOURCES / built[0].name
-        built[0].replace(target)  # a process that runs keeps the old one
-        return target
+_PACKAGES = {"mq.compiled": Path(__file__).parent}
 
 
 def main() -> int:
@@ -79,11 +24,11 @@ def main() -> int:
         print(f"raftmq: {kept}: {missing}")
         return NOT_COMPILED
     try:
-        target = compile_all()
+        libraries = [path for package, sources in _PACKAGES.items() for path in compile_package(package, sources)]
     except (RuntimeError, OSError) as error:
         print(f"raftmq: {kept}: {error}", file=sys.stderr)
         return NOT_COMPILED
-    print(f"raftmq: compiled {target.name}")
+    print(f"raftmq: compiled {', '.join(path.name for path in libraries)}")
     return 0
 
 

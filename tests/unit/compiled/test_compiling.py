@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from mq.compiled import IS_COMPILED, PURE_PYTHON, __main__
+from raftlog.compiled import building
+from raftlog.compiled.sources import require_current, source_sha256
 
 LIBRARY = "plain_sends.any.so"
 
@@ -31,13 +33,13 @@ def test_the_compiler_of_the_environment_may_be_empty_or_a_wrapper_with_argument
     asked: list[str] = []
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(shutil, "which", asked.append)
-    __main__.missing_tool()
+    building.missing_tool()
     (program,) = asked
     assert program == "no-such-wrapper" if compiler else program and " " not in program
 
 
 @pytest.mark.skipif(bool(os.environ.get(PURE_PYTHON)), reason=f"{PURE_PYTHON} is set")
-@pytest.mark.skipif(__main__.missing_tool() is not None, reason="a tool to compile with is missing")
+@pytest.mark.skipif(building.missing_tool() is not None, reason="a tool to compile with is missing")
 def test_where_the_module_can_be_compiled_it_is_there() -> None:
     """Otherwise the tests that compare both forms would be skipped without anybody noticing."""
     assert IS_COMPILED, "run python -m mq.compiled"
@@ -56,7 +58,7 @@ def test_a_compiler_that_fails_leaves_everything_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(__main__, "missing_tool", lambda: None)
-    monkeypatch.setattr(__main__, "_SOURCES", tmp_path)
+    monkeypatch.setattr(__main__, "_PACKAGES", {"mq.compiled": tmp_path})
     (tmp_path / "plain_sends.pyx").write_text("this is no Cython")
     assert __main__.main() == __main__.NOT_COMPILED
     assert "could not compile" in capsys.readouterr().err
@@ -73,7 +75,7 @@ def test_where_nothing_can_be_written_it_says_which_form_stays_in_use(
 ) -> None:
     monkeypatch.setattr(__main__, "missing_tool", lambda: None)
     monkeypatch.setattr(__main__, "IS_COMPILED", is_compiled)
-    monkeypatch.setattr(__main__, "_SOURCES", tmp_path / "missing")
+    monkeypatch.setattr(__main__, "_PACKAGES", {"mq.compiled": tmp_path / "missing"})
     assert __main__.main() == __main__.NOT_COMPILED
     said = capsys.readouterr().err
     assert kept in said
@@ -89,7 +91,6 @@ def compiles(command: list[str], *, cwd: str, **_: object) -> subprocess.Complet
 
 
 def test_two_processes_may_compile_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(__main__, "_SOURCES", tmp_path)
     (tmp_path / "plain_sends.pyx").touch()
     monkeypatch.setattr(subprocess, "run", compiles)
     others: list[Path] = []
@@ -98,23 +99,22 @@ def test_two_processes_may_compile_at_once(monkeypatch: pytest.MonkeyPatch, tmp_
     def replace_behind_another(path: Path, target: Path) -> Path:
         if not others:
             others.append(path)
-            others.append(__main__.compile_all())
+            others.extend(building.compile_package("mq.compiled", tmp_path))
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", replace_behind_another)
-    assert __main__.compile_all() == others[1]
+    assert building.compile_package("mq.compiled", tmp_path) == others[1:]
     assert sorted(path.name for path in tmp_path.iterdir()) == [LIBRARY, "plain_sends.pyx"]
 
 
 def test_a_library_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A broker that runs has the old one mapped: writing into that file would end the process.
-    monkeypatch.setattr(__main__, "_SOURCES", tmp_path)
     (tmp_path / "plain_sends.pyx").touch()
     library = tmp_path / LIBRARY
     library.write_text("the old library")
     with library.open() as running:
         monkeypatch.setattr(subprocess, "run", compiles)
-        __main__.compile_all()
+        building.compile_package("mq.compiled", tmp_path)
         assert running.read() == "the old library"
     assert library.read_text() == "a library"
 
@@ -131,6 +131,39 @@ def test_a_library_of_another_version_is_not_used(tmp_path: Path, change: str, u
     code = "import mq.compiled; print(mq.compiled.IS_COMPILED)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == used
+
+
+@pytest.mark.skipif(building.missing_tool() is not None, reason="a tool to compile with is missing")
+def test_a_module_may_be_made_from_several_files(tmp_path: Path) -> None:
+    package = tmp_path / "made" / "fast"
+    package.mkdir(parents=True)
+    for directory in (package.parent, package):
+        (directory / "__init__.py").touch()
+    (package / "adding.pyx").write_text(
+        'include "one.pxi"\nfrom made.fast.shared cimport TWO\n'
+        "cdef extern from *:\n    const char *SOURCE_SHA256\n"
+        "COMPILED_FROM = SOURCE_SHA256.decode()\nTHREE = ONE + TWO\n"
+    )
+    (package / "doubling.pyx").write_text("from made.fast.shared cimport TWO\nFOUR = 2 * TWO\n")
+    (package / "one.pxi").write_text("cdef enum:\n    ONE = 1\n")
+    (package / "shared.pxd").write_text("cdef enum:\n    TWO = 2\n")
+    names = [path.name.partition(".")[0] for path in building.compile_package("made.fast", package)]
+    assert names == ["adding", "doubling"]
+    code = "from made.fast.adding import *; from made.fast.doubling import *; print(THREE, FOUR, COMPILED_FROM)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "4", source_sha256(package)]
+
+
+@pytest.mark.parametrize("changed", ["a.pyx", "b.pxi", "c.pxd"])
+def test_each_source_of_a_package_counts(changed: str, tmp_path: Path) -> None:
+    for name in ("a.pyx", "b.pxi", "c.pxd"):
+        (tmp_path / name).write_text("# the first version")
+    compiled_from = source_sha256(tmp_path)
+    (tmp_path / "d.pyi").write_text("# no source")
+    require_current(tmp_path, compiled_from)
+    (tmp_path / changed).write_text("# the next version")
+    with pytest.raises(ImportError, match="compiled from other sources"):
+        require_current(tmp_path, compiled_from)
 
 
 def test_the_environment_switches_the_module_off() -> None:
