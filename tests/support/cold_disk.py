@@ -19,11 +19,14 @@ class Reads:
         self.gate.set()
         self.asked = threading.Event()
         self.fails = False
+        self.only_first_waits = False
+        """Whether the gate holds only the first read of a thread."""
 
     def note(self) -> None:
         if threading.current_thread().name.startswith("reader-"):
+            waits = not (self.only_first_waits and self.asked.is_set())
             self.asked.set()
-            assert self.gate.wait(60), "nobody let it read"
+            assert not waits or self.gate.wait(60), "nobody let it read"
             if self.fails:
                 raise OSError(5, "no such luck")
             self.brought += 1

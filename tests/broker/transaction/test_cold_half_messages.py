@@ -60,6 +60,50 @@ async def test_the_event_loop_ends_only_what_was_loaded(tmp_path: Path, reads: R
         assert [record.body for record in await stored(client)] == [b"%d" % number * 1000 for number in range(0, 40, 2)]
 
 
+@pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)], ids=["commit", "rollback"])
+async def test_the_first_of_two_ends_decides_although_the_second_would_be_loaded_first(
+    tmp_path: Path, reads: Reads, first: int, second: int
+) -> None:
+    (half,) = await send_halves(tmp_path, 1)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        reads.only_first_waits = True
+        winner, loser, other = [await broker.connect() for _ in range(3)]
+        winning = await winner.post(RequestCode.END_TRANSACTION, end_ext(half, first))
+        await reads.wait_asked()
+        losing = [await loser.post(RequestCode.END_TRANSACTION, end_ext(half, second)) for _ in range(3)]
+        repeated = await loser.post(RequestCode.END_TRANSACTION, end_ext(half, first))
+        for _ in range(20):
+            assert (await loser.send("T", b"meanwhile")).code == 0
+        assert not loser.answers, "an end was answered before the one that arrived first"
+        reads.gate.set()
+        assert (await winner.answer(winning)).code == 0
+        how = "committed" if first == COMMIT else "rolled back"
+        for each in losing:
+            late = await loser.answer(each)
+            assert (late.code, how in str(late.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (await loser.answer(repeated)).code == 0
+        copies = [record.body for record in await stored(other) if record.body != b"meanwhile"]
+        assert copies == ([b"0" * 1000] if first == COMMIT else [])
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await end(client, half, first)).code == 0
+        assert (await end(client, half, second)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_too_many_ends_that_wait_for_one_load_are_refused(tmp_path: Path, reads: Reads) -> None:
+    (half,) = await send_halves(tmp_path, 1)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        client = await broker.connect()
+        posted = [await client.post(RequestCode.END_TRANSACTION, end_ext(half, COMMIT)) for _ in range(300)]
+        refused = await client.answer(posted[-1])
+        assert (refused.code, "many requests" in str(refused.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+        reads.gate.set()
+        codes = [(await client.answer(each)).code for each in posted[:-1]]
+        assert codes == [0] * 256 + [ResponseCode.SYSTEM_BUSY] * 43
+
+
 async def test_an_end_without_an_answer_counts_although_its_client_is_gone(tmp_path: Path, reads: Reads) -> None:
     (half,) = await send_halves(tmp_path, 1)
     async with running(tmp_path) as broker:
