@@ -11,9 +11,8 @@ A pop that finds nothing waits like a pull, for any queue of its topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
-from itertools import chain
 
 from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
@@ -26,42 +25,33 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.pop.ack import CHECKPOINTS_MAX, PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
+from mq.broker.pop.peek import Peeks
 from mq.broker.pop.queue_cursor import EVERYTHING, INIT_AT_END, PopBatch, PopQueues, PopRequest, RecordsOnDisk
 from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messages
 from mq.broker.pop.revive import PopRevival
+from mq.broker.pop.selection import LOADS_MAX, PopSelection
 from mq.broker.state.commands import encode_command
 from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
-from mq.protocol.codes import PERM_READ, ResponseCode
-from mq.protocol.names import NameRefused, check_group, pop_retry_topic
-from mq.protocol.pop_requests import Notification, NotificationExt, PeekMessage, PollingInfo, PopExt, PopMessage
+from mq.protocol.codes import ResponseCode
+from mq.protocol.names import pop_retry_topic
+from mq.protocol.pop_requests import Notification, NotificationExt, PollingInfo, PopExt, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.protocol.replies import PollingInfoReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
-MESSAGES_MAX = 32
 _ANY = -1
 _TOO_LATE_MS = 500
 """A request this long after its deadline is not served: its client has stopped waiting."""
 _PATIENCE_SECONDS = 3.0
 """A filtered pop continues its search for this long after its deadline."""
-_RETRY_FIRST = 0.2
-"""The fraction of pops that read the retry topic first, so that a busy topic does not starve it."""
 _WAITING_BYTES_MAX = 4 * 1024 * 1024
 """A client with this many bytes of unsent replies gets no further messages before it has read some."""
 _READ_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of messages whose pops are not committed yet; above it, clients must retry."""
 
-_QUEUES_MAX = 32
-_ENTRIES_MAX = 800
-"""Limit on queues, and on entries of a queue, examined in one step. If none of them matched, the pop continues behind
-them.
-"""
-
-_LOADS_MAX = 3
-"""A pop for which records were loaded so often reads them itself: each time, other pops took those that were loaded."""
 _OLD_TEXT_BYTES_MAX = 64 * 1024
 """A pop with longer texts does not wait for loading, so that all waiting ones take at most 64 MiB; as for pulls."""
 
@@ -93,14 +83,12 @@ class Pops(Service):
     ) -> None:
         read = partial(context.replica.log.pread, trusts_page_cache=True)
         read_each = context.replica.log.pread_each
-        self._settings = context.settings
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
         self._subscriptions = subscriptions
         self._cold_reads = cold_reads
         self._note_got = context.traffic.note_got
-        self._rng = context.rng
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
         self.polling: LongPolling[HeldPop] = LongPolling(
@@ -139,13 +127,15 @@ class Pops(Service):
             ordered_clock=self._ordered_clock,
             broker_name=context.settings.group,
         )
+        self._selection = PopSelection(context, queues=self._queues)
+        self._peeks = Peeks(context, selection=self._selection, cold_reads=cold_reads)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(PopMessage, self.handle_pop, leader_only=True, repeatable=True)
         yield Route(Notification, self.handle_notification, leader_only=True, repeatable=True)
-        yield Route(PeekMessage, self.handle_peek, leader_only=True, repeatable=True)
         yield Route(PollingInfo, self.handle_polling_info, leader_only=True, repeatable=True)
+        yield from self._peeks.routes()
         yield from self.acks.routes()
 
     def periodic(self) -> Iterator[Periodic]:
@@ -245,11 +235,8 @@ class Pops(Service):
         wait_ms = self._wait_ms(ext)
         if wait_ms < -_TOO_LATE_MS:
             raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client stopped waiting {-wait_ms} ms ago")
-        self._check(ext.consumer_group, ext.topic, ext.queue_id)
-        if not 1 <= ext.max_messages <= MESSAGES_MAX:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
-            )
+        self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
+        self._selection.check_count(ext.max_messages)
         if ext.invisible_ms < 1:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
         if ext.order and len(ext.attempt_id or "") > ATTEMPT_LENGTH_MAX:
@@ -264,41 +251,16 @@ class Pops(Service):
     def handle_notification(self, call: Call[Notification]) -> None:
         """Request code 200054. Raises RequestRefused."""
         ext = call.request.ext
-        self._check(ext.consumer_group, ext.topic, ext.queue_id)
+        self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         wait_ms = self._wait_ms(ext)
         seconds = min(wait_ms / 1000, call.connection.hold_seconds_max) if ext.poll_ms > 0 else 0
         call.drop_body()
         self._serve_notification(HeldPop(call, EVERYTHING, self._clock() + seconds))
 
-    def handle_peek(self, call: Call[PeekMessage]) -> bytes | None:
-        """Request code 200052. Raises RequestRefused."""
-        ext = call.request.ext
-        self._check(ext.consumer_group, ext.topic, ext.queue_id)
-        if not 1 <= ext.max_messages <= MESSAGES_MAX:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {ext.max_messages}; allowed: 1 to {MESSAGES_MAX}"
-            )
-        pop_request = PopRequest(
-            group=ext.consumer_group,
-            topic=ext.topic,
-            retry_topic=pop_retry_topic(ext.consumer_group, ext.topic),
-            subscription=EVERYTHING,
-            pop_time_ms=self._wall_clock_ms(),
-            invisible_ms=0,
-            revive_queue=REVIVE_QUEUE,
-            at_end=False,
-            attempt=None,
-        )
-        queues = self._candidates(pop_request, ext.queue_id)
-        taken = self._take(pop_request, queues, ext.max_messages, may_wait_for_disk=True)
-        code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
-        send_messages(call, code, pop_request, taken, self._metadata.pops)
-        return None
-
     def handle_polling_info(self, call: Call[PollingInfo]) -> bytes:
         """Request code 200055. Raises RequestRefused."""
         ext = call.request.ext
-        self._check(ext.consumer_group, ext.topic, ext.queue_id)
+        self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         waiting = sum(
             pop.call.request.ext.consumer_group == ext.consumer_group
             for pop in self.polling.waiting_for((ext.topic, max(ext.queue_id, _ANY)))
@@ -313,35 +275,6 @@ class Pops(Service):
         now_ms = self._wall_clock_ms()
         ext.born_ms = ext.born_ms or now_ms
         return ext.born_ms + ext.poll_ms - now_ms
-
-    def _check(self, group: str, topic: str, queue_id: int) -> None:
-        """Raises RequestRefused unless the queue exists and the group may read it."""
-        try:
-            check_group(group)
-        except NameRefused as error:
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        config = self._metadata.topics.get(topic)
-        if config is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
-        if not config.perm & PERM_READ:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not readable")
-        if (group, topic) in self._metadata.forbidden:
-            raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"the consumer group[{group}] is forbidden for topic[{topic}]"
-            )
-        if queue_id >= config.read_queues:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"queue id {queue_id} is illegal, {topic} has {config.read_queues} read queues",
-            )
-        retry_topic = pop_retry_topic(group, topic)
-        if not self._metadata.has_room_for_topic(retry_topic):
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"the topic {retry_topic} cannot be created: too many topics"
-            )
-        for name in (topic, retry_topic):
-            if not self._metadata.has_room_for_offsets(group, name):
-                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for offsets of {group} in {name}")
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
@@ -386,11 +319,8 @@ class Pops(Service):
             loaded=pop.loaded,
         )
         try:
-            taken = self._take(
-                pop_request,
-                self._candidates(pop_request, ext.queue_id),
-                ext.max_messages,
-                may_wait_for_disk=pop.loads >= _LOADS_MAX,
+            taken = self._selection.take(
+                pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=pop.loads >= LOADS_MAX
             )
         except RecordsOnDisk as old:
             self._load(pop, old)
@@ -432,68 +362,6 @@ class Pops(Service):
         if pop.text_bytes > _OLD_TEXT_BYTES_MAX or not self._cold_reads.load(old.places, ended):
             pop.call.connection.held_pulls -= 1
             self._serve(pop)
-
-    def _take(
-        self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int, *, may_wait_for_disk: bool
-    ) -> list[PopBatch]:
-        """Messages of some of these queues; may wait for the disk for the first one.
-
-        Raises RecordsOnDisk unless it may, or takes others.
-        """
-        taken: list[PopBatch] = []
-        bytes_left = self._settings.pull_bytes_max
-        source = ""
-        entries_left = _ENTRIES_MAX
-        for topic, number in queues:
-            if source not in ("", topic):
-                break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
-            try:
-                one = self._queues.take(
-                    pop_request, topic, number, count_max, bytes_left, may_wait_for_disk=may_wait_for_disk and not taken
-                )
-            except RecordsOnDisk:
-                if taken:
-                    break
-                raise
-            if one is not None:
-                taken.append(one)
-                source = topic if one.messages else source
-                count_max -= one.messages
-                bytes_left -= one.nbytes
-                entries_left -= one.command.next_offset - max(one.command.before, 0)
-                if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(taken) == _QUEUES_MAX:
-                    break
-        return taken
-
-    def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
-        """The queues to examine, in this order: first the one whose records were loaded."""
-        first = None if pop_request.loaded is None else pop_request.loaded[:2]
-        if first is not None:
-            yield first
-        for key in self._in_random_order(pop_request, queue_id):
-            if key != first:
-                yield key
-
-    def _in_random_order(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
-        unread, group, retry_topic = self._queues.unread, pop_request.group, pop_request.retry_topic
-        retry_first = self._rng.random() < _RETRY_FIRST
-        retry = self._metadata.topics.get(retry_topic)
-        retry_queues = 0
-        if retry is not None and retry_topic != pop_request.topic and pop_request.attempt is None:
-            retry_queues = retry.read_queues
-        if retry_first:
-            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
-                yield retry_topic, number
-        if queue_id >= 0:
-            yield pop_request.topic, queue_id
-        elif queues := self._metadata.topics[pop_request.topic].read_queues:
-            first = self._rng.randrange(queues)
-            at_end = pop_request.at_end and pop_request.topic != retry_topic
-            for number in unread(group, pop_request.topic, chain(range(first, queues), range(first)), at_end=at_end):
-                yield pop_request.topic, number
-        if not retry_first:
-            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
-                yield retry_topic, number
 
     def _replicate(self, pop: HeldPop, pop_request: PopRequest, taken: list[PopBatch]) -> None:
         """Replicate the pop; the client gets the messages once it is committed."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.cold_disk import Reads
 from tests.support.popping import again, pop, popped
-from tests.support.running_broker import properties, running
+from tests.support.running_broker import Client, properties, running
 
 pytestmark = pytest.mark.trio
 
@@ -139,3 +141,56 @@ async def test_the_event_loop_reads_no_second_queue_from_disk(tmp_path: Path, re
             got += [message.body for message in messages]
         assert sorted(got) == [b"%d" % number for number in range(6)]
         assert reads.by_loop == 0
+
+
+async def peek(client: Client, **given: Any) -> list[bytes]:
+    ext: dict[str, Any] = {"consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 32}
+    answer = await client.request(RequestCode.PEEK_MESSAGE, ext | given)
+    assert answer.code == 0, answer
+    return [record.body for record in answer.records]
+
+
+async def test_others_are_served_while_a_peek_waits_for_the_disk(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 20)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        reads.by_loop = 0
+        slow, other = await broker.connect(), await broker.connect()
+        got: list[bytes] = []
+
+        async def look() -> None:
+            got.extend(await peek(slow))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await reads.wait_asked()
+            assert (await other.send(body=b"meanwhile")).code == 0
+            assert got == []
+            reads.gate.set()
+        assert got == [*bodies, b"meanwhile"]
+        assert reads.by_loop == 0
+        assert [message.body for message in await popped(other)] == got, "a peek takes nothing"
+
+
+async def test_the_event_loop_peeks_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
+    bodies = await send_some(tmp_path, 5)
+    async with running(tmp_path) as broker:
+        reads.fails = True
+        assert await peek(await broker.connect()) == bodies
+        assert reads.asked.is_set()
+
+
+async def test_a_peek_of_a_topic_that_is_deleted_while_it_waits_for_the_disk_is_refused(
+    tmp_path: Path, reads: Reads
+) -> None:
+    await send_some(tmp_path, 5)
+    async with running(tmp_path) as broker:
+        reads.gate.clear()
+        slow, other = await broker.connect(), await broker.connect()
+        ext = {"consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 32}
+        peeking = await slow.post(RequestCode.PEEK_MESSAGE, ext)
+        await reads.wait_asked()
+        assert (await other.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+        reads.gate.set()
+        refused = await slow.answer(peeking)
+        assert (refused.code, refused.remark) == (ResponseCode.TOPIC_NOT_EXIST, "the topic T does not exist")

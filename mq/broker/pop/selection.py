@@ -1,0 +1,137 @@
+"""Selects the messages of a pop or a peek: in which order queues are examined, and how much of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from mq.broker.consume.long_polling import QueueKey
+from mq.broker.context import BrokerContext
+from mq.broker.net.errors import RequestRefused
+from mq.broker.pop.queue_cursor import PopBatch, PopQueues, PopRequest, RecordsOnDisk
+from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.names import NameRefused, check_group, pop_retry_topic
+
+MESSAGES_MAX = 32
+LOADS_MAX = 3
+"""A pop or peek for which records were loaded so often reads them itself: each time, other pops took those that were
+loaded.
+"""
+
+_RETRY_FIRST = 0.2
+"""The fraction of pops that read the retry topic first, so that a busy topic does not starve it."""
+_QUEUES_MAX = 32
+_ENTRIES_MAX = 800
+"""Limit on queues, and on entries of a queue, examined in one step. If none of them matched, the pop continues behind
+them.
+"""
+
+
+class PopSelection:
+    """Messages of some queues of a topic, and of the retry topic of a group.
+
+    Args:
+        queues: takes messages of one queue.
+    """
+
+    def __init__(self, context: BrokerContext, *, queues: PopQueues) -> None:
+        self._metadata = context.metadata
+        self._queues = queues
+        self._rng = context.rng
+        self._bytes_max = context.settings.pull_bytes_max
+
+    def check(self, group: str, topic: str, queue_id: int) -> None:
+        """Raises RequestRefused unless the queue exists and the group may read it."""
+        try:
+            check_group(group)
+        except NameRefused as error:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        config = self._metadata.topics.get(topic)
+        if config is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
+        if not config.perm & PERM_READ:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {topic} is not readable")
+        if (group, topic) in self._metadata.forbidden:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"the consumer group[{group}] is forbidden for topic[{topic}]"
+            )
+        if queue_id >= config.read_queues:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue id {queue_id} is illegal, {topic} has {config.read_queues} read queues",
+            )
+        retry_topic = pop_retry_topic(group, topic)
+        if not self._metadata.has_room_for_topic(retry_topic):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {retry_topic} cannot be created: too many topics"
+            )
+        for name in (topic, retry_topic):
+            if not self._metadata.has_room_for_offsets(group, name):
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for offsets of {group} in {name}")
+
+    def check_count(self, count: int) -> None:
+        """Raises RequestRefused unless a client may ask for this number of messages."""
+        if not 1 <= count <= MESSAGES_MAX:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {count}; allowed: 1 to {MESSAGES_MAX}")
+
+    def take(
+        self, pop_request: PopRequest, queue_id: int, count_max: int, *, may_wait_for_disk: bool
+    ) -> list[PopBatch]:
+        """Messages of a queue, or of any queues if the number is negative; may wait for the disk for the first one.
+
+        Raises RecordsOnDisk unless it may, or takes others, and RequestRefused, SegmentError, StoreError.
+        """
+        taken: list[PopBatch] = []
+        bytes_left = self._bytes_max
+        source = ""
+        entries_left = _ENTRIES_MAX
+        for topic, number in self._candidates(pop_request, queue_id):
+            if source not in ("", topic):
+                break  # clients of the first 5.x releases confuse queues with equal numbers in one answer
+            try:
+                one = self._queues.take(
+                    pop_request, topic, number, count_max, bytes_left, may_wait_for_disk=may_wait_for_disk and not taken
+                )
+            except RecordsOnDisk:
+                if taken:
+                    break
+                raise
+            if one is not None:
+                taken.append(one)
+                source = topic if one.messages else source
+                count_max -= one.messages
+                bytes_left -= one.nbytes
+                entries_left -= one.command.next_offset - max(one.command.before, 0)
+                if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(taken) == _QUEUES_MAX:
+                    break
+        return taken
+
+    def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
+        """The queues to examine, in this order: first the one whose records were loaded."""
+        first = None if pop_request.loaded is None else pop_request.loaded[:2]
+        if first is not None:
+            yield first
+        for key in self._in_random_order(pop_request, queue_id):
+            if key != first:
+                yield key
+
+    def _in_random_order(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
+        unread, group, retry_topic = self._queues.unread, pop_request.group, pop_request.retry_topic
+        retry_first = self._rng.random() < _RETRY_FIRST
+        retry = self._metadata.topics.get(retry_topic)
+        retry_queues = 0
+        if retry is not None and retry_topic != pop_request.topic and pop_request.attempt is None:
+            retry_queues = retry.read_queues
+        if retry_first:
+            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
+                yield retry_topic, number
+        if queue_id >= 0:
+            yield pop_request.topic, queue_id
+        elif queues := self._metadata.topics[pop_request.topic].read_queues:
+            first = self._rng.randrange(queues)
+            at_end = pop_request.at_end and pop_request.topic != retry_topic
+            for number in unread(group, pop_request.topic, chain(range(first, queues), range(first)), at_end=at_end):
+                yield pop_request.topic, number
+        if not retry_first:
+            for number in unread(group, retry_topic, range(retry_queues), at_end=False):
+                yield retry_topic, number
