@@ -57,7 +57,7 @@ PROBE_BYTES = 1_000_000_000
 PIECE_BYTES = 1 << 20
 COPIES = 4
 """Of the data: one for each replica, one in the backup."""
-LOAD_BYTES = 40_000_000_000
+LOAD_BYTES = 28_000_000_000
 """What the load, indexes and reserved segments add on all replicas in seven minutes. With less room, the disk fills up,
 and the leader refuses sends or hands over."""
 POLL_SECONDS = 0.1
