@@ -200,7 +200,19 @@ class SendReplyTemplate:
         }
         return encode_response(opaque, 0, ext=ext, serialization=serialization)
 
+    def batch_header_bytes(self, count: int, unique_keys: bytes) -> int:
+        """At most this many bytes has the header of `render_batch` for ``count`` messages, whatever ``more`` says."""
+        ids = count * (len(self._host) + len("0123456789ABCDEF,"))
+        keys = _JSON_ESCAPE_BYTES_MAX * len(unique_keys)
+        if keys > _KEYS_BYTES_EXACT:
+            keys = len(_json_text(unique_keys.decode()).encode())
+        return _OTHER_FIELDS_BYTES_MAX + ids + keys
 
+
+_JSON_ESCAPE_BYTES_MAX: Final = 6
+"""A control character becomes six characters."""
+_KEYS_BYTES_EXACT: Final = 1024 * 1024
+_OTHER_FIELDS_BYTES_MAX: Final = 2048
 _PREFIX: Final = struct.Struct(">II").pack
 assert encode_prefix(JSON, 1, 0) == _PREFIX(5, 1), "a JSON frame's second word is its header's length"
 assert len(encode_prefix(JSON, 0, 0)) == PREFIX_BYTES

@@ -12,6 +12,10 @@ HEADER_BYTES_MAX: Final = 256 * 1024
 """Properties may have 32,767 bytes, and JSON escapes their separators with six characters: a lower limit would refuse
 valid messages.
 """
+ANSWER_HEADER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Clients read answers with headers of up to this size, since the answer to a batch names each of its messages in the
+header. Java's clients read any header in a frame of 16 MiB.
+"""
 
 JSON: Final = 0
 BINARY: Final = 1
@@ -24,7 +28,7 @@ _TLS_STARTS: Final = (0x1603, 0x1503)
 
 
 def split_frames(
-    data: memoryview, *, frame_bytes_max: int = FRAME_BYTES_MAX
+    data: memoryview, *, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX
 ) -> tuple[list[tuple[int, memoryview, memoryview]], int]:
     """Split all complete frames from a received chunk.
 
@@ -47,9 +51,9 @@ def split_frames(
             word > 0x1FFFFFF
             or length > frame_bytes_max
             or header_length + 4 > length
-            or header_length > HEADER_BYTES_MAX
+            or header_length > header_bytes_max
         ):
-            raise FrameError(_fault(length, word, frame_bytes_max))
+            raise FrameError(_fault(length, word, frame_bytes_max, header_bytes_max))
         header_start = at + PREFIX_BYTES
         header_end = header_start + header_length
         at_next = at + 4 + length
@@ -75,7 +79,7 @@ def encode_prefix(serialization: int, header_bytes: int, body_bytes: int) -> byt
     return _PREFIX.pack(4 + header_bytes + body_bytes, serialization << 24 | header_bytes)
 
 
-def _fault(length: int, word: int, frame_bytes_max: int) -> str:
+def _fault(length: int, word: int, frame_bytes_max: int, header_bytes_max: int) -> str:
     header_length = word & 0xFFFFFF
     if not 4 <= length <= frame_bytes_max:
         return _length_fault(length, frame_bytes_max)
@@ -83,7 +87,7 @@ def _fault(length: int, word: int, frame_bytes_max: int) -> str:
         return f"header encoding {word >> 24} is unknown"
     if header_length + 4 > length:
         return f"header of {header_length} bytes in a frame of length {length}"
-    return f"header of {header_length} bytes; maximum: {HEADER_BYTES_MAX}"
+    return f"header of {header_length} bytes; maximum: {header_bytes_max}"
 
 
 def _length_fault(length: int, frame_bytes_max: int) -> str:

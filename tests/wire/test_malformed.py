@@ -86,6 +86,13 @@ def test_frame_limit_of_the_receiver() -> None:
         split_frames(data, frame_bytes_max=1000)
 
 
+def test_header_limit_of_the_receiver() -> None:
+    data = memoryview(encode_request(34, 1, ext={"a": "x" * 1000}))
+    assert len(split_frames(data, header_bytes_max=2000)[0]) == 1
+    with pytest.raises(FrameError, match="maximum: 1000"):
+        split_frames(data, header_bytes_max=1000)
+
+
 @steady
 @given(st.binary(max_size=64))
 def test_any_bytes_are_cut_or_refused(data: bytes) -> None:

@@ -16,7 +16,9 @@ from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
+from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX
 from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
 
 _OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode())
@@ -34,6 +36,7 @@ class BatchSends:
         tag_codes: TagCodes,
         suffix: bytes,
         body_bytes_max: int,
+        reply_template: SendReplyTemplate,
     ) -> None:
         self._appender = appender
         self._repeats = repeats
@@ -41,6 +44,7 @@ class BatchSends:
         self._tag_codes = tag_codes
         self._suffix = suffix
         self._body_bytes_max = body_bytes_max
+        self._reply_template = reply_template
 
     def add(self, call: Call[SendRequest], tail: NextOffset) -> None:
         """Append the messages of a batch; replies when they are committed.
@@ -61,6 +65,7 @@ class BatchSends:
             elements.append(BatchElement(size, flag, message_body, properties, code))
             unique_keys.append(unique_key)
         keys = b",".join(unique_keys)
+        self._check_answer(len(elements), keys)
         if numbers is None:
             self._appender.add_batch(PendingBatch(call, tail, elements, keys))
             return
@@ -129,6 +134,16 @@ class BatchSends:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the records of a batch of {count} messages have more than {self._body_bytes_max} bytes",
+            )
+
+    def _check_answer(self, count: int, unique_keys: bytes) -> None:
+        """Refuse a batch whose sender could not read the answer, which names each message."""
+        nbytes = self._reply_template.batch_header_bytes(count, unique_keys)
+        if nbytes > ANSWER_HEADER_BYTES_MAX:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the answer to a batch of {count} messages with {len(unique_keys)} bytes of unique keys would have a "
+                f"header of {nbytes} bytes; maximum: {ANSWER_HEADER_BYTES_MAX}. Send smaller batches",
             )
 
 

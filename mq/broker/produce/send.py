@@ -64,6 +64,7 @@ class Sends(Service):
             tag_codes=self._tag_codes,
             suffix=self._suffix,
             body_bytes_max=context.settings.message_bytes_max,
+            reply_template=SendReplyTemplate(context.store_host),
         )
         self._plain = self._plain_sends(context)
 

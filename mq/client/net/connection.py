@@ -23,7 +23,7 @@ from mq.client.net.credentials import Credentials
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.forwarding import FORWARDED_TO
-from mq.protocol.frames import FRAME_BYTES_MAX, split_frames
+from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX, split_frames
 from mq.protocol.headers import (
     ONEWAY_FLAG,
     Request,
@@ -142,7 +142,7 @@ class _FrameBuffer:
         if self._size < self._bytes_needed:
             return []
         data = memoryview(chunk if len(self._chunks) == 1 else b"".join(self._chunks))
-        frames, consumed = split_frames(data, frame_bytes_max=FRAME_BYTES_MAX)
+        frames, consumed = split_frames(data, header_bytes_max=ANSWER_HEADER_BYTES_MAX)
         rest = data[consumed:]
         self._size = len(rest)
         self._chunks = [bytes(rest)] if rest else []

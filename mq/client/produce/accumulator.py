@@ -35,7 +35,9 @@ from mq.protocol.names import RETRY_PREFIX
 __all__ = ["BATCH_BYTES_MAX", "Accumulator", "Member", "may_join"]
 
 BATCH_BYTES_MAX = 256 * 1024
-"""The answer names each message of a batch in its header, which is limited to as many bytes."""
+"""The answer names each message of a batch in its header: with this limit, that stays far below
+`mq.protocol.frames.ANSWER_HEADER_BYTES_MAX`.
+"""
 
 _REFUSED_AS_A_BATCH = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 

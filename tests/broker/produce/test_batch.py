@@ -123,6 +123,8 @@ def element(**given: Any) -> bytes:
     return encode_batch([BatchedMessage(b"x", properties(**given))])
 
 
+UNREADABLE = encode_batch([BatchedMessage(b"", properties(UNIQ_KEY="\x03" * 32_000))] * 50)
+"""In the header of an answer, each of these bytes becomes six."""
 FULL = encode_batch([BatchedMessage(b"x", properties(UNIQ_KEY="K"))])
 
 REFUSED: list[tuple[str, bytes, dict[str, Any], int]] = [
@@ -141,6 +143,7 @@ REFUSED: list[tuple[str, bytes, dict[str, Any], int]] = [
     ("to a retry topic", FULL, {"topic": "%RETRY%G"}, ResponseCode.MESSAGE_ILLEGAL),
     ("to a system topic", FULL, {"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION),
     ("many small ones", encode_batch([BatchedMessage(b"", "")] * 40_000), {}, ResponseCode.MESSAGE_ILLEGAL),
+    ("answer too large", UNREADABLE, {}, ResponseCode.MESSAGE_ILLEGAL),
     ("queue id", FULL, {"e": 99}, ResponseCode.INVALID_PARAMETER),
 ]
 

@@ -139,6 +139,7 @@ class Leader:
             tag_codes=TagCodes(),
             suffix=b"CLUSTER\x01C\x02",
             body_bytes_max=1000,
+            reply_template=SendReplyTemplate(HOST),
         )
         self.special = Placement(
             context,
