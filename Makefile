@@ -27,7 +27,7 @@ STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,
 
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
-BENCHES += bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
+BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
 .PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark
 .PHONY: fmt sim lock clean
@@ -47,6 +47,7 @@ help:
 	@echo 'make bench-peers   raftmq beside RocketMQ, NATS, RabbitMQ and etcd, as far as they are here; writes docs/performance.md'
 	@echo 'make bench-gate   instructions per message against benchmarks/gate/baseline.json; needs valgrind'
 	@echo 'make bench-steady   a load that lasts, and the work that it leaves; writes docs/performance.md'
+	@echo 'make bench-client   what one process of the SDK sends, with and without batches; writes docs/performance.md'
 	@echo 'make bench-paced   latency at half of the maximum rate, in an open loop; writes docs/performance.md'
 	@echo 'make bench-memory   memory of replicas and clients under a load of half an hour; writes docs/performance.md'
 	@echo 'make bench-curves   CPU per message with more connections, queues, bytes, consumers, replicas, groups; writes docs/performance.md'

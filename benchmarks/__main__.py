@@ -27,6 +27,7 @@ CASES: Final[dict[str, Case]] = {
     "gate": Case("benchmarks.gate", "instructions per message against a committed baseline; needs valgrind"),
     "steady": Case("benchmarks.steady", "a load that lasts, and the work that it leaves; writes docs/performance.md"),
     "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes docs/performance.md"),
+    "client": Case("benchmarks.client", "what one process of the SDK sends; writes docs/performance.md"),
     "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes docs/performance.md"),
     "curves": Case(
         "benchmarks.curves", "CPU per message with more connections, queues, ...; writes docs/performance.md"

@@ -1,0 +1,85 @@
+"""What the Python SDK can send from one process, and what a message costs it.
+
+`raftmq bench produce` is the client: one process, one producer, bodies of 128 B and 1 KiB. It sends single messages,
+single messages that the producer batches by itself (``linger``), and batches that the application makes. The broker
+group has one replica, so that brokers leave the client a core of its own, and then three, all on the client's machine.
+
+Real processes and files, the default durability; three minutes. ``python -m benchmarks client``
+(``make bench-client``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import trio
+
+from benchmarks.figures import Figure
+from benchmarks.store_load import DISK, ROOT, Measure, Note, Plan
+from benchmarks.suite import Suite
+from mq.cli.dev_cluster import DevCluster, Ports
+
+BODIES = (128, 1024)
+BATCHED = "single messages, batched by the producer"
+LOADS: Mapping[str, Sequence[str]] = {
+    "single messages": ("--in-flight", "256"),
+    BATCHED: ("--in-flight", "1024", "--linger", "0.005"),
+    "batches of 32": ("--in-flight", "16", "--batch", "32"),
+}
+"""Options of `raftmq bench produce`; ``--in-flight`` counts requests, or messages where the producer batches."""
+RATE_GOAL = 40_000.0
+GOAL_AT = ("one replica", BATCHED, 128)
+
+
+async def measure_one(plan: Plan, directory: Path, note: Note) -> None:
+    """With one replica. Raises DevClusterFailed."""
+    await _measure("one replica", 1, plan, directory, note)
+
+
+async def measure_three(plan: Plan, directory: Path, note: Note) -> None:
+    """With three replicas. Raises DevClusterFailed."""
+    await _measure("three replicas", 3, plan, directory, note)
+
+
+async def _measure(case: str, nodes: int, plan: Plan, directory: Path, note: Note) -> None:
+    async with DevCluster.open(directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=DISK) as cluster:
+        for load, options in LOADS.items():
+            for body in BODIES:
+                result = await _produce(cluster.namesrv, body, plan, options)
+                cluster.check()
+                for figure in figures_of(case, load, body, result):
+                    note(figure)
+
+
+async def _produce(namesrv: str, body: int, plan: Plan, options: Sequence[str]) -> dict[str, dict[str, float]]:
+    seconds = str(plan.windows * plan.seconds / 2)
+    command = [sys.executable, "-m", "mq.cli", "bench", "produce", "--json", "--namesrv", namesrv, "--size", str(body)]
+    command += ["--seconds", seconds, "--warm-up", str(plan.warmup), *options]
+    process = await trio.run_process(command, cwd=ROOT, capture_stdout=True)
+    result: dict[str, dict[str, float]] = json.loads(process.stdout)
+    return result
+
+
+def figures_of(case: str, load: str, body: int, result: Mapping[str, Mapping[str, float]]) -> list[Figure]:
+    """Of one load with bodies of ``body`` bytes; ``result`` is the JSON of `raftmq bench produce`."""
+    cpu = result["cpu_us_per_message"]
+    name = f"{load}, {body} B"
+    goal = RATE_GOAL if (case, load, body) == GOAL_AT else None
+    rate = result["produced"]["messages_per_second"]
+    return [
+        Figure(case, f"{name}: messages/s", rate, "/s", goal, is_limit=False),
+        Figure(case, f"{name}: CPU of the client", cpu["client"], "us/message"),
+        Figure(case, f"{name}: p50", result["acknowledged_ms"]["p50"], "ms"),
+        Figure(case, f"{name}: p99", result["acknowledged_ms"]["p99"], "ms"),
+    ]
+
+
+CASES: dict[str, Measure] = {"one": measure_one, "three": measure_three}
+
+CLIENT = Suite("client", __doc__, CASES)
+
+if __name__ == "__main__":
+    CLIENT.main()
