@@ -11,8 +11,10 @@ from rich.table import Table
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json, time_of
-from mq.client.admin import MESSAGE_TYPES, Admin
+from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
+from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
+from mq.client.net.routes import LEADER_ID
 from mq.protocol.bodies import ClusterInfo, TopicConfig
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.operator_bodies import BrokerStatsData
@@ -24,9 +26,6 @@ Namesrv = Annotated[
 ]
 NAMESRV = "127.0.0.1:9876"
 
-_PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
-
-
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 MessageType = Annotated[
     str | None,
@@ -37,31 +36,63 @@ MessageType = Annotated[
 @app.command("create")
 def create(
     topic: Topic,
-    queues: Annotated[int, typer.Option(min=1, max=1024, help="Queues in each broker group.")] = 8,
-    perm: Annotated[str, typer.Option(help="What clients may do: rw, r, w or none.", metavar="PERM")] = "rw",
-    order: Annotated[bool, typer.Option("--order", help="Mark the topic for ordered consumption.")] = False,
+    queues: Annotated[int | None, typer.Option(min=1, max=1024, help="Queues in each broker group; else 8.")] = None,
+    perm: Annotated[
+        str | None, typer.Option(help="What clients may do: rw, r, w or none; else rw.", metavar="PERM")
+    ] = None,
+    order: Annotated[
+        bool | None, typer.Option("--order/--no-order", help="Mark the topic for ordered consumption, or not.")
+    ] = None,
     message_type: MessageType = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Only in this broker group.", metavar="NAME", show_default=False)
+    ] = None,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create a topic in every broker group. Exit code 1, and nothing is changed, if there is one of that name."""
-    bits, kind = _perm_bits(perm), _kind(message_type)
+    """Create a topic in every broker group that does not have it.
 
-    async def main() -> dict[str, TopicConfig]:
+    If some groups have it, such as after you added a group, the others get the same settings, unless options say
+    otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
+    """
+    wanted = TopicSettings(queues, queues, None if perm is None else perm_bits(perm), order, kind_of(message_type))
+
+    async def main() -> tuple[TopicSettings, list[str], dict[str, TopicConfig]]:
         async with Admin(namesrv) as admin:
-            if known := await _configs(admin, topic):
+            brokers = (await admin.cluster_info()).brokers
+            if group is not None and group not in brokers:
                 raise CommandFailed(
-                    f"topic {topic} exists already: {_shape(known)}; change it with raftmq topic update", EXIT_FAILED
+                    f"there is no broker group {group}; known: {', '.join(sorted(brokers)) or 'none'}", EXIT_FAILED
                 )
-            await admin.create_topic(topic, queues, perm=bits, order=order, message_type=kind)
-            return await admin.topic_config(topic)
+            known = await _configs(admin, topic)
+            # Without any group, `create_topic` says what to do.
+            settings, missing = settings_to_create(topic, wanted, known, [group] if group else brokers or [""])
+            for broker in missing:
+                if broker and LEADER_ID not in brokers[broker].broker_addrs:
+                    raise CommandFailed(f"broker group {broker} has no leader; nothing was changed", EXIT_FAILED)
+            for broker in missing:
+                await admin.create_topic(
+                    topic,
+                    read_queues=settings.read_queues,
+                    write_queues=settings.write_queues,
+                    perm=settings.perm or 0,
+                    order=bool(settings.order),
+                    message_type=settings.message_type,
+                    broker=broker or None,
+                )
+            return settings, missing, await admin.topic_config(topic)
 
     with client_errors():
-        created = run_trio(main)
+        settings, created, configs = run_trio(main)
     if as_json:
-        print_json([{"broker": broker, **_fields(config)} for broker, config in sorted(created.items())])
+        print_json(
+            [
+                {"broker": broker, "created": broker in created, **_fields(config)}
+                for broker, config in sorted(configs.items())
+            ]
+        )
     else:
-        print(f"created topic {topic} in {', '.join(sorted(created))}: {_settings(queues, queues, bits, order)}")
+        print(f"created topic {topic} in {', '.join(created)}: {settings}")
 
 
 @app.command("update")
@@ -86,7 +117,7 @@ def update(
     """
     if (queues, perm, order, message_type) == (None, None, None, None):
         raise CommandFailed("nothing to change: pass --queues, --perm, --order, --no-order or --message-type")
-    bits, kind = None if perm is None else _perm_bits(perm), _kind(message_type)
+    bits, kind = None if perm is None else perm_bits(perm), kind_of(message_type)
 
     async def main() -> tuple[dict[str, TopicConfig], dict[str, TopicConfig]]:
         async with Admin(namesrv) as admin:
@@ -118,7 +149,7 @@ def update(
         print_json([{"broker": each, "before": _fields(old[each]), "after": _fields(new[each])} for each in brokers])
         return
     for each in brokers:
-        before, after = _shape({each: old[each]}), _shape({each: new[each]})
+        before, after = shape({each: old[each]}), shape({each: new[each]})
         print(f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}")
 
 
@@ -130,42 +161,14 @@ async def _configs(admin: Admin, topic: str) -> dict[str, TopicConfig]:
         return {}
 
 
-def _perm_bits(perm: str) -> int:
-    if perm not in _PERMS:
-        raise CommandFailed(f"--perm {perm!r} is not one of {', '.join(_PERMS)}")
-    return _PERMS[perm]
-
-
-def _kind(message_type: str | None) -> str | None:
-    if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
-        raise CommandFailed(f"--message-type {message_type!r} is not one of {', '.join(MESSAGE_TYPES).lower()}")
-    return None if message_type is None else message_type.upper()
-
-
-def _shape(configs: dict[str, TopicConfig]) -> str:
-    return "; ".join(
-        f"{_settings(each.read_queue_nums, each.write_queue_nums, each.perm, each.order)} in {broker}"
-        for broker, each in sorted(configs.items())
-    )
-
-
-def _settings(read_queues: int, write_queues: int, perm: int, order: bool) -> str:
-    queues = f"{read_queues}" if read_queues == write_queues else f"{read_queues} read and {write_queues} written"
-    return f"{queues} queues, perm {_perm_words(perm)}{', in order' if order else ''}"
-
-
 def _fields(config: TopicConfig) -> dict[str, object]:
     return {
         "read_queues": config.read_queue_nums,
         "write_queues": config.write_queue_nums,
-        "perm": _perm_words(config.perm),
+        "perm": perm_words(config.perm),
         "order": config.order,
         "attributes": config.attributes,
     }
-
-
-def _perm_words(perm: int) -> str:
-    return next((name for name, bits in _PERMS.items() if bits == perm), str(perm))
 
 
 @app.command("list")

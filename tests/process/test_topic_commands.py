@@ -40,7 +40,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, nodes=1, ports=Ports.free(1)) as cluster:
         commands = Commands(cluster.namesrv)
         said = await commands.run("topic", "create", "T", "--queues", "2", "--order", "--message-type", "fifo")
-        assert said == "created topic T in broker-a: 2 queues, perm rw, in order\n"
+        assert said == "created topic T in broker-a: 2 queues, perm rw, in order, message type fifo\n"
         await commands.run("produce", "T", "--key-prefix", "line", "--trace", given=b"a\nb\nc\n")
         [described] = await commands.json("topic", "describe", "T")
         assert (described["write_queues"], described["perm"], described["order"]) == (2, "rw", True)
@@ -50,13 +50,18 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         await messages_are_found(commands)
         figures = {row["span"]: row["messages"] for row in await commands.json("topic", "stats", "T")}
         assert figures == {"minute": 3, "hour": 3, "day": 3}
-        assert "2 queues, perm rw, in order in broker-a" in await commands.run("topic", "create", "T", code=1)
+        assert "2 queues, perm rw, in order, message type fifo in broker-a" in await commands.run(
+            "topic", "create", "T", code=1
+        )
         assert "--shrink" in await commands.run("topic", "update", "T", "--queues", "1", code=2)
         assert "nothing to change" in await commands.run("topic", "update", "T", code=2)
         [described] = await commands.json("topic", "describe", "T")
         assert (described["read_queues"], described["write_queues"], described["perm"]) == (2, 2, "rw")
         said = await commands.run("topic", "update", "T", "--perm", "r", "--no-order")
-        assert said == "changed topic T: 2 queues, perm rw, in order in broker-a -> 2 queues, perm r in broker-a\n"
+        assert said == (
+            "changed topic T: 2 queues, perm rw, in order, message type fifo in broker-a -> "
+            "2 queues, perm r, message type fifo in broker-a\n"
+        )
         assert "-> 1 queues, perm r" in await commands.run("topic", "update", "T", "--queues", "1", "--shrink")
         await commands.run("topic", "update", "T", "--queues", "2")
         assert (await commands.json("topic", "describe", "T"))[0]["perm"] == "r"

@@ -15,6 +15,8 @@ from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
 from mq.client.admin import Admin
 from tests.support.name_server_and_broker import cluster
+from tests.support.running_broker import running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -49,11 +51,45 @@ async def refusal(code: int, *arguments: str) -> str:
 async def test_creating_a_topic_that_exists_changes_nothing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:
         at = ("--namesrv", namesrv)
-        said = await command("topic", "create", "New", "--queues", "8", "--order", *at)
+        said = await command("topic", "create", "New", "--order", *at)
         assert said == "created topic New in broker-a: 8 queues, perm rw, in order\n"
         before = await admin.topic_config("New")
         assert "8 queues, perm rw, in order in broker-a" in await refusal(EXIT_FAILED, "topic", "create", "New", *at)
         assert await admin.topic_config("New") == before
+
+
+async def test_a_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: Path) -> None:
+    async with cluster(tmp_path / "a") as namesrv, Admin(namesrv) as admin:
+        at = ("--namesrv", namesrv)
+        await command("topic", "create", "New", "--queues", "3", "--order", "--message-type", "fifo", *at)
+        async with running(tmp_path / "b", namesrv=namesrv, group="broker-b"):
+
+            async def registered() -> bool:
+                group = (await admin.cluster_info()).brokers.get("broker-b")
+                return group is not None and 0 in group.broker_addrs
+
+            await until(registered)
+            refused = await refusal(EXIT_FAILED, "topic", "create", "New", "--queues", "4", *at)
+            assert refused == (
+                "topic New exists with other settings: 3 queues, perm rw, in order, message type fifo in broker-a. "
+                "Nothing was changed. To create it in broker-b with settings of its own, pass --group; to change it, "
+                "use raftmq topic update"
+            )
+            assert "exists already" in await refusal(EXIT_FAILED, "topic", "create", "New", "--group", "broker-a", *at)
+            assert "known: broker-a, broker-b" in await refusal(
+                EXIT_FAILED, "topic", "create", "X", "--group", "c", *at
+            )
+            assert set(await admin.topic_config("New")) == {"broker-a"}
+            said = await command("topic", "create", "New", *at)
+            assert said == "created topic New in broker-b: 3 queues, perm rw, in order, message type fifo\n"
+            configs = await admin.topic_config("New")
+            assert configs["broker-b"] == configs["broker-a"]
+            assert "exists already" in await refusal(EXIT_FAILED, "topic", "create", "New", *at)
+            created = await document("topic", "create", "T", "--group", "broker-b", "--queues", "2", *at)
+            assert [(each["broker"], each["created"], each["write_queues"]) for each in created] == [
+                ("broker-a", False, 1),
+                ("broker-b", True, 2),
+            ]
 
 
 async def test_a_topic_shrinks_only_if_that_is_asked_for(tmp_path: Path) -> None:
@@ -92,7 +128,7 @@ async def test_commands_about_topics_print_documents(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv:
         at = ("--namesrv", namesrv)
         created = await document("topic", "create", "New", "--message-type", "fifo", *at)
-        assert created == [{"broker": "broker-a", **first}]
+        assert created == [{"broker": "broker-a", "created": True, **first}]
         changed = await document("topic", "update", "New", "--queues", "4", "--shrink", "--perm", "r", *at)
         assert changed == [{"broker": "broker-a", "before": first, "after": second}]
         topics = {each["topic"]: each["system"] for each in await document("topic", "list", *at)}

@@ -1,0 +1,57 @@
+"""Which settings a new topic gets in the broker groups that lack it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.cli.errors import EXIT_FAILED, CommandFailed
+from mq.cli.topic_settings import TopicSettings, settings_to_create
+from mq.protocol.bodies import TopicConfig
+
+NOTHING = TopicSettings()
+FOUR = TopicConfig("T", 4, 4)
+FIFO = TopicConfig("T", 4, 2, perm=4, order=True, attributes={"message.type": "FIFO"})
+
+
+def test_a_new_topic_is_created_everywhere_with_the_defaults() -> None:
+    settings, groups = settings_to_create("T", NOTHING, {}, ["b", "a"])
+    assert (settings, groups) == (TopicSettings(8, 8, 6, order=False), ["a", "b"])
+
+
+def test_what_is_left_open_is_taken_from_the_groups_that_have_the_topic() -> None:
+    settings, groups = settings_to_create("T", NOTHING, {"a": FIFO, "b": FIFO}, ["a", "b", "c", "d"])
+    assert (settings, groups) == (TopicSettings(4, 2, 4, order=True, message_type="FIFO"), ["c", "d"])
+
+
+def test_what_is_said_applies_to_a_group_that_is_named() -> None:
+    settings, groups = settings_to_create("T", TopicSettings(1, 1), {"a": FIFO}, ["b"])
+    assert (settings, groups) == (TopicSettings(1, 1, 4, order=True, message_type="FIFO"), ["b"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "groups", "reason"),
+    [
+        (NOTHING, {"a": FOUR}, ["a"], "exists already: 4 queues, perm rw in a; change it"),
+        (NOTHING, {"a": FOUR, "b": FIFO}, ["a"], "exists already: 4 queues, perm rw in a; change it"),
+        (TopicSettings(5, 5), {"a": FOUR}, ["a", "b"], "with other settings: 4 queues, perm rw in a. Nothing was"),
+        (TopicSettings(order=True), {"a": FOUR}, ["a", "b"], "with other settings"),
+        (TopicSettings(message_type="FIFO"), {"a": FOUR}, ["a", "b"], "with other settings"),
+        (
+            NOTHING,
+            {"a": FOUR, "b": FIFO},
+            ["a", "b", "c"],
+            "different settings in the broker groups that have it: 4 queues, perm rw in a; "
+            "4 read and 2 written queues, perm r, in order, message type fifo in b. Say",
+        ),
+    ],
+)
+def test_what_is_refused(wanted: TopicSettings, known: dict[str, TopicConfig], groups: list[str], reason: str) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        settings_to_create("T", wanted, known, groups)
+    assert reason in str(refused.value)
+    assert refused.value.exit_code == EXIT_FAILED
+
+
+def test_groups_with_different_settings_are_no_obstacle_if_everything_is_said() -> None:
+    wanted = TopicSettings(1, 1, 6, order=False, message_type="NORMAL")
+    assert settings_to_create("T", wanted, {"a": FOUR, "b": FIFO}, ["c"]) == (wanted, ["c"])
