@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CYTHON = ("pyx", "pxi", "pxd")
 SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "tests")
 
 PURE = (
@@ -78,6 +79,10 @@ def python_files() -> list[Path]:
     return sorted(
         path for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.py") if "__pycache__" not in path.parts
     )
+
+
+def cython_files() -> list[Path]:
+    return sorted(path for root in SOURCE_ROOTS for kind in CYTHON for path in (ROOT / root).rglob(f"*.{kind}"))
 
 
 def is_pure(relative: str) -> bool:
@@ -159,7 +164,8 @@ def test_pure_modules_have_no_clock_chance_waiting_or_io() -> None:
 
 
 def test_module_names_are_nouns_of_the_subject() -> None:
-    breaches = [breach for path in python_files() for breach in name_breaches(path.relative_to(ROOT).as_posix())]
+    files = [*python_files(), *cython_files()]
+    breaches = [breach for path in files for breach in name_breaches(path.relative_to(ROOT).as_posix())]
     assert not breaches, "\n".join(breaches)
 
 
@@ -175,7 +181,8 @@ def test_nothing_is_left_to_be_fixed_before_merge() -> None:
 
 
 def test_files_are_short_enough_to_have_one_subject() -> None:
-    lengths = [(path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())) for path in python_files()]
+    files = [*python_files(), *cython_files()]
+    lengths = [(path.relative_to(ROOT).as_posix(), len(path.read_text().splitlines())) for path in files]
     breaches = list(length_breaches(lengths, LONG_FILES))
     assert not breaches, "\n".join(breaches)
 

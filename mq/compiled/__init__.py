@@ -16,13 +16,17 @@ IS_COMPILED: bool
 """Whether the compiled parts are there and used."""
 
 if TYPE_CHECKING:
-    from mq.compiled.plain_sends import PlainSends, SendBlock, checked_records
+    from mq.compiled.plain_sends import PlainSends, SendBlock
+    from mq.compiled.received_records import checked_records
 else:
     try:
         require_wanted()
-        from mq.compiled.plain_sends import COMPILED_FROM, PlainSends, SendBlock, checked_records
+        from mq.compiled import plain_sends, received_records
+        from mq.compiled.plain_sends import PlainSends, SendBlock
+        from mq.compiled.received_records import checked_records
 
-        require_current(Path(__file__).parent, COMPILED_FROM)
+        for _module in (plain_sends, received_records):
+            require_current(Path(__file__).parent, _module.COMPILED_FROM)
         IS_COMPILED = True
     except (ImportError, OSError):
         IS_COMPILED = False

@@ -3,7 +3,6 @@ from typing import Any
 
 COMPILED_FROM: str
 
-def checked_records(data: bytes | bytearray | memoryview, position: int) -> int: ...
 def use_sha1_of(library: str) -> bool: ...
 
 class SendBlock:

@@ -133,6 +133,19 @@ def test_a_library_of_another_version_is_not_used(tmp_path: Path, change: str, u
     assert done.stdout.strip() == used
 
 
+@pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+@pytest.mark.parametrize("missing", ["plain_sends", "received_records"])
+def test_without_one_of_the_libraries_none_is_used(tmp_path: Path, missing: str) -> None:
+    # As after an upgrade to a version with one more.
+    package = tmp_path / "mq" / "compiled"
+    ignored = shutil.ignore_patterns("__pycache__", f"{missing}.*.so")
+    shutil.copytree(Path(__main__.__file__).parent, package, ignore=ignored)
+    (tmp_path / "mq" / "__init__.py").touch()
+    code = "import mq.compiled; print(mq.compiled.IS_COMPILED)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.skipif(building.missing_tool() is not None, reason="a tool to compile with is missing")
 def test_a_module_may_be_made_from_several_files(tmp_path: Path) -> None:
     package = tmp_path / "made" / "fast"

@@ -1,0 +1,85 @@
+"""Unique key and tags in the encoded properties of a message; the reference is `mq.broker.write_path.properties`.
+
+Properties are encoded as ``NAME\x01VALUE\x02...``.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t
+from libc.string cimport memcmp
+
+cdef enum:
+    VALUE_END = 2
+    PROPERTIES_BYTES_MAX = 32767
+
+
+cdef struct KeyAndTags:
+    # From the beginning of the properties.
+    uint32_t key_at
+    uint32_t key_size
+    uint32_t tags_at
+    uint32_t tags_size
+
+
+cdef bint starts_with(const uint8_t *at, const uint8_t *end, const char *wanted, uint32_t size) noexcept nogil:
+    return <size_t>(end - at) >= size and memcmp(at, wanted, size) == 0
+
+
+cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *found) noexcept nogil:
+    """Find unique key and tags; false for properties that are not plain.
+
+    Not plain: no unique key, one that is not alphanumeric, or a name that asks for more anywhere in the text, at the
+    beginning of a property or within one. ``begin[size - 1]`` is `VALUE_END`.
+    """
+    cdef const uint8_t *at = begin
+    cdef const uint8_t *end = begin + size
+    cdef const uint8_t *value
+    cdef uint8_t byte
+    cdef bint has_tags = False
+    found.key_size = 0
+    found.tags_at = 0
+    found.tags_size = 0
+    while at < end:
+        byte = at[0]
+        # Capital letters begin all of these names; at other characters there is nothing to compare.
+        if byte == b'U' and found.key_size == 0 and starts_with(at, end, b"UNIQ_KEY\x01", 9):
+            if at != begin and (at - 1)[0] != VALUE_END:
+                return False
+            at += 9
+            value = at
+            while at[0] != VALUE_END:
+                byte = at[0]
+                if not (b'0' <= byte <= b'9' or b'A' <= byte <= b'Z' or b'a' <= byte <= b'z'):
+                    return False
+                at += 1
+            if at == value:
+                return False
+            found.key_at = <uint32_t>(value - begin)
+            found.key_size = <uint32_t>(at - value)
+            # Letters of the key may spell a name such as TIMER_D only with an underscore, and there is none.
+            continue
+        if byte == b'T':
+            if starts_with(at, end, b"TAGS\x01", 5):
+                if not has_tags:
+                    if at != begin and (at - 1)[0] != VALUE_END:
+                        return False
+                    has_tags = True
+                    value = at + 5
+                    at = value
+                    while at[0] != VALUE_END:
+                        at += 1
+                    found.tags_at = <uint32_t>(value - begin)
+                    found.tags_size = <uint32_t>(at - value)
+                    at = value
+                    continue
+            elif starts_with(at, end, b"TIMER_D", 7) or starts_with(at, end, b"TRAN_MSG\x01", 9):
+                return False
+        elif byte == b'D':
+            if starts_with(at, end, b"DELAY\x01", 6):
+                return False
+        elif byte == b'P':
+            if starts_with(at, end, b"POP_CK\x01", 7):
+                return False
+        elif byte == b'R':
+            if starts_with(at, end, b"RAFTMQ_S", 8):
+                return False
+        at += 1
+    return found.key_size > 0

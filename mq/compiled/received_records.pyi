@@ -1,0 +1,3 @@
+COMPILED_FROM: str
+
+def checked_records(data: bytes | bytearray | memoryview, position: int) -> int: ...
