@@ -331,6 +331,10 @@ def test_sends_around_the_end_of_a_block_are_stored_as_by_the_reference(extra: i
     assert compare([chunk]).taken_plain == len(chunk)
 
 
+def test_an_empty_batch_behind_a_message_adds_nothing_to_its_queue() -> None:
+    compare([frame(e="0") + frame(b"", header={"code": 320}, e="1", m="true", i="") + frame(e="2")])
+
+
 @pytest.mark.parametrize("count", [1022, 1023, 1024, 1025, 1100])
 def test_a_batch_around_the_most_messages_of_a_block_is_stored_as_by_the_reference(count: int) -> None:
     tiny = batched(b"", "UNIQ_KEY\x01A\x02")
