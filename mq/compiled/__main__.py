@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import raftlog.compiled
 from mq.compiled import IS_COMPILED
 from raftlog.compiled.building import compile_package, missing_tool
 
 NOT_COMPILED = 3
-_PACKAGES = {"mq.compiled": Path(__file__).parent}
+_PACKAGES = {"mq.compiled": Path(__file__).parent, "raftlog.compiled": Path(raftlog.compiled.__file__).parent}
 
 
 def main() -> int:

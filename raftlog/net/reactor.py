@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 
 import trio
 
+from raftlog.net.flush import flush_streams
 from raftlog.net.tls import SniffingSocket, TlsSocket
 
 EPOLLIN = select.EPOLLIN
@@ -155,8 +156,7 @@ class Reactor:
             callback()
         while self._dirty:
             dirty, self._dirty = self._dirty, []
-            for stream in dirty:
-                stream.flush()
+            flush_streams(dirty)
 
     async def run(self) -> None:
         """Serve until cancelled. An uncaught exception of a handler ends the run."""
@@ -331,6 +331,7 @@ class StreamSocket:
         "_on_data",
         "_out",
         "_partial",
+        "_plain_fd",
         "_reactor",
         "_reading",
         "_receives_max",
@@ -357,6 +358,7 @@ class StreamSocket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reactor = reactor
         self._sock = sock
+        self._plain_fd = sock.fileno() if type(sock) is socket.socket else -1
         self._on_data = on_data
         self._on_closed = on_closed
         self._partial: bytes | bytearray = b""
@@ -503,11 +505,7 @@ class StreamSocket:
                     sent = self._sock.send(out[0] if len(out) == 1 else b"".join(out))
                 else:
                     sent = self._sock.sendmsg(out[:_IOVECS_MAX])
-                self.out_bytes -= sent
-                if self.out_bytes == 0:
-                    out.clear()
-                else:
-                    _drop_sent(out, sent)
+                self._drop_sent(sent)
         except BlockingIOError:
             self._count_unsent(self.out_bytes)
             if not self._writing:
@@ -521,6 +519,19 @@ class StreamSocket:
             self._writing = False
             self._count_unsent(0)
             self._watch()
+
+    def _drop_sent(self, sent: int) -> None:
+        self.out_bytes -= sent
+        out = self._out
+        if self.out_bytes == 0:
+            out.clear()
+            return
+        for position, data in enumerate(out):
+            if sent < len(data):
+                out[position] = memoryview(data)[sent:]
+                del out[:position]
+                return
+            sent -= len(data)
 
     def _count_unsent(self, nbytes: int) -> None:
         self._unsent.nbytes += nbytes - self._unsent_bytes
@@ -566,13 +577,3 @@ def _peer_name(sock: socket.socket | TlsSocket | SniffingSocket) -> tuple[str, i
     except OSError:
         return ("?", 0)
     return (str(name[0]), int(name[1]))
-
-
-def _drop_sent(out: list[bytes | memoryview], sent: int) -> None:
-    for position, data in enumerate(out):
-        if sent < len(data):
-            out[position] = memoryview(data)[sent:]
-            del out[:position]
-            return
-        sent -= len(data)
-    out.clear()
