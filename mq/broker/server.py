@@ -485,7 +485,7 @@ def _node_settings(settings: BrokerSettings, certificate: Certificate | None) ->
         tls=_replication_tls(settings, certificate),
         catch_up_bytes_per_second=settings.catch_up_bytes_per_second,
         disk_full_ratio=settings.disk_full_ratio,
-        disk_pause_ratio=max(0.95, (1 + settings.disk_full_ratio) / 2),
+        disk_pause_ratio=settings.disk_pause_ratio,
         software=VERSION,
         level_newest=announced_level(settings.format_level_max),
         core=CoreConfig(

@@ -340,6 +340,11 @@ class BrokerSettings(ProcessSettings):
         return [parse_address(part) for part in self.namesrv.split(";") if part.strip()]
 
     @property
+    def disk_pause_ratio(self) -> float:
+        """Disk use at which a follower accepts no more entries."""
+        return max(0.95, (1 + self.disk_full_ratio) / 2)
+
+    @property
     def log_dir(self) -> Path:
         """Directory of the replicated log; derived files are next to it."""
         return self.data_dir / LOG_DIRECTORY

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import trio
 import typer
 from rich.console import Console
 
 from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
-from mq.cli.dev_groups import GROUPS_MAX, open_groups
+from mq.cli.dev_disk import check_disk, watch_disk
+from mq.cli.dev_groups import GROUPS_MAX, count_groups, open_groups
 from mq.cli.errors import CommandFailed, run_trio
 from mq.cli.servers import cancel_on_signal, checked, split_settings
 from mq.settings import metrics_address_beside
+
+if TYPE_CHECKING:
+    from mq.broker.settings import BrokerSettings
 
 
 def dev(
@@ -45,11 +49,16 @@ def dev(
     if nodes not in (1, 3, 5):
         raise CommandFailed(f"--nodes {nodes}: a group has 1, 3 or 5 replicas")
     settings = split_settings(setting or [])
-    _check_settings(settings)
+    ratios = _checked_settings(settings)
     ports = Ports.from_base(base_port, nodes) if base_port is not None else None
     console = Console(soft_wrap=True)
 
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", highlight=False)
+
     async def main() -> None:
+        if (note := check_disk(directory, ratios, is_new=not count_groups(directory))) is not None:
+            warn(note)
         async with trio.open_nursery() as nursery:
             await nursery.start(cancel_on_signal, nursery.cancel_scope)
             async with open_groups(
@@ -61,7 +70,7 @@ def dev(
                 on_progress=lambda text: console.print(f"{text} ..."),
             ) as clusters:
                 await _announce(clusters, console)
-                await trio.sleep_forever()
+                await watch_disk(directory, ratios, warn)
 
     try:
         run_trio(main)
@@ -72,12 +81,12 @@ def dev(
     console.print("stopped; all data is kept in", str(directory))
 
 
-def _check_settings(settings: dict[str, str]) -> None:
-    """Detect mistakes before anything is started or written. Raises CommandFailed."""
+def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
+    """The settings of a broker: detects mistakes before anything is started or written. Raises CommandFailed."""
     from mq.broker.settings import BrokerSettings
 
     ours: dict[str, Any] = {"node_id": "n0", "peers": f"n0@{HOST}:10931", "listen": f"{HOST}:10911"}
-    checked(lambda: BrokerSettings.load(**(ours | settings)))
+    return checked(lambda: BrokerSettings.load(**(ours | settings)))
 
 
 async def _announce(clusters: list[DevCluster], console: Console) -> None:

@@ -33,6 +33,7 @@ READY_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05
 WATCH_SECONDS = 0.5
 STOP_SECONDS_MAX = 10.0
+_DISK_MENTIONED = 0.8
 
 HOST = "127.0.0.1"
 PORTS_FILE = "cluster.json"
@@ -406,6 +407,7 @@ def _in_words(status: GroupStatus | None) -> str:
         f"{replica.node_id} is {replica.role}"
         + (f" in term {replica.term:,}" if replica.term is not None else "")
         + (" and abstains" if replica.abstaining else "")
+        + (f", its disk is {replica.disk_used:.0%} full" if (replica.disk_used or 0) >= _DISK_MENTIONED else "")
         for replica in status.replicas
     )
     return replicas or "no replica answers"

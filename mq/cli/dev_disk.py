@@ -1,0 +1,111 @@
+"""What `raftmq dev` says about a disk that is nearly full: all its replicas share it, and refuse messages then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from mq.broker.base.disk import disk_usage
+from mq.cli.dev_cluster import DevClusterFailed
+
+WATCH_SECONDS = 5.0
+_RATIO_MAX = 0.99
+_ROOM = 0.02
+
+
+class DiskRatios(Protocol):
+    """The settings of a broker that are needed here; see `BrokerSettings`."""
+
+    @property
+    def disk_expire_ratio(self) -> float: ...
+    @property
+    def disk_full_ratio(self) -> float: ...
+    @property
+    def disk_pause_ratio(self) -> float: ...
+
+
+class DiskState(IntEnum):
+    """How full a disk is for brokers."""
+
+    ROOM = 0
+    DELETES = 1
+    """They delete old messages before their retention time."""
+    REFUSES = 2
+    """They refuse messages."""
+    PAUSES = 3
+    """Followers accept no entries: nothing is committed, and no new leader can serve."""
+
+
+def state_of(used: float, ratios: DiskRatios) -> DiskState:
+    """The state of a disk of which this fraction is in use."""
+    if used >= ratios.disk_pause_ratio:
+        return DiskState.PAUSES
+    if used >= ratios.disk_full_ratio:
+        return DiskState.REFUSES
+    return DiskState.DELETES if used >= ratios.disk_expire_ratio else DiskState.ROOM
+
+
+def disk_text(directory: Path, usage: tuple[int, int], ratios: DiskRatios) -> str:
+    """What brokers do about this use of the disk (free and total bytes), and what helps."""
+    free, total = usage
+    used = 1 - free / total
+    text = f"the disk of {directory} is {math.floor(used * 100)} % full, with {free / 1e9:,.1f} GB free: "
+    match state_of(used, ratios):
+        case DiskState.ROOM:
+            return text + f"brokers accept messages until it is {_percent(ratios.disk_full_ratio)} full"
+        case DiskState.DELETES:
+            return text + (
+                f"above {_percent(ratios.disk_expire_ratio)} (disk_expire_ratio), brokers delete old messages before "
+                f"their retention time, and above {_percent(ratios.disk_full_ratio)} (disk_full_ratio), they refuse "
+                "messages"
+            )
+        case DiskState.REFUSES:
+            text += f"above {_percent(ratios.disk_full_ratio)} (disk_full_ratio), brokers refuse messages"
+        case DiskState.PAUSES:
+            text += f"above {_percent(ratios.disk_pause_ratio)}, brokers store nothing, and no leader can serve"
+    higher = math.ceil((used + _ROOM) * 100) / 100
+    option = "" if higher > _RATIO_MAX else f", or allow more with --set disk_full_ratio={higher:.2f}"
+    return f"{text}. Free some space, use --dir for another disk{option}"
+
+
+def check_disk(
+    directory: Path, ratios: DiskRatios, *, is_new: bool, usage: Callable[[Path], tuple[int, int]] = disk_usage
+) -> str | None:
+    """A warning before brokers start in a directory, None if there is enough room.
+
+    ``is_new``: nothing is stored there, so that brokers would have to store something at once.
+
+    Raises:
+        DevClusterFailed: brokers would start, and then no client could do anything.
+        OSError: the use of the disk is unknown.
+    """
+    there = next(each for each in (directory.absolute(), *directory.absolute().parents) if each.exists())
+    free, total = usage(there)
+    state = state_of(1 - free / total, ratios)
+    if state == DiskState.ROOM:
+        return None
+    text = disk_text(directory, (free, total), ratios)
+    if state == DiskState.PAUSES or (is_new and state == DiskState.REFUSES):
+        raise DevClusterFailed(text)
+    return text
+
+
+async def watch_disk(directory: Path, ratios: DiskRatios, say: Callable[[str], None]) -> None:
+    """Say what brokers do about the disk whenever that changes; runs until cancelled."""
+    last = None
+    while True:
+        usage = disk_usage(directory)
+        state = state_of(1 - usage[0] / usage[1], ratios)
+        if last not in (None, state):
+            say(disk_text(directory, usage, ratios))
+        last = state
+        await trio.sleep(WATCH_SECONDS)
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio * 100:.3g} %"

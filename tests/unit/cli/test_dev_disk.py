@@ -1,0 +1,98 @@
+"""What `raftmq dev` says about a disk that is nearly full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from mq.broker.settings import BrokerSettings
+from mq.cli import dev_disk
+from mq.cli.dev_cluster import DevClusterFailed
+from mq.cli.dev_disk import check_disk, watch_disk
+
+PLAIN = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1")
+DATA = Path("/data")
+TOTAL = 250_000_000_000
+
+
+def usage(percent: float) -> tuple[int, int]:
+    return round(TOTAL * (100 - percent) / 100), TOTAL
+
+
+def note(percent: float, *, is_new: bool = False, ratios: BrokerSettings = PLAIN) -> str | None:
+    return check_disk(DATA, ratios, is_new=is_new, usage=lambda _: usage(percent))
+
+
+def test_a_disk_with_room_is_not_mentioned() -> None:
+    assert note(79.9, is_new=True) is None
+
+
+def test_a_warning_says_that_old_messages_are_deleted_early() -> None:
+    assert note(85, is_new=True) == (
+        "the disk of /data is 85 % full, with 37.5 GB free: above 80 % (disk_expire_ratio), brokers delete old "
+        "messages before their retention time, and above 90 % (disk_full_ratio), they refuse messages"
+    )
+
+
+def test_a_group_that_has_data_starts_on_a_full_disk_so_that_consumers_can_read() -> None:
+    assert note(93) == (
+        "the disk of /data is 93 % full, with 17.5 GB free: above 90 % (disk_full_ratio), brokers refuse messages. "
+        "Free some space, use --dir for another disk, or allow more with --set disk_full_ratio=0.95"
+    )
+
+
+def test_a_new_group_is_not_started_on_a_full_disk() -> None:
+    with pytest.raises(DevClusterFailed, match=r"above 90 % \(disk_full_ratio\), brokers refuse messages"):
+        note(93, is_new=True)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_nothing_is_started_on_a_disk_on_which_no_leader_could_serve(is_new: bool) -> None:
+    with pytest.raises(DevClusterFailed) as failed:
+        note(99.2, is_new=is_new)
+    assert str(failed.value) == (
+        "the disk of /data is 99 % full, with 2.0 GB free: above 95 %, brokers store nothing, and no leader can serve. "
+        "Free some space, use --dir for another disk"
+    )
+
+
+@pytest.mark.parametrize("percent", [90, 91.2, 96.9])
+def test_the_setting_that_is_proposed_is_enough(percent: float) -> None:
+    with pytest.raises(DevClusterFailed) as failed:
+        note(percent, is_new=True)
+    ratio = float(str(failed.value).rpartition("disk_full_ratio=")[2])
+    allowed = BrokerSettings(node_id="n0", peers="n0@127.0.0.1:1", disk_full_ratio=ratio)
+    assert "they refuse messages" in (note(percent, is_new=True, ratios=allowed) or "")
+
+
+def test_the_disk_of_a_directory_that_is_not_made_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    def ask(path: Path) -> tuple[int, int]:
+        asked.append(path)
+        return usage(10)
+
+    check_disk(tmp_path / "a" / "b", PLAIN, is_new=True, usage=ask)
+    assert asked == [tmp_path]
+
+
+@pytest.mark.trio
+async def test_changes_are_said_once_while_brokers_run(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    percents = [85, 85, 91, 92, 96, 89, 40, 40]
+    left = list(percents)
+    monkeypatch.setattr(dev_disk, "disk_usage", lambda _: usage(left.pop(0)))
+    said: list[str] = []
+    with trio.move_on_after(dev_disk.WATCH_SECONDS * (len(percents) - 0.5)):
+        await watch_disk(DATA, PLAIN, said.append)
+    assert [text.partition(" full, ")[0] for text in said] == [
+        "the disk of /data is 91 %",
+        "the disk of /data is 96 %",
+        "the disk of /data is 89 %",
+        "the disk of /data is 40 %",
+    ]
+    assert said[-1].endswith("brokers accept messages until it is 90 % full")
