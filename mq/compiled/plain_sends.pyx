@@ -143,7 +143,7 @@ cdef class PlainSends:
         PyMem_Free(self.records)
         PyMem_Free(self.shared)
 
-    def take(self, bytes chunk not None, Py_ssize_t start, int64_t room, connection, bytes host not None, key_of=None):
+    def take(self, bytes chunk not None, Py_ssize_t start, room, connection, bytes host not None, key_of=None):
         """The plain sends that ``chunk`` has from byte ``start`` on, up to the first other frame.
 
         ``host`` is the sender's address as records store it. ``key_of`` returns, for an access key and a topic, the key
@@ -154,6 +154,7 @@ cdef class PlainSends:
         """
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(chunk)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at = start
+        cdef Py_ssize_t nbytes_max = min(room, BLOCK_BYTES_MAX)  # room may have more than 64 bits
         cdef uint32_t length, header_bytes, body_bytes
         cdef const uint8_t *header_at
         cdef SendHeader header
@@ -166,7 +167,7 @@ cdef class PlainSends:
         self.tails = None
         self.queue_count = 0
         self.tags_at = NULL
-        while size - at >= PREFIX_BYTES and filled.messages < MESSAGES_MAX and filled.nbytes <= room:
+        while size - at >= PREFIX_BYTES and filled.messages < MESSAGES_MAX and filled.nbytes <= nbytes_max:
             # A header in JSON that fits the frame, in a frame that is not too large: as in decode_chunk. The first byte
             # of the second word, zero for JSON, is how the header is encoded.
             length, header_bytes = get32(data + at), get32(data + at + 4)

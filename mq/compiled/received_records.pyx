@@ -2,6 +2,7 @@
 """A follower's check of the records that it receives; the reference is `mq.protocol.records.check_records`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 include "compiled_from.pxi"  # COMPILED_FROM
@@ -9,15 +10,23 @@ include "big_endian.pxi"  # get32, get64
 include "record_layout.pxi"
 
 
-def checked_records(data, int64_t position):
+cdef int64_t _POSITIONS_END = <int64_t>1 << 62
+
+
+def checked_records(data, position):
     """How many bytes at the start of ``data`` are records as the reference accepts them, if ``data`` is at physical
     offset ``position``.
 
-    Stops at a record of another layout, with an address of IPv6 or the second magic number, and at a damaged one.
+    Stops at a record of another layout, with an address of IPv6 or the second magic number, and at a damaged one. Checks
+    none if no log has this position.
     """
     cdef Py_buffer buffer
+    cdef int overflow = 0
+    cdef int64_t begin = PyLong_AsLongLongAndOverflow(position, &overflow)
+    if overflow or not 0 <= begin < _POSITIONS_END:
+        return 0
     PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
-    cdef Py_ssize_t checked = _checked_records(<const uint8_t *>buffer.buf, buffer.len, <uint64_t>position)
+    cdef Py_ssize_t checked = _checked_records(<const uint8_t *>buffer.buf, buffer.len, <uint64_t>begin)
     PyBuffer_Release(&buffer)
     return checked
 

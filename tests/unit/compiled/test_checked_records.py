@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -69,6 +70,20 @@ def test_records_of_the_usual_layout_are_all_checked(rows: list[dict[str, Any]],
     body = encoded(rows, 1000)
     assert checked_records(body, 1000) == len(body)
     assert checked_records(body, 1001) == 0
+
+
+@pytest.mark.parametrize("position", [-(2**63), -1, 2**62, 2**63 - 100, 2**63 - 1, 2**63, 2**64 - 1])
+def test_positions_that_no_log_has_are_left_to_the_reference(position: int) -> None:
+    # At the end of 64 bits the physical offsets would wrap around, and be equal to those of the records again.
+    fields: Any = {"topic": "T", "queue_id": 0, "body": b"b", "properties": "", "queue_offset": 0}
+    fields |= dict.fromkeys(["born_timestamp_ms", "store_timestamp_ms"], 1)
+    fields |= dict.fromkeys(["born_host", "store_host"], bytes(8))
+    record = encode_record(physical_offset=0, **fields)
+    body = bytearray(record * 2)
+    for number in range(2):
+        offset = (position + number * len(record)) % 2**64
+        struct.pack_into(">Q", body, number * len(record) + 28, offset)
+    assert checked_records(body, position) == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(90), bytes(91), b"\xff" * 500])

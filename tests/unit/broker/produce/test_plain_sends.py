@@ -253,6 +253,17 @@ def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: in
     assert seen[0] == seen[1]
 
 
+def test_the_limit_of_pending_bytes_may_have_more_than_64_bits() -> None:
+    broker = Broker(compiled=True, pending_bytes_max=2**64)
+    assert broker.receive(Connection(HOST), frame()) == broker.taken_plain == len(frame())
+
+
+def test_a_topic_without_queues_is_left_to_the_reference() -> None:
+    broker = Broker(compiled=True)
+    broker.sends._writable["T"] = []
+    assert broker.sends.take_plain(cast("Any", Connection(HOST)), frame()) == 0
+
+
 def test_a_full_disk_refuses_each_request_of_a_block_and_drops_oneway_sends() -> None:
     three = batched(b"", "UNIQ_KEY\x01A\x02") * 3
     chunk = frame(b"1", header={"opaque": 1}) + frame(b"2", header={"opaque": 2, "flag": 2})
