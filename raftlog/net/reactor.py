@@ -18,6 +18,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -92,6 +93,7 @@ class Reactor:
         self.turns = 0
         self._due: float | None = None
         self._is_polling = False
+        self._giving_way = 0
         self.add(self._wake_fd, self._drain_wake)
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN, *, patient: bool = False) -> None:
@@ -150,6 +152,18 @@ class Reactor:
         if not self._is_polling:
             self.wake()
 
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Within the block, other tasks get their turn after each turn of the reactor, which waits for no event itself.
+
+        For a task that works in many small steps: after each of them the reactor would wait for some milliseconds.
+        """
+        self._giving_way += 1
+        try:
+            yield
+        finally:
+            self._giving_way -= 1
+
     def end_turn(self) -> None:
         """Let the process react to the input, then send."""
         for callback in self._turn_end:
@@ -167,11 +181,11 @@ class Reactor:
             left = _SLICE_SECONDS
             give_way_at = trio.current_time() + left
             self._is_polling = True
-            while left > 0 and (ready := poll(min(left, _LINGER_SECONDS), _EVENTS_MAX)):
+            while left > 0 and (ready := poll(0 if self._giving_way else min(left, _LINGER_SECONDS), _EVENTS_MAX)):
                 self._turn(ready)
                 while self._due is not None:
                     self._turn(self._ready_by(self._due))
-                left = give_way_at - trio.current_time()
+                left = 0 if self._giving_way else give_way_at - trio.current_time()
             self._is_polling = False
 
     def _ready_by(self, due: float) -> list[tuple[int, int]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+import trio
+import trio.lowlevel
 
 from raftlog.net.reactor import TURN_SECONDS, Reactor
 
@@ -195,3 +198,20 @@ def test_client_that_is_closed_while_it_is_measured_leaves_nothing(stage: Stage)
     assert stage.turn() == []
     stage.reactor.add(fd, lambda events: stage.work("new", 0.0), patient=True)
     assert stage.turn() == ["new"]
+
+
+@pytest.mark.trio
+async def test_a_task_in_small_steps_gets_its_turn_after_each_turn_of_a_busy_reactor(stage: Stage) -> None:
+    """Without giving way, the reactor would serve a client that is always ready for milliseconds in between."""
+    stage.add_client("client", 0.0)
+    turns: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stage.reactor.run)
+        with stage.reactor.giving_way():
+            while len(turns) < 20:
+                await trio.lowlevel.checkpoint()
+                turns.append(stage.reactor.turns)
+        nursery.cancel_scope.cancel()
+    # In one pass trio runs both in any order: two turns may be in a row, not hundreds.
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 2
+    assert turns[-1] > 3, "it is served meanwhile"
