@@ -45,7 +45,7 @@ PURE = (
     "mq/broker/net/clients.py",
     "mq/broker/schedule/read_backoff.py",
     "mq/broker/base/counters.py",
-    "mq/broker/base/event_loop_lag.py",
+    "mq/monitoring/event_loop_lag.py",
     "mq/broker/net/client_requests.py",
     "mq/broker/net/flow_control.py",
     "mq/broker/state",

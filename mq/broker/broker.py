@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from mq.broker.admin.stats import local_day
 from mq.broker.base.counters import TrafficCounters
-from mq.broker.base.event_loop_lag import EventLoopLag
 from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
@@ -27,6 +26,7 @@ from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_co
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.metadata import Changes, Metadata, as_registered
 from mq.broker.state.table import CommandUnknown
+from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
 from mq.protocol.names import NameRefused

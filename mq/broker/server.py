@@ -13,6 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 import trio
@@ -111,7 +112,8 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
     async with trio.open_nursery() as nursery:
         listeners = await _monitoring_listeners(settings, log)
         if listeners:
-            nursery.start_soon(Monitoring(host.collect, host.ready).serve, listeners)
+            monitoring = Monitoring(host.collect, host.ready, giving_way=host.giving_way)
+            nursery.start_soon(monitoring.serve, listeners)
         try:
             await _serve(settings, host, log, task_status)
         except (StartRefused, SegmentError) as error:
@@ -216,7 +218,7 @@ class _Host:
         self._store_ip = store_ip
         self._log = log
         self._broker: Broker | None = None
-        self._wake: Callable[[], None] = lambda: None
+        self._reactor: Reactor | None = None
         self.access = _access_control(settings, log)
         self.certificate = _certificate(settings, log)
         self.namesrv_tls = _namesrv_tls(settings)
@@ -232,6 +234,14 @@ class _Host:
             while broker.must_hand_over() or broker.owes_answers():
                 self._wake()
                 await trio.sleep(_DRAIN_POLL_SECONDS)
+
+    def giving_way(self) -> AbstractContextManager[None]:
+        """Within the block, the reactor lets other tasks run after each of its turns."""
+        return nullcontext() if self._reactor is None else self._reactor.giving_way()
+
+    def _wake(self) -> None:
+        if self._reactor is not None:
+            self._reactor.wake()
 
     def collect(self) -> Generator[None, None, Families]:
         """Metrics of the process, and of the broker while there is one; see `Collect`."""
@@ -327,7 +337,7 @@ class _Host:
             undo.callback(broker.close_connections)
             undo.callback(listener.close)
             undo.callback(self._closed)
-            self._broker, self._wake = broker, reactor.wake
+            self._broker, self._reactor = broker, reactor
             self.started = True
             freeze_startup_objects()
             log.info(
@@ -361,7 +371,7 @@ class _Host:
         )
 
     def _closed(self) -> None:
-        self._broker = None
+        self._broker = self._reactor = None
 
 
 def periodic_actions(

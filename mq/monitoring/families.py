@@ -54,25 +54,52 @@ Collect = Callable[[], Generator[None, None, Families]]
 SAMPLES_IN_STEP: Final = 64
 """Samples rendered between two yields."""
 
+_Texts = dict[tuple[str, ...], dict[tuple[str, ...], str]]
+"""The rendered labels by their names and values."""
 
-def render(families: Families, accept: str) -> Generator[None, None, tuple[str, bytes]]:
+
+class LabelTexts:
+    """The rendered labels of the last scrape: most series are the same in the next one.
+
+    Families with the same labels share them. Nothing is kept of series that the last scrape did not have.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Texts = {}
+
+    def next_scrape(self) -> tuple[_Texts, _Texts]:
+        """Those of the last scrape, and the empty ones of a new one, which then is the last."""
+        before, self._last = self._last, {}
+        return before, self._last
+
+
+def render(
+    families: Families, accept: str, texts: LabelTexts | None = None
+) -> Generator[None, None, tuple[str, bytes]]:
     """The content type and text for an ``Accept`` header: Prometheus' own format, or OpenMetrics.
 
-    Takes 2 us per sample, and yields where other work may run. The lines of samples are the same bytes as those of
-    `prometheus_client`, which renders everything else but takes 10 us for each.
+    Takes 1 us per sample whose labels are in ``texts``, else 2 us, and yields where other work may run. The lines of
+    samples are the same bytes as those of `prometheus_client`, which renders everything else but takes 10 us for each.
     """
     encode, content_type = choose_encoder(accept)
     end = encode(_Once(()))  # a line in OpenMetrics
+    before, current = (LabelTexts() if texts is None else texts).next_scrape()
     parts: list[bytes] = []
     for family in families:
         parts.append(encode(_Once((_metric(family),))).removesuffix(end))
         if isinstance(family, Family):
-            template, order = _template(family)
+            name = f"{family.name}_total" if family.kind is Kind.COUNTER else family.name
+            known = before.get(family.labels, {})
+            labels = current.setdefault(family.labels, {})
+            template, order = _template(family.labels)
             for at in range(0, len(family.samples), SAMPLES_IN_STEP):
-                lines = [
-                    template % (*[_escaped(values[label]) for label in order], _number(value))
-                    for values, value in family.samples[at : at + SAMPLES_IN_STEP]
-                ]
+                lines: list[str] = []
+                for values, value in family.samples[at : at + SAMPLES_IN_STEP]:
+                    if (text := labels.get(values)) is None:
+                        if (text := known.get(values)) is None:
+                            text = template % (*[_escaped(values[label]) for label in order],)
+                        labels[values] = text
+                    lines.append(f"{name}{text}{_number(value)}\n")
                 # No text that a client sent may make metrics fail.
                 parts.append("".join(lines).encode(errors="replace"))
                 yield
@@ -81,12 +108,11 @@ def render(families: Families, accept: str) -> Generator[None, None, tuple[str, 
     return content_type, b"".join(parts)
 
 
-def _template(family: Family) -> tuple[str, list[int]]:
-    """The line of a sample, with places for label values and the value; and in which order the labels are in there."""
-    order = sorted(range(len(family.labels)), key=family.labels.__getitem__)
-    name = f"{family.name}_total" if family.kind is Kind.COUNTER else family.name
-    labels = ",".join(f'{family.labels[label]}="%s"' for label in order)
-    return (f"{name}{{{labels}}} %s\n" if labels else f"{name} %s\n"), order
+def _template(labels: tuple[str, ...]) -> tuple[str, list[int]]:
+    """The labels of a sample, with places for their values, and a space; and in which order the labels are in there."""
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    text = ",".join(f'{labels[label]}="%s"' for label in order)
+    return (f"{{{text}}} " if labels else " "), order
 
 
 @lru_cache(maxsize=8192)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Final, NamedTuple, TypeVar
 
@@ -16,7 +17,8 @@ import h11
 import structlog
 import trio
 
-from mq.monitoring.families import Collect, Families, render
+from mq.monitoring.families import Collect, Families, LabelTexts, render
+from mq.monitoring.step_times import SCRAPES, StepTimes
 
 Log = structlog.stdlib.BoundLogger
 Result = TypeVar("Result")
@@ -26,8 +28,10 @@ CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS_MAX: Final = 10.0
 """Maximum time to receive a request and to send its answer."""
 REQUEST_BYTES_MAX: Final = 16 * 1024
-SLICE_SECONDS: Final = 0.002
+SLICE_SECONDS: Final = 0.001
 """Time of a slice, after which all other work that is ready runs. The last step of a slice may begin at its end."""
+SENT_AT_ONCE_BYTES: Final = 256 * 1024
+"""More takes the kernel more than a tenth of a millisecond."""
 KEPT_SECONDS: Final = 1.0
 _PLAIN: Final = "text/plain; charset=utf-8"
 
@@ -49,11 +53,24 @@ class Monitoring:
     Args:
         collect: collects its metrics.
         ready: checks whether it can serve.
+        giving_way: entered while a request is answered; the server's own event loop, if it has one, then lets other
+            tasks run after each of its turns.
+        steps: measures for how long requests hold the event loop.
     """
 
-    def __init__(self, collect: Collect, ready: Ready) -> None:
+    def __init__(
+        self,
+        collect: Collect,
+        ready: Ready,
+        *,
+        giving_way: Callable[[], AbstractContextManager[None]] = nullcontext,
+        steps: StepTimes = SCRAPES,
+    ) -> None:
         self._collect = collect
         self._ready = ready
+        self._giving_way = giving_way
+        self._steps = steps
+        self._labels = LabelTexts()
         self._lock = trio.Lock()
         self._families: Families = ()
         self._texts: dict[str, tuple[str, bytes]] = {}
@@ -86,7 +103,7 @@ class Monitoring:
                 self._texts = {}
             key = "openmetrics" if "application/openmetrics-text" in accept else ""
             if key not in self._texts:
-                self._texts[key] = await _in_slices(render(self._families, accept))
+                self._texts[key] = await _in_slices(render(self._families, accept, self._labels))
             return self._texts[key]
 
     async def _serve_connection(self, stream: trio.abc.Stream) -> None:
@@ -108,8 +125,11 @@ class Monitoring:
                 request = await _request(connection, stream)
                 if request is None:
                     return
-                response = await self._answer(request)
-                await stream.send_all(_encoded(connection, request, response))
+                with self._giving_way(), self._steps.measured():
+                    response = await self._answer(request)
+                    for part in _encoded(connection, request, response):
+                        for at in range(0, len(part), SENT_AT_ONCE_BYTES):
+                            await stream.send_all(part[at : at + SENT_AT_ONCE_BYTES])
             if scope.cancelled_caught or connection.our_state is not h11.DONE:
                 return
             connection.start_next_cycle()
@@ -131,6 +151,7 @@ async def _in_slices(steps: Generator[None, None, Result]) -> Result:
             while trio.current_time() < begin + SLICE_SECONDS:
                 next(steps)
         except StopIteration as end:
+            await trio.lowlevel.checkpoint()
             result: Result = end.value
             return result
         await trio.lowlevel.checkpoint()
@@ -153,7 +174,8 @@ async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.R
             return None
 
 
-def _encoded(connection: h11.Connection, request: h11.Request, response: Response) -> bytes:
+def _encoded(connection: h11.Connection, request: h11.Request, response: Response) -> list[memoryview]:
+    """The response in parts; its body is not copied."""
     head = h11.Response(
         status_code=response.status,
         reason=response.status.phrase.encode(),
@@ -161,7 +183,7 @@ def _encoded(connection: h11.Connection, request: h11.Request, response: Respons
     )
     body = b"" if request.method == b"HEAD" else response.body
     parts = connection.send(head), connection.send(h11.Data(data=body)), connection.send(h11.EndOfMessage())
-    return b"".join(part for part in parts if part)
+    return [memoryview(part) for part in parts if part]
 
 
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:

@@ -13,6 +13,7 @@ from typing import Final
 from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.families import Family, Kind
 from mq.monitoring.resident_memory import resident_bytes
+from mq.monitoring.step_times import SCRAPES
 
 VERSION: Final = version("raftmq")
 """The software version."""
@@ -34,11 +35,20 @@ def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
     text = "Maximum number of open file descriptors."
     yield Family("process_max_fds", Kind.GAUGE, text, names, [(values, soft)])
     text = "Number of open file descriptors."
-    yield Family("process_open_fds", Kind.GAUGE, text, names, [(values, len(os.listdir("/proc/self/fd")))])
+    yield Family("process_open_fds", Kind.GAUGE, text, names, [(values, _open_descriptors())])
     text = "Collections of the interpreter's garbage collector, by generation."
     collections = [((*values, str(number)), row["collections"]) for number, row in enumerate(gc.get_stats())]
     yield Family("python_gc_collections", Kind.COUNTER, text, (*names, "generation"), collections)
+    elapsed, cpu = SCRAPES.longest()
+    text = "The longest time in the last minute for which a request for metrics held the event loop, and CPU time."
+    steps = [((*values, "elapsed"), elapsed), ((*values, "cpu"), cpu)]
+    yield Family("raftmq_scrape_step_max_seconds", Kind.GAUGE, text, (*names, "clock"), steps)
     yield LOGGED.family(labels)
+
+
+def _open_descriptors() -> int:
+    """The number of open file descriptors. With ten thousand connections, a list of them takes milliseconds."""
+    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # 0 before Linux 6.2
 
 
 def certificate_families(labels: Mapping[str, str], valid_until: dt.datetime | None) -> Iterator[Family]:

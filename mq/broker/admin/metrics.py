@@ -20,6 +20,8 @@ from raftlog.latency_histogram import BOUNDS
 
 _SLICE: Final = 32
 """Groups or topics processed between two yields."""
+_QUEUES_IN_STEP: Final = 256
+"""Queues of groups processed between two yields; one topic may have a thousand."""
 
 
 class _Named(NamedTuple):
@@ -164,8 +166,10 @@ class BrokerMetrics:
 
     def collect(self) -> Generator[None, None, Families]:
         """All metrics; yields often enough that no step takes a millisecond. Raises OSError from the disk."""
-        families: list[Family | Histogram] = [*self._raft(), *self._counters(), *self._log()]
-        yield
+        families: list[Family | Histogram] = []
+        for some in (self._raft, self._counters, self._log):
+            families += some()
+            yield
         room = self._settings.metrics_series_max
         limited = 0
         if self._context.appender.is_open:
@@ -305,23 +309,28 @@ class BrokerMetrics:
     def _lag(self) -> Generator[None, None, list[Family]]:
         """The lag of each group in messages, computed as `mqadmin consumerProgress` does."""
         metadata, store = self._context.metadata, self._context.store
+        pops = metadata.pops.queues
         # Skip what would exceed the limit anyway: a thousand groups may consume a thousand topics each.
         pairs = islice(metadata.consumer_offsets.items(), self._settings.metrics_series_max)
         lag: list[Sample] = []
         in_flight: list[Sample] = []
-        for number, ((group, topic), offsets) in enumerate(list(pairs)):
-            if number % _SLICE == 0:
+        queues = 0
+        for (group, topic), offsets in list(pairs):
+            if queues >= _QUEUES_IN_STEP:
                 yield
+                queues = 0
+            queues += 1
             config = metadata.topics.get(topic)
             if config is None:
                 continue
+            queues += config.read_queues
             behind = popped = 0
             for queue_id in range(config.read_queues):
-                pulled, consumed = pulled_and_consumed(
-                    offsets.get(queue_id, 0), metadata.pops.of((group, topic, queue_id))
-                )
+                pulled = consumed = offsets.get(queue_id, 0)
+                if (open_of := pops.get((group, topic, queue_id))) is not None:
+                    pulled, consumed = pulled_and_consumed(pulled, open_of)
+                    popped += pulled - consumed
                 behind += max(0, store.max_offset(topic, queue_id) - consumed)
-                popped += pulled - consumed
             values = self._of_group(topic, group)
             lag.append((values, behind))
             in_flight.append((values, popped))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 
-from mq.monitoring.families import Families, Family, Histogram, Kind, _metric, _Once, render
+from mq.monitoring.families import Families, Family, Histogram, Kind, LabelTexts, _metric, _Once, render
 from tests.support.steps import result_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n{},%s '), max_size=8)
@@ -61,6 +61,23 @@ def test_metrics_are_rendered_as_by_the_library(given: Families, accept: str) ->
 def test_a_name_that_is_no_unicode_does_not_stop_a_scrape(accept: str) -> None:
     family = Family("a", Kind.GAUGE, "Help.", ("topic",), [(("T\ud83d",), 1), (("U",), 2)])
     assert b'\na{topic="T?"} 1.0\na{topic="U"} 2.0\n' in result_of(render([family], accept))[1]
+
+
+@given(st.lists(st.tuples(families(), st.sampled_from(ACCEPTS)), max_size=4))
+def test_metrics_with_labels_of_earlier_scrapes_are_rendered_as_without(scrapes: list[tuple[Families, str]]) -> None:
+    texts = LabelTexts()
+    for some, accept in scrapes * 2:
+        assert result_of(render(some, accept, texts)) == by_the_library(some, accept)
+
+
+def test_only_the_labels_of_the_last_scrape_are_kept() -> None:
+    texts = LabelTexts()
+    for scrape in range(3):
+        samples = [((str(number),), 1) for number in range(scrape, scrape + 100)]
+        result_of(render([Family(name, Kind.GAUGE, "Help.", ("topic",), samples) for name in ("a", "b")], "", texts))
+    last, _ = texts.next_scrape()
+    assert list(last) == [("topic",)]
+    assert set(last["topic",]) == {(str(number),) for number in range(2, 102)}
 
 
 def test_no_step_renders_more_than_some_samples() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import h11
 import pytest
@@ -14,7 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from trio.testing import MockClock, memory_stream_pair
 
 from mq.monitoring.families import Families, Family, Histogram, Kind
-from mq.monitoring.http import CONNECTIONS_MAX, KEPT_SECONDS, REQUEST_BYTES_MAX, REQUEST_SECONDS_MAX, Monitoring
+from mq.monitoring.http import (
+    CONNECTIONS_MAX,
+    KEPT_SECONDS,
+    REQUEST_BYTES_MAX,
+    REQUEST_SECONDS_MAX,
+    SENT_AT_ONCE_BYTES,
+    Monitoring,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -148,6 +155,34 @@ async def test_others_get_their_turn_while_much_is_collected(mock_clock: MockClo
         await monitoring.respond("/metrics", "")
         nursery.cancel_scope.cancel()
     assert turns >= 30
+
+
+async def test_the_event_loop_gives_way_from_the_request_to_the_end_of_its_answer() -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def giving_way() -> Iterator[None]:
+        entered.append("begin")
+        yield
+        entered.append("end")
+
+    def collect() -> Generator[None, None, Families]:
+        entered.append("collect")
+        yield
+        return [Family("long", Kind.GAUGE, "x" * 2 * SENT_AT_ONCE_BYTES, (), [])]
+
+    async def ready() -> None:
+        await trio.lowlevel.checkpoint()
+
+    client, server = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Monitoring(collect, ready, giving_way=giving_way)._serve_connection, server)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not entered
+        _, _, body = await converse(client, h11.Connection(h11.CLIENT), "/metrics")
+        await client.aclose()
+    assert len(body) > 2 * SENT_AT_ONCE_BYTES
+    assert entered == ["begin", "collect", "end"]
 
 
 async def test_health_and_readiness() -> None:

@@ -53,3 +53,16 @@ def test_seconds_shorter_than_that_are_kept_and_an_action_that_takes_longer_keep
     slow, other, _ = done_in(1.0, 0.01, 0.05, each_takes=0.1)
     assert len(slow) >= 4
     assert len(other) >= 4
+
+
+def test_delay_of_what_was_due_and_time_of_what_was_done_are_told() -> None:
+    clock = MockClock(autojump_threshold=0)
+    told: list[float] = []
+
+    async def main() -> None:
+        with trio.move_on_after(0.85):
+            await repeat([(0.5, partial(clock.jump, 0.3)), (0.1, lambda: None)], lambda: None, told.append)
+
+    trio.run(main, clock=clock)
+    # The slow one at 0.5 takes until 0.8; the other, due at 0.6, comes 0.2 late.
+    assert [round(seconds, 3) for seconds in told if seconds > 0.001] == [0.3, 0.2]

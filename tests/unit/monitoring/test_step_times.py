@@ -1,0 +1,75 @@
+"""The steps of a task between its checkpoints, and nothing of what others do meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.lowlevel
+
+from mq.monitoring.step_times import StepTimes
+
+pytestmark = pytest.mark.trio
+
+
+class Work:
+    """Work that takes time on two clocks; nothing else takes any."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.cpu = 0.0
+        self.steps = StepTimes(lambda: self.now, lambda: self.cpu)
+
+    def take(self, elapsed: float, cpu: float) -> None:
+        self.now += elapsed
+        self.cpu += cpu
+
+
+async def test_the_longest_step_is_between_two_checkpoints() -> None:
+    work = Work()
+    assert work.steps.longest() == (0.0, 0.0)
+    with work.steps.measured():
+        work.take(0.002, 0.002)
+        work.take(0.001, 0.001)
+        await trio.lowlevel.checkpoint()
+        work.take(0.001, 0.0005)
+    assert work.steps.longest() == pytest.approx((0.003, 0.003))
+
+
+async def test_the_step_in_which_the_block_ends_counts() -> None:
+    work = Work()
+    with work.steps.measured():
+        await trio.lowlevel.checkpoint()
+        work.take(0.004, 0.001)
+    work.take(1.0, 1.0)
+    assert work.steps.longest() == pytest.approx((0.004, 0.001))
+
+
+async def test_what_others_do_meanwhile_does_not_count() -> None:
+    work = Work()
+
+    async def other() -> None:
+        work.take(0.5, 0.5)
+        await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        with work.steps.measured():
+            work.take(0.001, 0.001)
+            await trio.testing.wait_all_tasks_blocked()
+            assert work.now > 1000.5
+    assert work.steps.longest() == pytest.approx((0.001, 0.001))
+
+
+async def test_two_tasks_at_once_are_measured_apart() -> None:
+    work = Work()
+
+    async def one(seconds: float) -> None:
+        with work.steps.measured():
+            for _ in range(3):
+                work.take(seconds, seconds)
+                await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, 0.002)
+        nursery.start_soon(one, 0.003)
+    assert work.steps.longest() == pytest.approx((0.003, 0.003))
