@@ -4,8 +4,9 @@
   scraped once a second, fifteen times as often as `deploy/prometheus/prometheus.yml` does. CPU time of the broker per
   message, with and without.
 - ``large``: a broker with 1,000 topics, and 1,000 consumer groups that have consumed one topic each. How long an
-  uncached scrape takes, and how long a client request waits at most meanwhile: requests go to the broker one at a time
-  throughout, and those in flight during a scrape are compared with the others.
+  uncached scrape takes, and for how long it holds the event loop: the broker itself measures the steps of its task,
+  each from one checkpoint to the next. Beside it, how long a client request waits: requests go to the broker one at a
+  time throughout; those in flight during a scrape are compared with those in windows of the same lengths without one.
 
 The path of a message does no work for metrics, so there is no broker without them to compare with: only scrapes can
 cost something.
@@ -14,6 +15,7 @@ cost something.
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import time
 import urllib.request
@@ -42,10 +44,11 @@ CONFIGURED_SECONDS = 15.0
 NAMES = 1000
 SCRAPES = 40
 PAUSE_SECONDS = 0.0005
+_STEP = re.compile(rb'raftmq_scrape_step_max_seconds\{clock="(\w+)".*\} (\S+)')
 
 
-async def scrape(cluster: DevCluster) -> tuple[float, int]:
-    """Scrape the broker's metrics; returns the seconds that took, and the number of samples."""
+async def scrape(cluster: DevCluster) -> tuple[float, list[bytes]]:
+    """Scrape the broker's metrics; returns the seconds that took, and the lines of samples."""
     address = metrics_address_beside(("127.0.0.1", cluster.port("n0")))
     assert address is not None, "a broker without a port for metrics"
     url = "http://{}:{}/metrics".format(*address)
@@ -57,7 +60,7 @@ async def scrape(cluster: DevCluster) -> tuple[float, int]:
 
     begin = time.perf_counter()
     body = await trio.to_thread.run_sync(get)
-    return time.perf_counter() - begin, sum(not line.startswith(b"#") for line in body.splitlines())
+    return time.perf_counter() - begin, [line for line in body.splitlines() if not line.startswith(b"#")]
 
 
 async def measure_cost(plan: Plan, directory: Path, note: Note) -> None:
@@ -99,27 +102,27 @@ class Probe:
 
     quiet: list[float] = field(default_factory=list)
     scraped: list[float] = field(default_factory=list)
-    is_scraped: bool = False
+    _into: list[float] | None = None
 
     async def run(self, cluster: DevCluster) -> None:
-        """Send requests for ever. Those that began or ended during a scrape count as scraped."""
+        """Send requests for ever. Those that began or ended in a window count for it."""
         async with ClientCore.open([cluster.namesrv]) as remoting:
             while True:
-                began_scraped, begin = self.is_scraped, time.perf_counter()
+                began_in, begin = self._into, time.perf_counter()
                 ext = {"topic": topic_name(0), "queueId": "0"}
                 await remoting.call(cluster.address("n0"), RequestCode.GET_MIN_OFFSET, ext)
-                taken = time.perf_counter() - begin
-                (self.scraped if began_scraped or self.is_scraped else self.quiet).append(taken)
+                if (into := self._into if began_in is None else began_in) is not None:
+                    into.append(time.perf_counter() - begin)
                 await trio.sleep(PAUSE_SECONDS)
 
     @contextmanager
-    def scraping(self) -> Iterator[None]:
-        """A scrape is running."""
-        self.is_scraped = True
+    def window(self, into: list[float]) -> Iterator[None]:
+        """Until the end of the block, requests count in this list."""
+        self._into = into
         try:
             yield
         finally:
-            self.is_scraped = False
+            self._into = None
 
 
 async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
@@ -128,29 +131,36 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
     async with one_broker(directory) as cluster:
         await create_topics(cluster, names)
         await _consume_everything(cluster, names)
-        probe, seconds, samples, cpu = Probe(), list[float](), 0, list[float]()
+        probe, seconds, cpu = Probe(), list[float](), list[float]()
         pid = cluster.pid("n0")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(probe.run, cluster)
             await trio.sleep(plan.warmup)
             for _ in range(SCRAPES // 10 if plan.quick else SCRAPES):
-                await trio.sleep(KEPT_SECONDS)  # until nothing is cached any more
+                await trio.sleep(KEPT_SECONDS / 2)
+                with probe.window(probe.quiet):
+                    await trio.sleep(seconds[-1] if seconds else KEPT_SECONDS / 10)
+                await trio.sleep(KEPT_SECONDS / 2)  # until nothing is cached any more
                 before = cpu_seconds(pid)
-                with probe.scraping():
-                    taken, samples = await scrape(cluster)
+                with probe.window(probe.scraped):
+                    taken, _ = await scrape(cluster)
                 seconds.append(taken)
                 cpu.append(cpu_seconds(pid) - before)
             nursery.cancel_scope.cancel()
-    note(Figure("large", f"samples, {names:,} topics and groups", samples, ""))
+        await trio.sleep(KEPT_SECONDS)
+        _, samples = await scrape(cluster)
+    steps = {each.group(1): 1e3 * float(each.group(2)) for each in map(_STEP.match, samples) if each is not None}
+    note(Figure("large", f"samples, {names:,} topics and groups", len(samples), ""))
     note(Figure("large", "a scrape, median", 1e3 * statistics.median(seconds), "ms", 100))
     note(Figure("large", "a scrape, longest", 1e3 * max(seconds), "ms"))
     note(Figure("large", "CPU of the broker during a scrape", 1e3 * statistics.mean(cpu), "ms"))
+    note(Figure("large", "longest time for which a scrape held the event loop", steps[b"elapsed"], "ms", 5))
+    note(Figure("large", "most CPU time of a step of a scrape", steps[b"cpu"], "ms"))
     for name, waits in (("no scrape", probe.quiet), ("a scrape", probe.scraped)):
         p99 = statistics.quantiles(waits, n=100)[-1]
         note(Figure("large", f"a client's request during {name}, median", 1e3 * statistics.median(waits), "ms"))
         note(Figure("large", f"a client's request during {name}, p99", 1e3 * p99, "ms"))
-    worst = 1e3 * (max(probe.scraped) - statistics.median(probe.quiet))
-    note(Figure("large", "longest delay that a scrape adds to a request", worst, "ms", 5))
+        note(Figure("large", f"a client's request during {name}, longest", 1e3 * max(waits), "ms"))
 
 
 async def _consume_everything(cluster: DevCluster, names: int) -> None:
