@@ -119,12 +119,12 @@ class Heartbeats(Service):
 
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
         """Request code 38."""
-        members = self._clients.consumer_ids(call.request.ext.consumer_group)
-        if not members:
+        members = self._clients.consumer_list(call.request.ext.consumer_group)
+        if members is None:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {call.request.ext.consumer_group}"
             )
-        return call.response(body=bodies.ConsumerList(members).encode())
+        return call.response(body=members)
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Remove the clients of a connection."""

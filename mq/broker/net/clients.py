@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
-from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import LANGUAGES
 from mq.protocol.names import NameRefused, check_group, check_topic
 
@@ -124,6 +124,8 @@ class ConsumerGroup(Generic[ConnectionT]):
     subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
     lengths: Lengths = (0, 0)
     """Of the expressions in ``subscriptions``."""
+    list_body: bytes | None = None
+    """`ClientRegistry.consumer_list`; None after a change of ``members``."""
 
     def client_ids(self) -> list[str]:
         """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
@@ -212,7 +214,8 @@ class ClientRegistry(Generic[ConnectionT]):
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
                 new_groups.append(consumer.group)
-            is_new = not group.has(heartbeat.client_id, connection)
+            if is_new := not group.has(heartbeat.client_id, connection):
+                group.list_body = None
             topics = group.subscriptions.keys()
             group.members[connection] = Member(heartbeat.client_id, language, version, now)
             listed.consumer_groups.add(consumer.group)
@@ -340,6 +343,18 @@ class ClientRegistry(Generic[ConnectionT]):
         """The client ids of a consumer group, sorted; empty without members."""
         known = self._consumers.get(group)
         return [] if known is None else known.client_ids()
+
+    def consumer_list(self, group: str) -> bytes | None:
+        """The ids of a consumer group as a response body, None without members.
+
+        Encoded once per change, since every member asks for it after each change.
+        """
+        known = self._consumers.get(group)
+        if known is None:
+            return None
+        if known.list_body is None:
+            known.list_body = ConsumerList(known.client_ids()).encode()
+        return known.list_body
 
     def consumer_group(self, group: str) -> ConsumerGroup[ConnectionT] | None:
         """A consumer group with members, for display; read only."""
@@ -503,6 +518,7 @@ class ClientRegistry(Generic[ConnectionT]):
         for group, connection in gone:
             _, client_ids = left.setdefault(group.name, (group, set()))
             client_ids.add(group.members.pop(connection).client_id)
+            group.list_body = None
             if not group.members:
                 del self._consumers[group.name]
                 self._subscribe(group, {})

@@ -17,7 +17,7 @@ from mq.broker.net.clients import (
     HeartbeatOutcome,
     HeartbeatRefused,
 )
-from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 
 
 def subscription(topic: str, expression: str = "*", version: int = 1, expression_type: str = "TAG") -> SubscriptionData:
@@ -387,6 +387,8 @@ class RegistryAgainstTable(RuleBasedStateMachine):
     def members_are_those_of_the_table_and_know_it(self) -> None:
         for group in ("g", "h"):
             assert self.registry.consumer_ids(group) == self.ids(group)
+            body = self.registry.consumer_list(group)
+            assert ([] if body is None else list(ConsumerList.decode(body).consumer_ids)) == self.ids(group)
             if self.ids(group):
                 assert self.told[group] == self.ids(group)
 
