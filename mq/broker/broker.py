@@ -26,6 +26,7 @@ from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_co
 from mq.broker.state.format_level import RaiseLevel
 from mq.broker.state.metadata import Changes, Metadata, as_registered
 from mq.broker.state.table import CommandUnknown
+from mq.broker.state.topic_rules import missing_system_topics
 from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
@@ -326,7 +327,8 @@ class Broker:
     def _announce(self) -> None:
         """Replicate the leader's facts about itself that are not in the log yet."""
         settings = self._settings
-        missing = self._metadata.missing_system_topics(
+        missing = missing_system_topics(
+            self._metadata,
             settings.cluster,
             settings.group,
             self._environment.wall_clock_ms(),

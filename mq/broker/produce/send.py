@@ -19,7 +19,7 @@ from mq.broker.produce.placement import Placement
 from mq.broker.produce.retry import Retries
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
-from mq.broker.state.metadata import auto_create
+from mq.broker.state.topic_rules import auto_create
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value

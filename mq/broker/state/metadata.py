@@ -8,11 +8,9 @@ It reads no clock and no settings: commands contain everything that a change nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
-import cbor2
 import msgspec
 
 from mq.broker.state.check_cursors import CheckCursors
@@ -26,43 +24,31 @@ from mq.broker.state.commands import (
     ForbidTopic,
     GroupConfig,
     LockQueues,
-    OffsetRow,
     PutGroup,
     PutReplica,
     PutTopic,
     ResetOffset,
     TopicConfig,
     UnlockQueues,
-    encode_command,
-    offset_pairs,
 )
 from mq.broker.state.completion_marks import CompletionMarks
 from mq.broker.state.format_level import LEVEL_NEWEST, FormatLevel, RaiseLevel
-from mq.broker.state.nested_tables import NestedTables, Rows, in_order
-from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX, PopCheckpoints
+from mq.broker.state.metadata_snapshot import (
+    SNAPSHOT_FORMAT,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    offset_rows,
+    offset_table,
+)
+from mq.broker.state.nested_tables import NestedTables, in_order
+from mq.broker.state.pop_checkpoints import PopCheckpoints
 from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
 from mq.broker.state.users import Users
 from mq.protocol import bodies
-from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
-from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
-from mq.protocol.names import (
-    AUTO_CREATE_TEMPLATE,
-    HALF_OP_TOPIC,
-    HALF_TOPIC,
-    SCHEDULE_TOPIC,
-    SELF_TEST_TOPIC,
-    TIMER_TOPIC,
-    TRACE_TOPIC,
-    UNENDED_TOPIC,
-    NameRefused,
-    check_topic,
-    reply_topic,
-)
-from mq.store.dispatch import META_TOPIC
 from raftlog.log_numbers import Term
-from raftlog.plain_cbor import decode_plain
 
 TOPICS_MAX = 50_000
 GROUPS_MAX = 10_000
@@ -70,14 +56,6 @@ OFFSET_TABLES_MAX = 200_000
 """Limits on topics, on groups, and on pairs of both with consumer offsets: all of them are in memory and in every
 checkpoint, and all topics go to the name servers in one frame.
 """
-
-_SNAPSHOT_FORMAT = 1
-_CBOR_ARRAY, _CBOR_MAP = 0x80, 0xA0
-_ROWS_AT_A_STRETCH = 50
-"""Rows encoded in one step: a millisecond, in which no other thread runs."""
-
-LockRows = list[tuple[str, str, list[tuple[int, str]]]]
-"""Encoded locks: group, topic, and queue ids with the client that holds them."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -93,21 +71,6 @@ class Changes(msgspec.Struct, frozen=True):
     """Number of consumer offsets that were set."""
     replicas: tuple[str, ...] = ()
     """Replicas whose address changed."""
-
-
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
-    format: int
-    topics: list[TopicConfig]
-    groups: list[GroupConfig]
-    consumer_offsets: Sequence[OffsetRow]
-    data_version: DataVersion
-    offset_resets: Sequence[OffsetRow] = []
-    queue_locks: LockRows = []
-    delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
-    replicas: dict[str, str] = {}
-    forbidden: list[tuple[str, str]] = []
-    parts: dict[str, Any] = {}
-    topic_identities: list[tuple[str, str]] = []
 
 
 class Metadata:
@@ -301,16 +264,6 @@ class Metadata:
         version = self.data_version
         return bodies.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
 
-    def missing_system_topics(
-        self, cluster: str, broker: str, timestamp_ms: int, *, default_topic_queues: int = 8
-    ) -> list[bytes]:
-        """Encoded commands that create the missing internal topics."""
-        return [
-            encode_command(PutTopic(config=config, timestamp_ms=timestamp_ms, unless_there=True))
-            for config in _system_topics(cluster, broker, default_topic_queues)
-            if config.name not in self.topics
-        ]
-
     def snapshot(self) -> bytes:
         """The whole state as CBOR; equal states give equal bytes."""
         return self.capture()()
@@ -328,13 +281,13 @@ class Metadata:
         parts = [(name, part.capture()) for name, part in sorted(self._parts.items())]
 
         def encode() -> bytes:
-            state = _Snapshot(
-                format=_SNAPSHOT_FORMAT,
+            state = Snapshot(
+                format=SNAPSHOT_FORMAT,
                 topics=[topics[name] for name in sorted(topics)],
                 groups=[groups[name] for name in sorted(groups)],
-                consumer_offsets=_offset_rows(consumer_offsets),
+                consumer_offsets=offset_rows(consumer_offsets),
                 data_version=data_version,
-                offset_resets=_offset_rows(offset_resets),
+                offset_resets=offset_rows(offset_resets),
                 queue_locks=[(*key, sorted(queue_locks[key].items())) for key in in_order(queue_locks)],
                 delay_offsets=delay_offsets,
                 replicas=replicas,
@@ -342,7 +295,7 @@ class Metadata:
                 parts={name: table for name, encode_part in parts if (table := encode_part()) is not None},
                 topic_identities=sorted(topic_identities.items()),
             )
-            return b"".join(_encoded(state))
+            return encode_snapshot(state)
 
         return encode
 
@@ -352,16 +305,14 @@ class Metadata:
         Raises SnapshotDamaged; then the state is unchanged.
         """
         if not snapshot:
-            state = _Snapshot(_SNAPSHOT_FORMAT, [], [], [], DataVersion())
+            state = Snapshot(SNAPSHOT_FORMAT, [], [], [], DataVersion())
             consumer_offsets = {}
             offset_resets = {}
         else:
             try:
-                loaded = decode_plain(snapshot, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
-                _check_format(loaded)
-                state = msgspec.convert(loaded, _Snapshot)
-                consumer_offsets = _offset_table(state.consumer_offsets)
-                offset_resets = _offset_table(state.offset_resets)
+                state = decode_snapshot(snapshot)
+                consumer_offsets = offset_table(state.consumer_offsets)
+                offset_resets = offset_table(state.offset_resets)
             except (ValueError, msgspec.ValidationError, CommandRefused) as error:
                 raise SnapshotDamaged(f"metadata snapshot of {len(snapshot)} bytes: {error}") from error
         self._restore_parts(state.parts)
@@ -460,59 +411,6 @@ class Metadata:
             self.lock_count -= len(self.queue_locks.pop(key))
 
 
-def _check_format(loaded: object) -> None:
-    """Raises SnapshotDamaged for a snapshot of another format. Checked first, since its other content is unknown."""
-    found = loaded.get("format") if isinstance(loaded, dict) else None
-    if isinstance(found, int) and found != _SNAPSHOT_FORMAT:
-        raise SnapshotDamaged(f"the metadata has format version {found}, this version understands {_SNAPSHOT_FORMAT}")
-
-
-def _encoded(state: _Snapshot) -> Iterator[bytes]:
-    """A snapshot as CBOR, in pieces.
-
-    No other thread runs while a piece is encoded, so tables are divided: ten thousand groups take a third of a second.
-    """
-    yield _cbor_head(_CBOR_MAP, len(state.__struct_fields__))
-    for name in state.__struct_fields__:
-        yield cbor2.dumps(name)
-        value = getattr(state, name)
-        if name == "parts":
-            yield _cbor_head(_CBOR_MAP, len(value))
-            for part, table in value.items():
-                yield cbor2.dumps(part)
-                yield from _encoded_value(table)
-        else:
-            yield from _encoded_value(value)
-
-
-def _encoded_value(value: object) -> Iterator[bytes]:
-    if isinstance(value, list | Rows):
-        yield _cbor_head(_CBOR_ARRAY, len(value))
-        for at in range(0, len(value), _ROWS_AT_A_STRETCH):
-            rows = msgspec.to_builtins(value[at : at + _ROWS_AT_A_STRETCH], builtin_types=(bytes,))
-            yield b"".join(map(cbor2.dumps, rows))
-    else:
-        yield cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
-
-
-def _cbor_head(kind: int, count: int) -> bytes:
-    """The head of an array or a map with this many items, in the shortest form, as `cbor2` writes it."""
-    if count < 24:
-        return bytes((kind | count,))
-    for width, mark in ((1, 24), (2, 25), (4, 26)):
-        if count < 1 << 8 * width:
-            return bytes((kind | mark,)) + count.to_bytes(width, "big")
-    raise AssertionError(f"a table of {count} rows")
-
-
-def _offset_rows(tables: Mapping[tuple[str, str], dict[int, int]]) -> Sequence[OffsetRow]:
-    return Rows(list(in_order(tables)), lambda key: (*key, list(chain.from_iterable(sorted(tables[key].items())))))
-
-
-def _offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, int]]:
-    return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}
-
-
 def as_registered(config: TopicConfig) -> bodies.TopicConfig:
     """A topic in the format of a broker registration."""
     return bodies.TopicConfig(
@@ -525,67 +423,3 @@ def as_registered(config: TopicConfig) -> bodies.TopicConfig:
         order=config.order,
         attributes=config.attributes,
     )
-
-
-# -- rules about topics ------------------------------------------------------------------------------------------------
-
-
-def auto_create(
-    metadata: Metadata, topic: str, template: str, default_queue_nums: int, timestamp_ms: int
-) -> PutTopic | None:
-    """The command that creates ``topic`` for its first message, None if the rules do not allow it.
-
-    The template must exist and have PERM_INHERIT; it determines the permissions. The number of queues is
-    ``default_queue_nums`` as requested by the sender, at most that of the template. None for an existing topic.
-    """
-    if topic in metadata.topics or topic == META_TOPIC or len(metadata.topics) >= TOPICS_MAX:
-        return None
-    config = metadata.topics.get(template)
-    if config is None or not config.perm & PERM_INHERIT:
-        return None
-    queues = min(default_queue_nums, config.write_queues)
-    if queues < 1:
-        return None
-    try:
-        check_topic(topic)
-    except NameRefused:
-        return None
-    created = TopicConfig(
-        name=topic,
-        read_queues=queues,
-        write_queues=queues,
-        perm=config.perm & ~PERM_INHERIT,
-        filter_type=config.filter_type,
-    )
-    return PutTopic(config=created, timestamp_ms=timestamp_ms, unless_there=True)
-
-
-def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iterator[TopicConfig]:
-    usual = PERM_READ | PERM_WRITE
-    rules: list[tuple[str, int, int]] = [
-        (AUTO_CREATE_TEMPLATE, default_topic_queues, usual | PERM_INHERIT),
-        (SELF_TEST_TOPIC, 1, usual),
-        (SCHEDULE_TOPIC, LEVEL_MAX, usual),
-        (TIMER_TOPIC, TIMER_SLOTS, usual),
-        (HALF_TOPIC, 1, usual),
-        (HALF_OP_TOPIC, 1, usual),
-        (UNENDED_TOPIC, 1, usual),
-        (cluster, 16, usual | PERM_INHERIT),
-        (broker, 1, usual | PERM_INHERIT),
-        (TRACE_TOPIC, 1, usual),
-        (reply_topic(cluster), 1, usual),
-    ]
-    seen: set[str] = set()
-    for name, queues, perm in rules:
-        if name not in seen and _is_topic_name(name):
-            seen.add(name)
-            yield TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm, system=True)
-
-
-def _is_topic_name(name: str) -> bool:
-    # Names of clusters and brokers may be invalid for topics; then there is no topic of that name.
-    try:
-        check_topic(name)
-    except NameRefused:
-        return False
-    return True

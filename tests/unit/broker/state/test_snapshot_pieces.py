@@ -5,7 +5,7 @@ from __future__ import annotations
 import cbor2
 import pytest
 
-from mq.broker.state import metadata as module
+from mq.broker.state import metadata_snapshot as module
 from mq.broker.state.commands import GroupConfig, TopicConfig
 from mq.broker.state.metadata import Metadata
 
@@ -26,7 +26,7 @@ def test_no_piece_holds_more_than_a_few_rows(monkeypatch: pytest.MonkeyPatch) ->
     pieces: list[int] = []
     encoded = module._encoded
 
-    def counted(state: module._Snapshot) -> list[bytes]:
+    def counted(state: module.Snapshot) -> list[bytes]:
         made = list(encoded(state))
         pieces.extend(map(len, made))
         return made
