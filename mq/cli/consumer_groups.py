@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json, time_of
+from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
@@ -190,7 +189,7 @@ def reset(
 ) -> None:
     """Reset the offsets of a group to the first or last message of a topic, or to a time.
 
-    Forwards or backwards, in all queues, whether members are at work or not. Shows the offsets.
+    It moves the group forwards or backwards in all queues, also while members consume, and shows the new offsets.
     """
     position = _position(to)
 
@@ -215,7 +214,7 @@ def _position(text: str) -> ConsumeFrom:
     try:
         return dt.datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError) as error:
-        raise CommandFailed(f"{text!r} is neither first nor last nor a time: {error}") from error
+        raise CommandFailed(f"{text!r} is neither first nor last nor a time such as 2026-03-01T09:30") from error
 
 
 @app.command("describe")
@@ -233,10 +232,13 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
     if as_json:
         print_json(_as_json(configs, progress))
         return
-    console = Console()
     for broker, config in sorted(configs.items()):
-        console.print(f"{group} in {broker}: {_settings(config)}", highlight=False)
-    table = Table("topic", "broker group", "queue", "offset", "next message", "behind", "last consumed was stored")
+        print(f"{group} in {broker}: {_settings(config)}")
+    if not progress:
+        print("it has no offsets")
+        return
+    numbers = ("queue", "offset", "next message", "behind")
+    table = plain_table("topic", "broker group", *numbers, "last consumed was stored", numbers=numbers)
     for queue, each in progress.items():
         table.add_row(
             queue.topic,
@@ -247,7 +249,7 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             f"{max(each.end - each.offset, 0):,}",
             time_of(each.last_ms) or "-",
         )
-    console.print(table if progress else "it has no offsets")
+    print_table(table)
 
 
 def _as_json(

@@ -67,10 +67,10 @@ def readable(name: str, text: str) -> str:
 def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
     """The figures of some replicas, one column per node id; raftmq's own figures first."""
     table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("figure", no_wrap=True)
+    table.add_column("name", no_wrap=True)
     table.add_column("unit")
-    for node_id in figures:
-        table.add_column(node_id, justify="right")
+    for node_id in figures:  # some texts are long: they wrap within their column
+        table.add_column(node_id, justify="right", overflow="fold")
     for name in _names(figures.values()):
         values = [readable(name, each[name]) if name in each else "-" for each in figures.values()]
         table.add_row(name, unit_of(name), *values)

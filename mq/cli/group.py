@@ -9,7 +9,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from mq.cli import group_secret
 from mq.cli.cluster_view import client_errors
@@ -18,6 +17,7 @@ from mq.cli.group_force import force
 from mq.cli.group_session import GroupSession
 from mq.cli.group_view import table_of
 from mq.cli.output import Json, print_json
+from mq.cli.tables import print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_check import upgrade_check
 from mq.protocol.group_admin import GroupAnswer
@@ -43,7 +43,7 @@ def status(group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESR
     if as_json:
         print_json(msgspec.to_builtins(answer))
     else:
-        Console().print(table_of(answer.view))
+        print_table(table_of(answer.view))
     if not answer.done:
         raise typer.Exit(EXIT_FAILED)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rich.table import Table
-from rich.text import Text
 
+from mq.cli.tables import plain_table
 from mq.protocol.group_admin import GroupView, MemberView
 
 
@@ -21,16 +21,9 @@ def table_of(view: GroupView) -> Table:
     for member in view.members:
         if member.reason:
             notes += f"\n{view.node_id} cannot connect to {member.node_id}: {member.reason}"
-    table = Table(
-        title=table_title(f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}"),
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
-    for heading in ("node", "role", "replication", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("lag", "priority"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("node", "role", "replication", "state", "lag", "priority")
+    title = f"{view.group} in {view.cluster}: {leader}\n{kept} · {disk}{notes}"
+    table = plain_table(*headings, numbers=("lag", "priority"), title=title)
     for member in view.members:
         style = "bold" if member.node_id == view.leader else None if member.active or not view.leader else "red"
         lag = "-" if member.lag_entries < 0 else f"{member.lag_entries:,}"
@@ -38,11 +31,6 @@ def table_of(view: GroupView) -> Table:
             member.node_id, member.role, member.address or "-", state_of(member), lag, str(member.priority), style=style
         )
     return table
-
-
-def table_title(text: str) -> Text:
-    """A title that may be longer than its table: it wraps at the end of the terminal line."""
-    return Text(text, style="italic", no_wrap=True, overflow="ignore")
 
 
 def state_of(member: MemberView) -> str:

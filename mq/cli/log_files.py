@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.cli.output import Json, print_json, print_json_array
+from mq.cli.tables import plain_table, print_table
 from raftlog.log_numbers import LogIndex, Term
 
 if TYPE_CHECKING:
@@ -252,10 +251,10 @@ def dump(
             print_json_array(rows)
             return
         columns = ["index", "term", "kind", "position", "size", "crc", "chain", *(["body"] if bodies else []), "note"]
-        table = Table(*columns)
+        table = plain_table(*columns, numbers=("index", "term", "position", "size"))
         for row in rows:
             table.add_row(*(str(row.get(column, "")) for column in columns))
-        Console().print(table)
+        print_table(table)
 
 
 def _lost_behind(ranges: Sequence[DamagedRange]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
+from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.users import Name
 from mq.client.users import UserAdmin
@@ -58,13 +57,11 @@ def list_policies(
         print_json(rows)
         return
     columns = ("user", "broker", "resource", "actions", "sources", "decision", "type")
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column.upper())
+    table = plain_table(*columns)
     for row in rows:
         values = map(row.__getitem__, columns)
         table.add_row(*(value if isinstance(value, str) else ", ".join(value) for value in values))
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 @app.command("put")

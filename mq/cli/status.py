@@ -14,8 +14,8 @@ from rich.table import Table
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ReplicaStatus, ask_cluster, client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.figures import figures_table
-from mq.cli.group_view import table_title
 from mq.cli.output import Json, print_json
+from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.protocol.address_patterns import is_loopback
 
@@ -23,7 +23,9 @@ _MEMORY_BYTES_MIN = 1_000_000
 
 
 def status(
-    everything: Annotated[bool, typer.Option("--all", help="Show all figures of every replica, with units.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all statistics of every replica, with units.")
+    ] = False,
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
@@ -33,13 +35,12 @@ def status(
     if as_json:
         print_json([group.as_json(with_figures=everything) for group in groups])
     else:
-        console = Console()
         for group in groups:
-            console.print(table_of(group))
+            print_table(table_of(group))
             if everything:
-                console.print(figures_table({each.node_id: each.figures for each in group.replicas if each.figures}))
+                Console().print(figures_table({each.node_id: each.figures for each in group.replicas if each.figures}))
         if not groups:
-            console.print(f"no broker is registered at {namesrv}")
+            print(f"no broker is registered at {namesrv}")
     if not groups or any(group.leader is None for group in groups):
         raise typer.Exit(EXIT_FAILED)
 
@@ -50,17 +51,10 @@ def table_of(group: GroupStatus) -> Table:
         "quorum-fsync": "acknowledged = on disk on a majority (quorum-fsync)",
         "quorum-memory": "acknowledged = in memory of a majority, NOT yet on disk (quorum-memory)",
     }.get(group.durability or "", f"durability {group.durability or 'unknown'}")
-    leader = f"led by {group.leader}" if group.leader else "NO LEADER"
-    table = Table(
-        title=table_title(f"{group.group} in {group.cluster}: {leader}\n{acknowledged}"),
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
-    for heading in ("replica", "address", "role"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("term", "committed", "position", "lag", "disk"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    leader = f"led by {group.leader}" if group.leader else _without_leader(group)
+    numbers = ("term", "committed", "position", "lag", "disk")
+    title = f"{group.group} in {group.cluster}: {leader}\n{acknowledged}"
+    table = plain_table("replica", "address", "role", *numbers, numbers=numbers, title=title)
     for replica in group.replicas:
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
         term, committed = ("-" if n is None else f"{n:,}" for n in (replica.term, replica.commit_index))
@@ -79,6 +73,11 @@ def table_of(group: GroupStatus) -> Table:
     if notes:
         table.caption, table.caption_justify = "\n".join(notes), "left"
     return table
+
+
+def _without_leader(group: GroupStatus) -> str:
+    """Only a replica that answers knows whether there is a leader."""
+    return "NO LEADER" if any(replica.role != UNREACHABLE for replica in group.replicas) else "leader unknown"
 
 
 def role_of(replica: ReplicaStatus) -> str:
@@ -144,4 +143,5 @@ def _lag(replica: ReplicaStatus) -> str:
     """The lag of a replica behind the leader's log, in entries and, if there are any, in bytes."""
     if replica.lag_entries is None:
         return "-"
-    return "0" if not replica.lag_entries else f"{replica.lag_entries:,}, {decimal(replica.lag_bytes or 0)}"
+    entries = f"{replica.lag_entries:,}"
+    return f"{entries}, {decimal(replica.lag_bytes)}" if replica.lag_entries and replica.lag_bytes else entries

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json, time_of
+from mq.cli.tables import plain_table, print_table
 from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words, settings_to_create, shape
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
@@ -29,7 +28,9 @@ NAMESRV = "127.0.0.1:9876"
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 MessageType = Annotated[
     str | None,
-    typer.Option(help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction.", metavar="TYPE"),
+    typer.Option(
+        help="Type of messages that gRPC clients may send: normal, fifo, delay, transaction, mixed.", metavar="TYPE"
+    ),
 ]
 
 
@@ -218,7 +219,8 @@ def route(
     if as_json:
         print_json(rows)
         return
-    table = Table("broker group", "queues read", "queues written", "leader", "followers")
+    numbers = ("queues read", "queues written")
+    table = plain_table("broker group", *numbers, "leader", "followers", numbers=numbers)
     for row in rows:
         followers = row["followers"]
         assert isinstance(followers, list)
@@ -229,7 +231,7 @@ def route(
             str(row["leader"] or "none"),
             " ".join(followers),
         )
-    Console().print(table)
+    print_table(table)
 
 
 @app.command("delete")
@@ -293,7 +295,8 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             f"{topic} in {row['broker']}: perm {row['perm']}, {row['read_queues']} queues read, "
             f"{row['write_queues']} written, identity {row['identity'] or 'unknown'}"
         )
-        table = Table("queue", "first offset", "next offset", "last stored", title=title, title_justify="left")
+        numbers = ("queue", "first offset", "next offset")
+        table = plain_table(*numbers, "last stored", numbers=numbers, title=title)
         queues = row["queues"]
         assert isinstance(queues, list)
         for queue in queues:
@@ -303,7 +306,7 @@ def describe(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
                 f"{queue['next_offset']:,}",
                 queue["last_stored"] or "-",
             )
-        Console().print(table)
+        print_table(table)
 
 
 @app.command("stats")
@@ -343,7 +346,11 @@ def stats(
     if as_json:
         print_json(rows)
         return
-    table = Table("broker group", "last", "messages", "a second", "bytes", "a second")
+    if not rows:
+        print(f"nothing was counted for {key}")
+        return
+    numbers = ("messages", "messages/s", "bytes", "bytes/s")
+    table = plain_table("broker group", "last", *numbers, numbers=numbers)
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
-    Console().print(table if rows else f"there are no figures for {key}")
+    print_table(table)

@@ -6,13 +6,12 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mq.cli.cluster_view import GroupStatus, ask_cluster, client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.group_view import table_title
 from mq.cli.output import Json, print_json
+from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.cli.upgrade_verdict import MemberReport, UpgradeReport, upgrade_report
 
@@ -33,10 +32,9 @@ def upgrade_check(
     if as_json:
         print_json(report.as_json())
     else:
-        console = Console()
-        console.print(table_of(report))
+        print_table(table_of(report))
         for line in conclusions(report):
-            console.print(line, soft_wrap=True, highlight=False)
+            print(line)
     if not report.safe:
         raise typer.Exit(EXIT_FAILED)
 
@@ -54,16 +52,9 @@ def _chosen(groups: list[GroupStatus], name: str | None) -> GroupStatus:
 def table_of(report: UpgradeReport) -> Table:
     """The members as a table."""
     leader = f"led by {report.leader}" if report.leader else "NO LEADER"
-    table = Table(
-        title=table_title(
-            f"{report.group} in {report.cluster}: {leader}, format level {_or_dash(report.format_level)}"
-        ),
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
-    for heading in ("node", "role", "software", "replication", "levels", "lag", "state"):
-        table.add_column(heading, no_wrap=True)
+    headings = ("node", "role", "software", "replication", "levels", "lag", "state")
+    title = f"{report.group} in {report.cluster}: {leader}, format level {_or_dash(report.format_level)}"
+    table = plain_table(*headings, title=title)
     for member in report.members:
         style = "red" if member.ailments else "bold" if member.role == "leader" else None
         table.add_row(

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mq.cli.cluster_view import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json, print_json
+from mq.cli.tables import plain_table, print_table
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.users import UserAdmin
 from mq.protocol.user_bodies import DISABLED, ENABLED, NORMAL, SUPER, UserInfo
@@ -65,13 +64,11 @@ def list_users(
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("user", "broker", "type", "status"):
-        table.add_column(column.upper())
+    table = plain_table("user", "broker", "type", "status")
     for row in rows:
         kind, state = "super" if row["super"] else "normal", "enabled" if row["enabled"] else "disabled"
         table.add_row(str(row["user"]), str(row["broker"]), kind, state)
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 @app.command("create")

@@ -76,6 +76,14 @@ def test_group_without_leader_says_so_and_has_no_lag() -> None:
     assert "NO LEADER" in shown(group)
 
 
+def test_without_an_answer_nothing_is_said_of_the_leader() -> None:
+    refused = BrokerAnswer("c", "broker-a", 0, "h:1", None, "requests must be signed")
+    [group] = group_statuses([refused])
+    assert group.leader is None
+    assert "leader unknown" in shown(group)
+    assert "NO LEADER" not in shown(group)
+
+
 def test_groups_are_told_apart() -> None:
     first = answer(0, figures("n0", "leader", peers=peers()), group="broker-a")
     second = answer(0, figures("n0", "leader", peers=peers()), group="broker-b")

@@ -44,7 +44,7 @@ def test_replicas_stand_side_by_side_with_our_own_figures_first() -> None:
     with console.capture() as capture:
         console.print(table)
     assert [line.split() for line in capture.get().splitlines()] == [
-        ["figure", "unit", "n0", "n1"],
+        ["name", "unit", "n0", "n1"],
         ["raftmq.messages", "messages", "4", "5,000"],
         ["putTps", *["per", "second,", "over", "10", "s,", "1", "min,", "10", "min"], "1", "2", "3", "-"],
     ]

@@ -1,0 +1,22 @@
+"""Tables keep whole addresses and times, however narrow the terminal is."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.cli.tables import plain_table, print_table
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`raftmq topic route` used to print 127.0.0.1:109… into a pipe, and `group status` half of a reason."""
+    monkeypatch.setenv("COLUMNS", "40")
+    addresses = [f"broker-{number}.example.org:10911" for number in range(3)]
+    table = plain_table("leader", "followers", "lag", numbers=["lag"], title=f"cannot connect: {'reason ' * 10}end")
+    table.add_row(addresses[0], " ".join(addresses[1:]), "7")
+    print_table(table)
+    title, headings, row = capsys.readouterr().out.splitlines()
+    assert title.endswith("reason end")
+    assert headings.split() == ["leader", "followers", "lag"]
+    assert row.split() == [*addresses, "7"]
