@@ -67,7 +67,12 @@ def top(
         if once:
             console.print(view.page())
             return
-        with Live(view.page(), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while not console.is_terminal:  # a live view would print nothing into a pipe or a file
+            console.print(view.page())
+            print(flush=True)
+            await trio.sleep(interval)
+            await view.look()
+        with Live(view.page(), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 await trio.sleep(interval)
                 await view.look()

@@ -32,6 +32,19 @@ class Commands:
         assert done.returncode == code, (arguments, done.stderr.decode())
         return (done.stdout if code == 0 else done.stderr).decode()
 
+    async def first_line(self, *arguments: str) -> str:
+        """The first line of a command that runs until it is stopped."""
+        command = [sys.executable, "-m", "mq.cli", *arguments, "--namesrv", self._namesrv]
+        with trio.fail_after(SECONDS_MAX):
+            process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            said = b""
+            while b"\n" not in said:
+                said += await process.stdout.receive_some()
+            process.kill()
+            await process.wait()
+        return said.split(b"\n")[0].decode()
+
     async def json(self, *arguments: str) -> Any:
         return json.loads(await self.run(*arguments, "--json"))
 
@@ -195,6 +208,7 @@ async def test_what_comes_is_seen_without_a_group(tmp_path: Path) -> None:
         page = await commands.run("top", "--once")
         assert "broker-a: led by n0" in page
         assert "G" in page
+        assert await commands.first_line("top") == page.splitlines()[0], "a pipe gets pages, too"
 
 
 async def speed_is_measured(commands: Commands, directory: Path) -> None:
