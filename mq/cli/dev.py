@@ -9,7 +9,7 @@ import trio
 import typer
 from rich.console import Console
 
-from mq.cli.dev_cluster import HOST, DevCluster, DevClusterFailed, Ports
+from mq.cli.dev_cluster import HOST, WATCH_SECONDS, DevCluster, DevClusterFailed, Ports
 from mq.cli.dev_disk import check_disk, watch_disk
 from mq.cli.dev_groups import GROUPS_MAX, count_groups, open_groups
 from mq.cli.errors import CommandFailed, run_trio
@@ -36,8 +36,8 @@ def dev(
         typer.Option(
             min=1024,
             max=62_000,
-            help="Name server; brokers get the next ones, those of the next group 200 more. Default: 9876, and 10911 "
-            "and up for brokers.",
+            help="Port of the name server. Brokers get the next ports, those of each further group 200 more. Default: "
+            "9876, and 10911 and up for brokers.",
         ),
     ] = None,
     setting: Annotated[
@@ -70,6 +70,7 @@ def dev(
                 on_progress=lambda text: console.print(f"{text} ..."),
             ) as clusters:
                 await _announce(clusters, console)
+                nursery.start_soon(_say_who_ends, clusters, console)
                 await watch_disk(directory, ratios, warn)
 
     try:
@@ -87,6 +88,23 @@ def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
 
     ours: dict[str, Any] = {"node_id": "n0", "peers": f"n0@{HOST}:10931", "listen": f"{HOST}:10911"}
     return checked(lambda: BrokerSettings.load(**(ours | settings)))
+
+
+async def _say_who_ends(clusters: list[DevCluster], console: Console) -> None:
+    """Runs until cancelled. The others run on: a user may kill a replica to see what happens."""
+    said = set[tuple[str, str]]()
+    while True:
+        for cluster in clusters:
+            for name, code in cluster.ended().items():
+                if (cluster.group, name) not in said:
+                    said.add((cluster.group, name))
+                    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                    console.print(
+                        f"{name} {how}; its log is {cluster.log_path(name)}. The others continue. To start it again, "
+                        "stop raftmq dev with ctrl-C and start it again",
+                        highlight=False,
+                    )
+        await trio.sleep(WATCH_SECONDS)
 
 
 async def _announce(clusters: list[DevCluster], console: Console) -> None:

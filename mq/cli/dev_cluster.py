@@ -299,10 +299,13 @@ class DevCluster:
 
     def check(self) -> None:
         """Raises DevClusterFailed if a server has ended unexpectedly."""
-        for child in self._children.values():
-            code = child.process.poll()
-            if code is not None and child.wanted:
-                raise DevClusterFailed(f"{child.name} stopped with exit code {code}: {_last_words(child.log)}")
+        for name, code in self.ended().items():
+            raise DevClusterFailed(f"{name} stopped with exit code {code}: {_last_words(self.log_path(name))}")
+
+    def ended(self) -> dict[str, int]:
+        """Exit codes of servers that have ended unexpectedly, by name; a negative one is a signal."""
+        codes = {child.name: child.process.poll() for child in self._children.values() if child.wanted}
+        return {name: code for name, code in codes.items() if code is not None}
 
     async def _start_namesrv(self) -> None:
         await self._spawn(
