@@ -105,8 +105,8 @@ def take(
 ) -> None:
     """Copy new committed entries of a replica to the backup in TARGET; the first time, copy all.
 
-    The name servers are asked whether the replica leads; if it does, nothing is copied (exit code 3). If they do not
-    answer, it is copied all the same. Whatever goes wrong, the backup is what it was before.
+    It asks the name servers whether the replica is the leader. If so, it copies nothing and exits with 3; if they do
+    not answer, it copies. If it fails, the previous backup stays intact.
     """
     from mq.broker.settings import LOG_DIRECTORY
     from raftlog import RealDisk, SegmentError

@@ -75,7 +75,7 @@ def export(
 ) -> None:
     """Write topics, consumer groups and offsets as one JSON document.
 
-    It is for `raftmq import`, and for version control. What brokers have by themselves is not in it, nor are messages.
+    It is for `raftmq import`, and for version control. It contains neither messages nor system topics.
     """
 
     async def main() -> Definitions:
@@ -116,8 +116,8 @@ def import_(
 ) -> None:
     """Create the topics and consumer groups of an exported document.
 
-    Topics are created in the broker groups that it names. Nothing is deleted. What has other settings is left as
-    it is, and named, unless --update is given. Exit code 1 if something was left.
+    Topics are created in the broker groups that the document names. Nothing is deleted. A topic or group that exists
+    with other settings is not changed without --update: the command names it, and exits with 1.
     """
     wanted = _parse(file)
 

@@ -119,7 +119,7 @@ def table_of(outcome: Outcome) -> Table:
         ("acknowledged (on disk on a majority)", f"{verdict.acknowledged:,}", verdict.acknowledged > 0),
         ("outcome unknown to the producer", f"{verdict.outcome_unknown:,}", True),
         ("rejected", f"{verdict.rejected:,}", True),
-        ("sent more than once because of the kill", f"{verdict.sent_again:,}", True),
+        ("sent again after the kill", f"{verdict.sent_again:,}", True),
         ("consumed, distinct", f"{verdict.consumed:,}", True),
         ("duplicates", f"{verdict.duplicates:,}", True),
         ("lost", f"{verdict.lost:,}", verdict.lost == 0),
@@ -133,7 +133,7 @@ def table_of(outcome: Outcome) -> Table:
         ("failover: kill to next acknowledgement", failed_over, failover is not None),
         ("sending, failover included", f"{verdict.acknowledged / outcome.send_seconds:,.0f} msgs/s", True),
         ("sending, without failover", f"{verdict.acknowledged / max(sending, 0.001):,.0f} msgs/s", True),
-        ("sent, killed, sent on and consumed in", f"{outcome.total_seconds:.1f} s", True),
+        ("duration, until everything was consumed", f"{outcome.total_seconds:.1f} s", True),
     ]
     table = Table(show_header=False)
     for name, value, is_good in rows:
