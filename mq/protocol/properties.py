@@ -187,9 +187,9 @@ def check_user_properties(properties: Mapping[str, str]) -> None:
     """Raises PropertyRefused for a reserved name, an empty name or value, or a separator in either."""
     for name, value in properties.items():
         if is_reserved(name):
-            raise PropertyRefused(name, "is one of the system's own")
+            raise PropertyRefused(name, "is reserved")
         if not isinstance(value, str):
-            raise PropertyRefused(name, f"has a {type(value).__name__} for a value, not a text")
+            raise PropertyRefused(name, f"has a value of type {type(value).__name__}; pass a str")
         if not name or not value:
             raise PropertyRefused(name, "has no name" if not name else "has no value")
         for text in (name, value):

@@ -68,10 +68,12 @@ class Handling:
         self._was_run = False
 
     async def remind(self, seconds: float) -> None:
-        """Log a warning if nothing was handled after `seconds` because `run` was not called: messages wait silently
+        """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: the consumer waits silently
         then.
         """
         await anyio.sleep(seconds)
+        if not self._subscribed:
+            log.warning("no_subscription", group=self._group, missing="consumer.subscribe(topic)")
         topics = [topic for topic, each in self._subscribed.items() if each.handler is not None]
         if topics and not self._was_run:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")

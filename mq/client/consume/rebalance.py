@@ -13,7 +13,7 @@ from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller
 from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
-from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute
+from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute, TopicNotFound
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
@@ -22,6 +22,7 @@ from mq.client.net.routes import TopicRoute
 from mq.protocol.admin_requests import ConsumerGroupExt
 from mq.protocol.bodies import ConsumerList
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.names import retry_topic
 
 __all__ = ["Assignment"]
 
@@ -30,7 +31,10 @@ DRAIN_POLL_SECONDS = 0.02
 UNLOCK_RETRY_SECONDS = 0.1
 
 WARN_SECONDS = 30.0
-"""Between two warnings that no name server answers."""
+"""Between two warnings that a member cannot begin."""
+
+MISSING_SECONDS = 10.0
+"""A topic that is missing for so long is worth a warning. Consumers often start before the first message creates it."""
 
 HANDOVER_SECONDS = 0.1
 """Time for the former owners to store their offsets. If it is too short, messages are repeated; none is lost."""
@@ -70,6 +74,7 @@ class Assignment:
         self._owed: set[MessageQueue] = set()
         self._doubtful_routes: set[str] = set()
         self._warn_at = float("-inf")
+        self._missing_since: dict[str, float] = {}
         self.changed = anyio.Event()
 
     @property
@@ -110,6 +115,7 @@ class Assignment:
             self._tell_postponed(topic, error)
             self._doubtful_routes.add(topic)
             return False
+        self._missing_since.pop(topic, None)
         if self._client_id not in members:
             # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
             # clients do, would only disturb the group; send a heartbeat and try again.
@@ -134,7 +140,10 @@ class Assignment:
         """Log now and then that a member cannot begin, unless that lasts only moments."""
         now = anyio.current_time()
         denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
-        if (denied or isinstance(error, NameServersUnavailable)) and now >= self._warn_at:
+        missing = False
+        if isinstance(error, TopicNotFound) and topic != retry_topic(self._group):
+            missing = now - self._missing_since.setdefault(topic, now) >= MISSING_SECONDS
+        if (denied or missing or isinstance(error, NameServersUnavailable)) and now >= self._warn_at:
             self._warn_at = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
         else:

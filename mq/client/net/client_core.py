@@ -104,6 +104,11 @@ class RemotingSettings:
     """For connections to brokers and name servers; by default from the environment, see `tls_from_environment`."""
 
 
+def _reason(failure: ClientError) -> str:
+    """The reason without the address, which the new error names itself."""
+    return failure.reason if isinstance(failure, ConnectFailed) else str(failure)
+
+
 class _Slot:
     """Merges simultaneous requests for one connection (or one route) into one attempt; all get its failure."""
 
@@ -237,7 +242,7 @@ class ClientCore:
             if (connection := self.connected(address)) is not None:
                 return connection
             if slot.attempts != attempts_before and slot.failure is not None:
-                raise ConnectFailed(address, str(slot.failure)) from slot.failure
+                raise ConnectFailed(address, _reason(slot.failure)) from slot.failure
             if self._is_closed():
                 raise ClientClosed("this client is closed")
             try:
@@ -311,7 +316,9 @@ class ClientCore:
                 if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
                     return response, body
                 reasons[address] = f"not a name server: it does not support request {code}"
-            except (ConnectFailed, ConnectionLost, RequestTimeout) as error:
+            except ConnectFailed as error:
+                reasons[address] = error.reason
+            except (ConnectionLost, RequestTimeout) as error:
                 reasons[address] = str(error)
             self._name_server = (self._name_server + 1) % len(self._name_servers)
         raise NameServersUnavailable(reasons)

@@ -11,6 +11,8 @@ socket. A connection is never reopened; the pool opens a new one.
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
 from collections.abc import Callable
 
@@ -111,7 +113,7 @@ async def open_connection(
             address, "the server closed the connection during the TLS handshake; does it use TLS?"
         ) from error
     except (OSError, ValueError) as error:
-        raise ConnectFailed(address, str(error) or type(error).__name__) from error
+        raise ConnectFailed(address, _why(error)) from error
     return Connection(
         address,
         stream,
@@ -120,6 +122,16 @@ async def open_connection(
         on_forwarded=on_forwarded,
         credentials=credentials,
     )
+
+
+def _why(error: OSError | ValueError) -> str:
+    """Why an attempt to connect failed. AnyIO says only that all attempts did; the cause is that of the last one."""
+    cause = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[-1]
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno in errno.errorcode:
+        return os.strerror(cause.errno)
+    return str(error) or type(error).__name__
 
 
 class _FrameBuffer:

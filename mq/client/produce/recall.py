@@ -38,7 +38,7 @@ def delay_properties(message: Message) -> dict[str, str]:
         if not isinstance(message.delay, int | float):
             raise MessageRefused(f"delay is a number of seconds, not {message.delay!r}")
         if not (math.isfinite(message.delay) and message.delay >= 0):
-            raise MessageRefused(f"a delay of {message.delay} seconds")
+            raise MessageRefused(f"delay is {message.delay}; it is a number of seconds, 0 or more")
         return {props.TIMER_DELAY_MS: str(math.ceil(message.delay * 1000))}
     at = message.deliver_at
     if isinstance(at, dt.datetime):

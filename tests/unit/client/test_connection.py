@@ -208,6 +208,7 @@ async def test_nobody_listening_is_a_typed_error() -> None:
     with pytest.raises(ConnectFailed) as failed:
         await open_connection("127.0.0.1:1")
     assert (failed.value.address, failed.value.stored) == ("127.0.0.1:1", "no")
+    assert str(failed.value) == "cannot connect to 127.0.0.1:1: Connection refused"
 
 
 @pytest.mark.parametrize("address", ["localhost", "host:", ":9876", "host:0", "host:65536", "host:port"])

@@ -64,6 +64,25 @@ async def test_a_consumer_without_a_name_server_says_so_once_in_a_while(caplog: 
     assert server.address in warning.getMessage()
 
 
+async def test_a_consumer_of_a_topic_that_stays_missing_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It used to wait without a word, also for a misspelled topic."""
+    monkeypatch.setattr("mq.client.consume.rebalance.MISSING_SECONDS", 0.0)
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        consumer.subscribe("Tt")
+        await until(lambda: any("cannot_consume" in record.getMessage() for record in caplog.records))
+    assert "topic Tt does not exist" in caplog.text
+
+
+async def test_a_consumer_without_a_subscription_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mq.client.consume.push_consumer.REMIND_SECONDS", 0.01)
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster):
+        await until(lambda: "no_subscription" in caplog.text)
+
+
 async def test_a_waiting_consumer_gets_a_message_by_long_poll() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,

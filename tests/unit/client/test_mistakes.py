@@ -96,7 +96,7 @@ def test_tags_are_one_text() -> None:
         ({"keys": "order-1"}, "in a list: 'order-1'"),
         ({"sharding_key": 7}, "a sharding key is a text, not 7"),
         ({"delay": dt.timedelta(seconds=1)}, "a number of seconds, not datetime.timedelta"),
-        ({"properties": {"a": 1}}, "property 'a' has a int"),
+        ({"properties": {"a": 1}}, "property 'a' has a value of type int; pass a str"),
     ],
 )
 def test_what_is_no_message_is_refused(fields: dict[str, Any], said: str) -> None:
