@@ -18,6 +18,7 @@ certainly ended, and ``on_peer_gone`` is called: a dead leader is noticed in mil
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import socket
 import ssl
@@ -564,4 +565,8 @@ def _words(error: Exception) -> str:
         return f"refused: {error}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
+    if (
+        isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode
+    ):  # trio's own text repeats the address
+        return os.strerror(error.errno).lower()
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
