@@ -22,26 +22,26 @@ class Case(NamedTuple):
 CASES: Final[dict[str, Case]] = {
     "produce": Case("benchmarks.produce", "msgs/s, latency and CPU per message; writes docs/performance.md"),
     "peers": Case(
-        "benchmarks.peers", "raftmq beside RocketMQ, NATS, RabbitMQ, etcd if here; writes docs/performance.md"
+        "benchmarks.peers", "raftmq beside RocketMQ, NATS, RabbitMQ, etcd if installed; writes docs/performance.md"
     ),
     "gate": Case("benchmarks.gate", "instructions per message against a committed baseline; needs valgrind"),
-    "steady": Case("benchmarks.steady", "a load that lasts, and the work that it leaves; writes docs/performance.md"),
+    "steady": Case("benchmarks.steady", "a load of a minute, and the work that follows it; writes docs/performance.md"),
     "paced": Case("benchmarks.paced", "latency at half of the maximum rate; writes docs/performance.md"),
-    "client": Case("benchmarks.client", "what one process of the SDK sends; writes docs/performance.md"),
+    "client": Case("benchmarks.client", "throughput of one process of the SDK; writes docs/performance.md"),
     "memory": Case("benchmarks.memory", "memory under a load of half an hour; writes docs/performance.md"),
     "curves": Case(
         "benchmarks.curves", "CPU per message with more connections, queues, ...; writes docs/performance.md"
     ),
     "store": Case("benchmarks.store", "many queues, restarts: goals of the message store; writes docs/performance.md"),
     "special": Case("benchmarks.special", "delays, timers, transactions, POP; writes docs/performance.md"),
-    "metrics": Case("benchmarks.scraping", "what a scrape of /metrics costs; writes docs/performance.md"),
-    "backup": Case("benchmarks.backup", "what a backup costs clients and brokers; writes docs/performance.md"),
-    "fair": Case("benchmarks.fair", "what clients notice of others that ask for much; writes docs/performance.md"),
+    "metrics": Case("benchmarks.scraping", "CPU and delays of a scrape of /metrics; writes docs/performance.md"),
+    "backup": Case("benchmarks.backup", "the effect of a backup on clients and brokers; writes docs/performance.md"),
+    "fair": Case("benchmarks.fair", "latency of a client beside demanding ones; writes docs/performance.md"),
     "once": Case("benchmarks.once", "delayed and transactional messages while leaders die; writes a report"),
-    "failover": Case("benchmarks.failover", "how long nobody can write when a leader goes; writes a report"),
-    "pulling": Case("benchmarks.pulling", "what it costs to hand out messages"),
+    "failover": Case("benchmarks.failover", "how long writes stop when a leader fails; writes a report"),
+    "pulling": Case("benchmarks.pulling", "the cost of delivering messages"),
     "rolling-upgrade": Case("benchmarks.rolling_upgrade", "sends while replicas are upgraded one by one"),
-    "spark": Case("benchmarks.spark", "what Spark reads and writes; make bench-spark sets it up"),
+    "spark": Case("benchmarks.spark", "throughput of Spark; make bench-spark sets it up"),
     "spark-sink": Case("benchmarks.spark_sink", "writes of Spark's tasks, without Spark"),
 }
 
