@@ -52,6 +52,14 @@ def parse_peers(peers: str) -> dict[str, Address]:
     return members
 
 
+def _addresses(text: str) -> list[Address]:
+    return [parse_address(part) for part in text.split(";") if part.strip()]
+
+
+def _networks(text: str) -> list[Network]:
+    return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
+
+
 def derived_identity(cluster: str, group: str) -> str:
     """The default identity of a group's log."""
     return uuid.uuid5(uuid.NAMESPACE_DNS, f"{cluster}/{group}").hex
@@ -239,6 +247,18 @@ class BrokerSettings(ProcessSettings):
             parse_address(value)
         return value
 
+    @field_validator("namesrv")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        _addresses(value)
+        return value
+
+    @field_validator("admin_from")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        _networks(value)
+        return value
+
     @field_validator("metrics_listen")
     @classmethod
     def _is_metrics_address(cls, value: str | None) -> str | None:
@@ -273,7 +293,6 @@ class BrokerSettings(ProcessSettings):
             )
         if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
             raise ValueError("disk ratios must ascend: disk_warn_ratio <= disk_expire_ratio <= disk_full_ratio")
-        _ = self.admin_networks
         check_tls("tls_mode", self.tls_mode, self.tls_certificate, self.tls_key)
         check_tls("tls_replication", self.tls_replication, self.tls_certificate, self.tls_key)
         if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
@@ -284,7 +303,6 @@ class BrokerSettings(ProcessSettings):
             raise ValueError(
                 f"a message of {self.message_bytes_max} bytes does not fit a segment of {self.segment_bytes}"
             )
-        _ = self.namesrv_addresses
         return self
 
     @staticmethod
@@ -332,12 +350,12 @@ class BrokerSettings(ProcessSettings):
     @property
     def admin_networks(self) -> list[Network]:
         """Networks, besides this host, from which the group may be changed."""
-        return [ipaddress.ip_network(part.strip()) for part in self.admin_from.split(",") if part.strip()]
+        return _networks(self.admin_from)
 
     @property
     def namesrv_addresses(self) -> list[Address]:
         """The name servers to register at."""
-        return [parse_address(part) for part in self.namesrv.split(";") if part.strip()]
+        return _addresses(self.namesrv)
 
     @property
     def disk_pause_ratio(self) -> float:

@@ -34,10 +34,33 @@ def convert_file(
 
 
 def read_conf(file: Path) -> Converted:
-    """Parse a broker.conf. Raises CommandFailed."""
+    """Parse a broker.conf, and check the values. Raises CommandFailed."""
     try:
-        return convert(file.read_text(), file.absolute().parent)
+        converted = convert(file.read_text(), file.absolute().parent)
     except ConfInvalid as error:
         raise CommandFailed(f"{file}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    _check_values(file, converted)
+    return converted
+
+
+def _check_values(file: Path, converted: Converted) -> None:
+    """Detect values that no broker accepts, by line and key. Raises CommandFailed.
+
+    Flags may still add or replace settings, so whether the settings agree with each other is not checked.
+    """
+    from pydantic import ValidationError
+
+    from mq.broker.settings import BrokerSettings
+
+    try:
+        BrokerSettings(**converted.settings)
+    except ValidationError as error:
+        faults = [
+            f"{converted.origins[name]}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
+            if fault["loc"] and (name := str(fault["loc"][0])) in converted.origins
+        ]
+        if faults:
+            raise CommandFailed(f"{file}: {'; '.join(faults)}") from error

@@ -18,10 +18,14 @@ class ConfInvalid(Exception):
 
 
 class Converted(NamedTuple):
-    """Settings by our names, and a sentence for each key that was not converted."""
+    """Settings by our names, and a sentence for each key that was not converted.
+
+    ``origins`` says from which line and key each setting comes.
+    """
 
     settings: dict[str, Any]
     warnings: list[str]
+    origins: dict[str, str]
 
 
 class _Line(NamedTuple):
@@ -187,12 +191,16 @@ def convert(text: str, directory: Path) -> Converted:
     lines = _parse(text)
     settings: dict[str, Any] = {}
     warnings: list[str] = []
+    origins: dict[str, str] = {}
     for line in lines.values():
         if (taken := TAKEN.get(line.key)) is not None:
+            if taken.setting in origins:
+                raise ConfInvalid(f"line {line.number}: {line.key} means the same as {origins[taken.setting]}")
             settings[taken.setting] = _converted(line, taken.convert)
+            origins[taken.setting] = f"line {line.number}: {line.key}"
         elif line.key not in _ADDRESS_KEYS:
             warnings.append(f"line {line.number}: {line.key} does not apply: {_why_not(line)}")
-    _add_address(lines, settings)
+    _add_address(lines, settings, origins)
     if "aclEnable" in lines and _converted(lines["aclEnable"], _boolean):
         settings["acl_file"] = str(directory / "plain_acl.yml")
     if (preferred := settings.pop("priority", None)) is not None:
@@ -202,7 +210,7 @@ def convert(text: str, directory: Path) -> Converted:
         ratio = settings["disk_expire_ratio"]
         settings["disk_warn_ratio"] = min(0.75, ratio)
         settings["disk_full_ratio"] = max(0.9, ratio)
-    return Converted(settings, warnings)
+    return Converted(settings, warnings, origins)
 
 
 def _parse(text: str) -> dict[str, _Line]:
@@ -212,7 +220,7 @@ def _parse(text: str) -> dict[str, _Line]:
         if not stripped or stripped[0] in "#!":
             continue
         key, equals, value = (part.strip() for part in stripped.partition("="))
-        if not equals:
+        if not equals or not key:
             raise ConfInvalid(f"line {number}: {stripped[:60]!r} is not KEY=VALUE")
         if key in lines:
             raise ConfInvalid(f"line {number}: {key} is given twice, first in line {lines[key].number}")
@@ -240,7 +248,7 @@ def _why_not(line: _Line) -> str:
     return "unknown to this version of raftmq"
 
 
-def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any]) -> None:
+def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any], origins: dict[str, str]) -> None:
     """``listenPort`` and ``brokerIP1``: RocketMQ listens on all addresses, and advertises one."""
     if not lines.keys() & {"listenPort", "brokerIP1"}:
         return
@@ -248,8 +256,11 @@ def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any]) -> None:
     if "brokerIP1" in lines:
         settings["listen"] = f"0.0.0.0:{port}"
         settings["advertise"] = f"{lines['brokerIP1'].value}:{port}"
+        origins["advertise"] = f"line {lines['brokerIP1'].number}: brokerIP1"
     else:
         settings["listen"] = f"127.0.0.1:{port}"
+    if "listenPort" in lines:
+        origins["listen"] = f"line {lines['listenPort'].number}: listenPort"
 
 
 def to_toml(converted: Converted) -> str:

@@ -116,7 +116,8 @@ def broker(
     }
     warnings: list[str] = []
     if config is not None and config.suffix in _PROPERTIES_SUFFIXES:
-        found, warnings = read_conf(config)
+        converted = read_conf(config)
+        found, warnings = converted.settings, converted.warnings
         given = {name: value for name, value in flags.items() if value is not None}
         settings = checked(lambda: BrokerSettings(**(found | given)), config)
     else:

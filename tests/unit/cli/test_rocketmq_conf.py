@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mq.broker.settings import BrokerSettings
 from mq.cli.app import app
+from mq.cli.errors import CommandFailed
 from mq.cli.rocketmq_conf import NOT_APPLICABLE, TAKEN, ConfInvalid, convert, to_toml
 
 DLEDGER = """\
@@ -72,6 +73,11 @@ def test_values_are_translated() -> None:
     ("text", "fault"),
     [
         ("brokerName", "line 1: 'brokerName' is not KEY=VALUE"),
+        ("=a", "line 1: '=a' is not KEY=VALUE"),
+        (
+            "mapedFileSizeCommitLog=1073741824\nmappedFileSizeCommitLog=1048576",
+            "line 2: mappedFileSizeCommitLog means the same as line 1: mapedFileSizeCommitLog",
+        ),
         ("# x\nlistenPort=a", "line 2: listenPort: 'a' is not an integer"),
         ("autoCreateTopicEnable=yes", "'yes' is neither true nor false"),
         ("brokerName=a\n\nbrokerName=b", "line 3: brokerName is given twice, first in line 1"),
@@ -83,6 +89,30 @@ def test_what_is_wrong_is_refused_with_its_line(text: str, fault: str) -> None:
     with pytest.raises(ConfInvalid) as caught:
         convert(text, Path())
     assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("maxMessageSize=-5", "line 1: maxMessageSize: Input should be greater than or equal to 1024"),
+        ("brokerName=a\nlistenPort=99999", "line 2: listenPort: '127.0.0.1:99999' is not HOST:PORT"),
+        ("diskMaxUsedSpaceRatio=400", "line 1: diskMaxUsedSpaceRatio: Input should be less than or equal to 1"),
+        ("namesrvAddr=foo", "line 1: namesrvAddr: 'foo' is not HOST:PORT"),
+        (
+            "deleteWhen=24\nfileReservedTime=0",
+            "line 2: fileReservedTime: Input should be greater than 0; line 1: deleteWhen: Input",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [["config", "convert"], ["broker", "--peers", "n0@127.0.0.1:1", "-c"]])
+def test_values_that_no_broker_accepts_are_refused_with_their_lines(
+    tmp_path: Path, command: list[str], text: str, fault: str
+) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text(text)
+    result = CliRunner().invoke(app, [*command, str(file)])
+    assert isinstance(result.exception, CommandFailed)
+    assert fault in str(result.exception)
 
 
 def test_a_key_that_nobody_knows_is_named() -> None:
