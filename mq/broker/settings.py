@@ -70,7 +70,7 @@ class BrokerSettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False)
 
-    cluster: str = "DefaultCluster"
+    cluster: str = Field("DefaultCluster", description="name of the cluster in the route")
     group: str = Field("broker-a", description="broker name: one Raft group, one entry in the route")
     node_id: str = Field("n0", pattern=r"^[a-z]\d+$", description="letter and number; the number gives the broker id")
     peers: str = Field(
@@ -108,7 +108,7 @@ class BrokerSettings(ProcessSettings):
         10_000, ge=100, description="series of metrics by topic and consumer group; the broker drops and counts more"
     )
     namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
-    data_dir: Path = Path("data")
+    data_dir: Path = Field(Path("data"), description="directory of the log and of everything derived from it")
     cluster_id: str | None = Field(
         None, description="identity of the replicated log; default: derived from cluster and group"
     )
@@ -166,12 +166,18 @@ class BrokerSettings(ProcessSettings):
         2.5, gt=0, description="how long forwarded requests wait for a leader; RocketMQ clients wait 3 s"
     )
 
-    heartbeat_seconds: float = Field(0.2, gt=0)
-    election_timeout_seconds_min: float = Field(1.5, gt=0)
-    election_timeout_seconds_max: float = Field(3.0, gt=0)
+    heartbeat_seconds: float = Field(0.2, gt=0, description="interval of the leader's heartbeats to followers")
+    election_timeout_seconds_min: float = Field(
+        1.5, gt=0, description="silence of the leader after which a follower may stand for election"
+    )
+    election_timeout_seconds_max: float = Field(
+        3.0, gt=0, description="each follower chooses a random timeout between the minimum and this one"
+    )
 
-    auto_create_topics: bool = True
-    default_topic_queues: int = Field(8, ge=1, le=1024)
+    auto_create_topics: bool = Field(True, description="create a topic when the first message is sent to it")
+    default_topic_queues: int = Field(
+        8, ge=1, le=1024, description="maximum number of queues of such a topic; clients usually ask for 4"
+    )
     auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
     store_reply_message: bool = Field(True, description="store replies, in addition to pushing them")
     transactions: bool = Field(True, description="producers may send transactional messages")
@@ -189,15 +195,15 @@ class BrokerSettings(ProcessSettings):
     timer_delay_max_seconds: int = Field(
         40 * 86_400, ge=1, le=366 * 86_400, description="maximum delay of a timed message"
     )
-    pull_messages_max: int = Field(32, ge=1)
-    pull_bytes_max: int = Field(256 * 1024, ge=1024)
+    pull_messages_max: int = Field(32, ge=1, description="messages per pull")
+    pull_bytes_max: int = Field(256 * 1024, ge=1024, description="bytes of messages per pull")
     slow_consumer_bytes: int | None = Field(
         None,
         ge=0,
         description="a consumer with this lag reads from a follower; default: 40 % of memory",
     )
     slow_pull_messages_max: int = Field(8, ge=1, description="messages per pull for such a consumer")
-    slow_pull_bytes_max: int = Field(64 * 1024, ge=1024)
+    slow_pull_bytes_max: int = Field(64 * 1024, ge=1024, description="bytes of messages per pull for such a consumer")
     held_pulls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; the same number of pops")
     held_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of waiting pulls; above: answered at once")
     connections_max: int = Field(20_000, ge=1, description="above this, the broker closes new connections at once")
@@ -211,11 +217,13 @@ class BrokerSettings(ProcessSettings):
         256 * MIB, ge=MIB, description="unread replies of all clients; above, those with the most are dropped"
     )
     output_bytes_max: int = Field(64 * MIB, ge=MIB, description="unread replies of one client; above, it is dropped")
-    client_expiry_seconds: float = Field(120.0, gt=0)
+    client_expiry_seconds: float = Field(120.0, gt=0, description="forget a client without a heartbeat for this time")
     idle_seconds_max: float = Field(120.0, gt=0, description="close an idle connection after this time")
     offset_commit_seconds: float = Field(0.2, gt=0, description="how long one-way offset commits are collected")
-    register_seconds: float = Field(30.0, ge=1, le=60)
-    checkpoint_seconds: float = Field(10.0, gt=0)
+    register_seconds: float = Field(30.0, ge=1, le=60, description="interval of registrations at name servers")
+    checkpoint_seconds: float = Field(
+        10.0, gt=0, description="interval of checkpoints; a start applies only the log after the last one"
+    )
     index_seconds: float = Field(10.0, gt=0, description="how often the index builder looks for work")
 
     bulk_reads_max: int = Field(

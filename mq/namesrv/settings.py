@@ -73,11 +73,11 @@ class NamesrvSettings(ProcessSettings):
         description="unread answers of all peers; above, the peers with the oldest are dropped",
     )
 
-    broker_groups_max: int = Field(default=10_000, ge=1)
-    brokers_max: int = Field(default=20_000, ge=1)
-    topics_max: int = Field(default=100_000, ge=1)
+    broker_groups_max: int = Field(default=10_000, ge=1, description="registered broker groups")
+    brokers_max: int = Field(default=20_000, ge=1, description="registered brokers")
+    topics_max: int = Field(default=100_000, ge=1, description="distinct topics of all broker groups")
     routes_max: int = Field(default=1_000_000, ge=1, description="pairs of broker group and topic")
-    kv_entries_max: int = Field(default=10_000, ge=1)
+    kv_entries_max: int = Field(default=10_000, ge=1, description="entries of the key-value configuration")
     kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")
 
     @field_validator("metrics_listen")
