@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import anyio
 import anyio.abc
+import anyio.streams.tls
 
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
 from mq.client.logs import log
@@ -108,7 +109,7 @@ async def open_connection(
                 stream = await anyio.connect_tcp(host, port, ssl_context=tls, tls_standard_compatible=False)
     except TimeoutError:
         raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
-    except (anyio.BrokenResourceError, anyio.EndOfStream) as error:
+    except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise ConnectFailed(
             address, "the server closed the connection during the TLS handshake; does it use TLS?"
         ) from error
@@ -122,6 +123,12 @@ async def open_connection(
         on_forwarded=on_forwarded,
         credentials=credentials,
     )
+
+
+def _end_of(error: Exception) -> str:
+    """How a connection ended; the cause of AnyIO's errors says it."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or repr(error)
 
 
 def _why(error: OSError | ValueError) -> str:
@@ -182,6 +189,7 @@ class Connection:
         """Requests in flight that the server may hold for long."""
         self.heard_at = anyio.current_time()
         """When the last data arrived, on the event loop's clock."""
+        self._heard = False
         self._stream = stream
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
@@ -342,15 +350,21 @@ class Connection:
             try:
                 chunk = await self._stream.receive(_RECEIVE_BYTES)
             except anyio.EndOfStream:
-                return "closed by the server"
+                return self._with_hint("closed by the server")
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-                return f"read failed: {error!r}"
+                return self._with_hint(f"read failed: {_end_of(error)}")
+            self._heard = True
             self.heard_at = anyio.current_time()
             try:
                 for serialization, header, body in buffer.receive(chunk):
                     self._receive_frame(serialization, header, body)
             except FrameError as error:
                 return f"unreadable answer: {error}"
+
+    def _with_hint(self, reason: str) -> str:
+        if self._heard or isinstance(self._stream, anyio.streams.tls.TLSStream):
+            return reason
+        return f"{reason} before it sent anything; does it require TLS?"
 
     def _receive_frame(self, serialization: int, header: memoryview, body: memoryview) -> None:
         try:

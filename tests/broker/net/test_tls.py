@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from mq.broker.server import StartRefused
 from mq.client import Message, MessageQueue, Producer, PullConsumer, RemotingSettings
-from mq.client.errors import ConnectFailed
+from mq.client.errors import ConnectFailed, ConnectionLost
 from mq.client.net.connection import open_connection
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
@@ -116,6 +116,21 @@ async def test_who_must_use_tls_and_does_not_is_hung_up_on(tmp_path: Path, autho
     failed = [each for each in logs if each["event"] == "tls_failed"]
     assert failed
     assert failed[0]["reason"] in ("wrong version number", "http request", "unknown protocol")
+
+
+async def test_the_sdk_without_tls_says_that_a_server_may_require_it(tmp_path: Path, authority: Authority) -> None:
+    async with running(tmp_path / "n0", tls=authority.client(), **authority.settings("enforcing")) as broker:
+        connection = await open_connection(broker.settings.listen)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run)
+            with pytest.raises(ConnectionLost, match="before it sent anything; does it require TLS"):
+                await connection.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+
+
+async def test_the_sdk_with_tls_says_that_a_server_may_have_none(tmp_path: Path, authority: Authority) -> None:
+    async with running(tmp_path / "n0") as broker:
+        with pytest.raises(ConnectFailed, match="during the TLS handshake; does it use TLS"):
+            await open_connection(broker.settings.listen, tls=authority.client())
 
 
 async def test_a_client_with_tls_on_a_plain_port_is_told_in_the_log(tmp_path: Path, authority: Authority) -> None:
