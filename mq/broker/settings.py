@@ -224,7 +224,7 @@ class BrokerSettings(ProcessSettings):
     checkpoint_seconds: float = Field(
         10.0, gt=0, description="interval of checkpoints; a start applies only the log after the last one"
     )
-    index_seconds: float = Field(10.0, gt=0, description="how often the index builder looks for work")
+    index_seconds: float = Field(1.0, gt=0, description="how often the index builder looks for work")
 
     bulk_reads_max: int = Field(
         4, ge=1, le=64, description="concurrent bulk reads, each with up to 16 MiB of memory; 8 times as many wait"

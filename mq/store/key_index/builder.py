@@ -3,12 +3,18 @@
 ``python -m mq.store.key_index.builder idle`` reads jobs from standard input (`IndexJob`), one JSON object per line, and
 answers each with a line (`IndexResult`) when it is done. It ends at the end of its input, for example when its parent
 dies. With ``normal`` instead of ``idle`` it has the priority of its parent.
+
+It works in steps of about a millisecond and sleeps in between, so that it uses only the share of a core that a job
+allows. The scheduling class ``idle`` is not enough: Linux applies it only within a scheduling group, such as a session
+or a container, so the builders of several brokers on one machine compete with these brokers like any other process.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,11 +24,38 @@ from mq.store.key_index.record_keys import Damaged
 from raftlog.segment.errors import FrameCorrupt
 
 
+class Pace:
+    """Sleeps between steps of work, so that all of it uses at most ``share`` of a core: 0 < share <= 1."""
+
+    def __init__(
+        self,
+        share: float,
+        cpu_clock: Callable[[], float] = time.process_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rest_per_second = 1 / share - 1
+        self._cpu_clock = cpu_clock
+        self._sleep = sleep
+        self._since = cpu_clock()
+
+    def rest(self) -> None:
+        """Rest from the work since the last rest."""
+        if self._rest_per_second:
+            self._sleep(self._rest_per_second * (self._cpu_clock() - self._since))
+            self._since = self._cpu_clock()
+
+
 def make_index(job: IndexJob) -> None:
     """Build one file: complete or absent, also after a crash. Raises FrameCorrupt, Damaged, OSError."""
+    pace = Pace(job.share)
     fd = os.open(job.segment, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(pos: int, nbytes: int) -> bytes:
+        pace.rest()
+        return os.pread(fd, nbytes, pos - job.segment_start)
+
     try:
-        content = build_key_file(lambda pos, nbytes: os.pread(fd, nbytes, pos - job.segment_start), job.begin, job.end)
+        content = build_key_file(read, job.begin, job.end)
     finally:
         os.close(fd)
     temporary = job.target + ".tmp"
@@ -32,6 +65,7 @@ def make_index(job: IndexJob) -> None:
         os.fsync(file.fileno())
     # A file lost in a power failure is built again: the directory need not be synced.
     os.rename(temporary, job.target)
+    pace.rest()
 
 
 def run_job(job: IndexJob) -> IndexResult:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from sortedcontainers import SortedSet
@@ -77,18 +78,18 @@ class KeyIndex:
         return tuple(self._indexed)
 
     def jobs(self) -> list[IndexJob]:
-        """Files to build now, newest parts first, without failed ones. Raises SegmentError."""
+        """Files to build now, newest parts first, without failed ones. Raises SegmentError.
+
+        The more of them, the larger their share of a core: all of it for `JOBS_MAX`.
+        """
         self._catch_up()
         jobs: list[IndexJob] = []
-        for part in reversed(self._missing):
-            if part in self._failed:
-                continue
-            if len(jobs) == JOBS_MAX:
-                break
+        parts = [*islice((part for part in reversed(self._missing) if part not in self._failed), JOBS_MAX)]
+        for part in parts:
             segment_start = part - part % self._segment_bytes
             begin, end = self._entries_of(part)
             path = self._log.files.path(segment_start)
-            jobs.append(IndexJob(path, segment_start, begin, end, self.path_of(part)))
+            jobs.append(IndexJob(path, segment_start, begin, end, self.path_of(part), len(parts) / JOBS_MAX))
         return jobs
 
     def made(self, path: str) -> None:

@@ -8,7 +8,8 @@ import msgspec
 class IndexJob(msgspec.Struct, frozen=True):
     """The entries ``begin`` to ``end`` of the segment that begins at ``segment_start``; all are physical offsets.
 
-    ``segment`` is the path of the segment, ``target`` that of the file to build.
+    ``segment`` is the path of the segment, ``target`` that of the file to build. ``share`` is the part of a core that
+    building it may use, above 0 and at most 1.
     """
 
     segment: str
@@ -16,6 +17,7 @@ class IndexJob(msgspec.Struct, frozen=True):
     begin: int
     end: int
     target: str
+    share: float = 1.0
 
 
 class IndexResult(msgspec.Struct, frozen=True):

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
 from mq.store.key_index import index as key_index
 from mq.store.key_index import search
+from mq.store.key_index.builder import Pace
 from mq.store.key_index.file import KeyFile, KeyFileDamaged
-from mq.store.key_index.index import KeyIndex
+from mq.store.key_index.index import JOBS_MAX, KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
 from mq.store.key_index.key_table import PADDING, hashes, mixed
@@ -354,6 +355,36 @@ def test_what_failed_waits_until_it_is_tried_again(home: Home) -> None:
     assert home.index.jobs() == []
     home.index.retry()
     assert home.index.jobs() == jobs
+
+
+def test_the_more_parts_wait_the_larger_is_their_share_of_a_core(home: Home) -> None:
+    fill(home)
+    shares = []
+    while jobs := home.index.jobs():
+        assert len({job.share for job in jobs}) == 1
+        shares.append((len(jobs), jobs[0].share))
+        home.index.made(jobs[0].target)
+    assert shares[-1] == (1, 1 / JOBS_MAX)
+    assert all(share == waiting / JOBS_MAX for waiting, share in shares)
+
+
+def test_a_builder_uses_no_more_than_its_share_of_a_core() -> None:
+    now = cpu = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    pace = Pace(0.125, lambda: cpu, sleep)
+    for work in (0.001, 0.002, 0.0, 0.05):
+        now, cpu = now + work, cpu + work
+        pace.rest()
+        assert cpu == pytest.approx(0.125 * now)
+
+
+def test_a_builder_with_a_whole_core_never_sleeps() -> None:
+    pace = Pace(1.0, iter(range(100)).__next__, lambda seconds: pytest.fail(f"slept {seconds} s"))
+    pace.rest()
 
 
 def test_bytes_that_are_no_log_are_refused() -> None:
