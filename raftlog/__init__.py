@@ -31,9 +31,10 @@ from raftlog.latency_histogram import LatencyHistogram
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
-from raftlog.net.reactor import Deadline, Reactor, StreamSocket, Unsent
+from raftlog.net.reactor import Deadline, Reactor, Unsent
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
+from raftlog.net.stream import StreamSocket
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.transport import ListenRefused
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION, Software

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from chaos.log_sim.node import Node, Process
 from chaos.network import Network
-from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, StreamSocket, Unsent
+from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Unsent
+from raftlog.net.stream import StreamSocket
 
 _SILENCE_SECONDS_MAX = 3.0
 """A connection breaks after so long across a cut link."""

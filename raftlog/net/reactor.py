@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,22 +21,14 @@ from contextlib import contextmanager
 
 import trio
 
-from raftlog.net.flush import flush_streams
-from raftlog.net.tls import SniffingSocket, TlsSocket
+from raftlog.net.flush import Flushed, flush_streams
 
 EPOLLIN = select.EPOLLIN
 EPOLLOUT = select.EPOLLOUT
-EPOLLERR = select.EPOLLERR
-EPOLLHUP = select.EPOLLHUP
 
 RECEIVE_BYTES = 64 * 1024
 """Size of one receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
 
-_RECEIVES_MAX = 8
-"""How often a turn receives from a connection between replicas: the entries of a round come in several chunks, and a
-turn for each of them would cost more than receiving it."""
-_IOVECS_MAX = 512
-_JOIN_BYTES_MAX = 16 * 1024
 _EVENTS_MAX = 512
 _LINGER_SECONDS = 0.003
 _SLICE_SECONDS = 0.005
@@ -86,7 +77,7 @@ class Reactor:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._turn_begin: list[Callable[[], None]] = []
         self._turn_end: list[Callable[[], None]] = []
-        self._dirty: list[StreamSocket] = []
+        self._dirty: list[Flushed] = []
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.receive_buffer = memoryview(bytearray(2 * RECEIVE_BYTES))
         self.unsent = Unsent()
@@ -138,7 +129,7 @@ class Reactor:
         """Request a turn soon. Thread-safe; several calls before the turn make one turn."""
         os.eventfd_write(self._wake_fd, 1)
 
-    def mark_dirty(self, stream: StreamSocket) -> None:
+    def mark_dirty(self, stream: Flushed) -> None:
         """Flush ``stream`` at the end of this turn (or of the next one, when called between turns)."""
         self._dirty.append(stream)
 
@@ -329,238 +320,6 @@ class Unsent:
         self.nbytes = 0
 
 
-class StreamSocket:
-    """A non-blocking TCP connection in a reactor: chunks in, buffers out.
-
-    ``on_data(chunk)`` gets everything received and not yet consumed and returns how many bytes it consumed; the memory
-    is reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whichever
-    side closes. The received part of an incomplete message is kept per connection. Once ``closed`` is true, sending
-    does nothing. A ``patient`` one may be left to a later turn, and receives only once in a turn. ``out_bytes`` wait to
-    be sent; what the kernel did not accept at the end of a turn counts in ``unsent``.
-    """
-
-    __slots__ = (
-        "_dirty",
-        "_on_closed",
-        "_on_data",
-        "_out",
-        "_partial",
-        "_plain_fd",
-        "_reactor",
-        "_reading",
-        "_receives_max",
-        "_sock",
-        "_unsent",
-        "_unsent_bytes",
-        "_writing",
-        "closed",
-        "out_bytes",
-        "peer",
-    )
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        sock: socket.socket | TlsSocket | SniffingSocket,
-        on_data: Callable[[memoryview], int],
-        on_closed: Callable[[str], None],
-        unsent: Unsent | None = None,
-        *,
-        patient: bool = False,
-    ) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reactor = reactor
-        self._sock = sock
-        self._plain_fd = sock.fileno() if type(sock) is socket.socket else -1
-        self._on_data = on_data
-        self._on_closed = on_closed
-        self._partial: bytes | bytearray = b""
-        self._out: list[bytes | memoryview] = []
-        self.out_bytes = 0
-        self._dirty = False
-        self._writing = False
-        self._reading = True
-        self._unsent = reactor.unsent if unsent is None else unsent
-        self._unsent_bytes = 0
-        self._receives_max = 1 if patient else _RECEIVES_MAX
-        self.closed = False
-        self.peer: tuple[str, int] = _peer_name(sock)
-        reactor.add(sock.fileno(), self._on_ready, patient=patient)
-
-    def send(self, data: bytes | memoryview) -> None:
-        """Queue ``data`` (not copied, must not change) to be sent at the end of the turn."""
-        if self.closed:
-            return
-        self._out.append(data)
-        self.out_bytes += len(data)
-        if not self._dirty:
-            self._dirty = True
-            self._reactor.mark_dirty(self)
-
-    def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
-        """Queue several buffers of ``nbytes`` in total."""
-        if self.closed:
-            return
-        self._out += buffers
-        self.out_bytes += nbytes
-        if not self._dirty:
-            self._dirty = True
-            self._reactor.mark_dirty(self)
-
-    def flush(self) -> None:
-        """Send as much as the kernel accepts; the rest follows when the socket is writable."""
-        self._dirty = False
-        if self._writing:
-            self._count_unsent(self.out_bytes)
-        elif self._out and not self.closed:
-            self._write()
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Received and unconsumed bytes."""
-        return len(self._partial)
-
-    def stop_reading(self) -> None:
-        """Stop receiving until `go_on_reading`: the kernel's buffers fill, and the peer has to wait."""
-        self._set_reading(False)
-
-    def go_on_reading(self) -> None:
-        """Resume receiving."""
-        self._set_reading(True)
-
-    def close(self, reason: str) -> None:
-        """Close now; queued output is dropped."""
-        if self.closed:
-            return
-        self.closed = True
-        self._reactor.remove(self._sock.fileno())
-        self._sock.close()
-        self._out.clear()
-        self.out_bytes = 0
-        self._writing = False
-        self._count_unsent(0)
-        self._partial = b""
-        self._on_closed(reason)
-
-    def _on_ready(self, events: int) -> None:
-        if events & EPOLLOUT:
-            self._write()
-            if self.closed or not events & ~EPOLLOUT:
-                return
-        if not self._reading:
-            if events & (EPOLLHUP | EPOLLERR):  # reported repeatedly even if reading is stopped
-                self.close("closed by peer")
-            return
-        for _ in range(self._receives_max):
-            received = self._read_more() if self._partial else self._read()
-            # The rest of an incomplete message is here already if the buffer was too small for it.
-            if received < RECEIVE_BYTES or not self._partial or not self._reading:
-                break
-
-    def _read(self) -> int:
-        """Receive once; returns the number of bytes, 0 if there were none."""
-        # Nearly always a chunk contains whole messages: nothing is kept, nothing is copied.
-        buffer = self._reactor.receive_buffer
-        try:
-            received = self._sock.recv_into(buffer, RECEIVE_BYTES)
-        except OSError as error:
-            self._receive_failed(error)
-            return 0
-        if received == 0:
-            self.close("closed by peer")
-            return 0
-        consumed = self._on_data(buffer[:received])
-        if consumed < received and not self.closed:
-            self._partial = bytes(buffer[consumed:received])
-        return received
-
-    def _read_more(self) -> int:
-        """`_read` with a kept partial message, which precedes the new data."""
-        buffer = self._reactor.receive_buffer
-        partial = self._partial
-        held = len(partial)
-        in_front = held <= RECEIVE_BYTES
-        if in_front:
-            buffer[:held] = partial
-        try:
-            received = self._sock.recv_into(buffer[held:] if in_front else buffer, RECEIVE_BYTES)
-        except OSError as error:
-            self._receive_failed(error)
-            return 0
-        if received == 0:
-            self.close("closed by peer")
-        elif in_front:
-            total = held + received
-            consumed = self._on_data(buffer[:total])
-            if not self.closed:
-                rest = buffer[consumed:total]
-                self._partial = bytearray(rest) if total - consumed > RECEIVE_BYTES else bytes(rest)
-        else:
-            assert isinstance(partial, bytearray)
-            partial += buffer[:received]
-            with memoryview(partial) as view:
-                consumed = self._on_data(view)
-            if consumed and not self.closed:
-                del partial[:consumed]
-                if len(partial) <= RECEIVE_BYTES:
-                    self._partial = bytes(partial)
-        return received
-
-    def _receive_failed(self, error: OSError) -> None:
-        if not isinstance(error, BlockingIOError):
-            self.close(f"receive failed: {error.strerror or error}")
-
-    def _write(self) -> None:
-        out = self._out
-        try:
-            while out:
-                if self.out_bytes <= _JOIN_BYTES_MAX or len(out) == 1:
-                    sent = self._sock.send(out[0] if len(out) == 1 else b"".join(out))
-                else:
-                    sent = self._sock.sendmsg(out[:_IOVECS_MAX])
-                self._drop_sent(sent)
-        except BlockingIOError:
-            self._count_unsent(self.out_bytes)
-            if not self._writing:
-                self._writing = True
-                self._watch()
-            return
-        except OSError as error:
-            self.close(f"send failed: {error.strerror or error}")
-            return
-        if self._writing:
-            self._writing = False
-            self._count_unsent(0)
-            self._watch()
-
-    def _drop_sent(self, sent: int) -> None:
-        self.out_bytes -= sent
-        out = self._out
-        if self.out_bytes == 0:
-            out.clear()
-            return
-        for position, data in enumerate(out):
-            if sent < len(data):
-                out[position] = memoryview(data)[sent:]
-                del out[:position]
-                return
-            sent -= len(data)
-
-    def _count_unsent(self, nbytes: int) -> None:
-        self._unsent.nbytes += nbytes - self._unsent_bytes
-        self._unsent_bytes = nbytes
-
-    def _set_reading(self, reading: bool) -> None:
-        if reading is not self._reading and not self.closed:
-            self._reading = reading
-            self._watch()
-
-    def _watch(self) -> None:
-        events = (EPOLLIN if self._reading else 0) | (EPOLLOUT if self._writing else 0)
-        self._reactor.modify(self._sock.fileno(), events)
-
-
 class Deadline:
     """A timer task whose deadline may be moved earlier without waking it.
 
@@ -583,11 +342,3 @@ class Deadline:
             with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
                 await trio.sleep_forever()
             self._fire()
-
-
-def _peer_name(sock: socket.socket | TlsSocket | SniffingSocket) -> tuple[str, int]:
-    try:
-        name = sock.getpeername()
-    except OSError:
-        return ("?", 0)
-    return (str(name[0]), int(name[1]))

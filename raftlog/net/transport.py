@@ -39,10 +39,11 @@ from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFai
 from raftlog.net.caller_handshake import PLAIN_BYTES_MAX, PURPOSE, STRANGER_BYTES_MAX, CallerKeys, shake_hands
 from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome, WireError
 from raftlog.net.listener import Listener, configure_replication_socket
-from raftlog.net.reactor import Reactor, StreamSocket
+from raftlog.net.reactor import Reactor
 from raftlog.net.refusal_log import RefusalLog
 from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context, shown_certificate
 from raftlog.net.secret_file import SecretFile, SecretUnusable
+from raftlog.net.stream import StreamSocket
 from raftlog.net.tls import SniffingSocket, TlsSocket
 from raftlog.net.versions import HANDSHAKE_VERSION, Software
 from raftlog.segment.errors import FrameCorrupt
