@@ -31,7 +31,7 @@ from raftlog.latency_histogram import LatencyHistogram
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
-from raftlog.net.reactor import Deadline, Reactor, Unsent
+from raftlog.net.reactor import Begun, Deadline, Reactor, Ready, Unsent
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
 from raftlog.net.stream import StreamSocket
@@ -50,6 +50,7 @@ __all__ = [
     "NEWEST_VERSION",
     "OLDEST_VERSION",
     "Application",
+    "Begun",
     "CauseKind",
     "CommittedEntry",
     "ConfChange",
@@ -75,6 +76,7 @@ __all__ = [
     "PeerState",
     "PeerStatus",
     "Reactor",
+    "Ready",
     "RealDisk",
     "Refusal",
     "Refused",

@@ -114,6 +114,7 @@ class Services:
         for service in self._services:
             self.requests.add(service.routes())
         self.requests.plain_sends = self.sends.take_plain
+        self.requests.ready_sends = self.sends.receive
         self._end_turns = [
             service.end_turn for service in self._services if type(service).end_turn is not Service.end_turn
         ]
@@ -164,7 +165,13 @@ class Services:
         self.dedup = Dedup(context)
         retries = Retries(context, places=self.waiting_queues, locks=self.locks)
         placement = Placement(context, places=self.waiting_queues, repeats=self.dedup, transactions=self.transactions)
-        self.sends = Sends(context, special=placement, repeats=self.dedup, retries=retries)
+        self.sends = Sends(
+            context,
+            special=placement,
+            repeats=self.dedup,
+            retries=retries,
+            producing=self.requests.producing,
+        )
         self.replies = Replies(context, sends=self.sends, calls=self.calls, admit=self.authentication.admit)
         return self.dedup, retries, self.sends, self.replies
 

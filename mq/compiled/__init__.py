@@ -16,13 +16,13 @@ IS_COMPILED: bool
 """Whether the compiled parts are there and used."""
 
 if TYPE_CHECKING:
-    from mq.compiled.plain_sends import PlainSends, SendBlock
+    from mq.compiled.plain_sends import PlainSends, ReadySenders, SendBlock
     from mq.compiled.received_records import checked_records
 else:
     try:
         require_wanted()
         from mq.compiled import plain_sends, received_records
-        from mq.compiled.plain_sends import PlainSends, SendBlock
+        from mq.compiled.plain_sends import PlainSends, ReadySenders, SendBlock
         from mq.compiled.received_records import checked_records
 
         for _module in (plain_sends, received_records):
@@ -34,6 +34,9 @@ else:
         class PlainSends:
             """Stand-in for the compiled class, which is not available."""
 
+        class ReadySenders:
+            """Stand-in for the compiled class, which is not available."""
+
         class SendBlock:
             """Stand-in for the compiled class, which is not available: no block is ever pending."""
 
@@ -42,4 +45,4 @@ else:
             return 0
 
 
-__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "SendBlock", "checked_records"]
+__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "ReadySenders", "SendBlock", "checked_records"]

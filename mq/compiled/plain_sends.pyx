@@ -152,21 +152,40 @@ cdef class PlainSends:
         None instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is taken while
         those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the reference.
         """
-        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(chunk)
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at = start
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at
         cdef Py_ssize_t nbytes_max = min(room, BLOCK_BYTES_MAX)  # room may have more than 64 bits
-        cdef uint32_t length, header_bytes, body_bytes
-        cdef const uint8_t *header_at
-        cdef SendHeader header
         cdef Filled filled
-        if PyBytes_GET_SIZE(host) != HOST_BYTES or start < 0:
+        if PyBytes_GET_SIZE(host) != HOST_BYTES or start < 0 or start > size:
             return None, start
+        self._begin_block(&filled)
+        at = start + self._fill(
+            &filled, <const uint8_t *>PyBytes_AS_STRING(chunk) + start, size - start, nbytes_max, PyBytes_AS_STRING(host), key_of
+        )
+        if not filled.messages:
+            return None, start
+        frames = chunk if start == 0 and at == size else chunk[start:at]
+        return self._block(&filled, [(connection, frames, filled.requests)]), at
+
+    cdef _begin_block(self, Filled *filled):
         filled.nbytes = filled.messages = filled.requests = 0
         self.block_tails = []
         self.tail_numbers = {}
         self.tails = None
         self.queue_count = 0
         self.tags_at = NULL
+
+    cdef Py_ssize_t _fill(
+        self, Filled *filled, const uint8_t *data, Py_ssize_t size, int64_t nbytes_max, const char *host, key_of
+    ) except -1:
+        """Add the plain sends at the start of a chunk to the block, while it has no more than ``nbytes_max`` bytes.
+
+        Returns how many bytes of the chunk they take.
+        """
+        cdef Py_ssize_t at = 0, first = filled.messages
+        cdef uint32_t length, header_bytes, body_bytes
+        cdef const uint8_t *header_at
+        cdef SendHeader header
+        self.signature_check.forget_key()
         while size - at >= PREFIX_BYTES and filled.messages < MESSAGES_MAX and filled.nbytes <= nbytes_max:
             # A header in JSON that fits the frame, in a frame that is not too large: as in decode_chunk. The first byte
             # of the second word, zero for JSON, is how the header is encoded.
@@ -181,15 +200,13 @@ cdef class PlainSends:
                 break
             if not self._find_topic(&header) or header.queue_id >= self.queue_count:
                 break
-            if not self._add_request(&filled, &header, header_at + header_bytes, body_bytes, key_of):
+            if not self._add_request(filled, &header, header_at + header_bytes, body_bytes, key_of):
                 break
             at += 4 + length
-        if not filled.messages:
-            return None, start
-        self._write_born_host(&filled, PyBytes_AS_STRING(host))
-        return self._block(&filled, chunk if start == 0 and at == size else chunk[start:at], connection), at
+        self._write_born_host(filled, first, host)
+        return at
 
-    cdef SendBlock _block(self, Filled *filled, bytes frames, connection):
+    cdef SendBlock _block(self, Filled *filled, list senders):
         cdef SendBlock block = SendBlock.__new__(SendBlock)
         block.sends = <Send *>PyMem_Malloc(filled.messages * sizeof(Send))
         block.requests = <Request *>PyMem_Malloc(filled.requests * sizeof(Request))
@@ -197,8 +214,7 @@ cdef class PlainSends:
             raise MemoryError
         memcpy(block.sends, self.sends, filled.messages * sizeof(Send))
         memcpy(block.requests, self.requests, filled.requests * sizeof(Request))
-        block.connection = connection
-        block.frames = frames
+        block.senders = senders
         block.nbytes = filled.nbytes
         block.count = filled.messages
         block.request_count = filled.requests
@@ -392,8 +408,11 @@ cdef class PlainSends:
         length[0] = <uint8_t>(properties_bytes >> 8)
         length[1] = <uint8_t>(properties_bytes & 0xFF)
 
-    cdef void _write_born_host(self, Filled *filled, const char *host) noexcept:
-        """Write the sender's address into all records."""
+    cdef void _write_born_host(self, Filled *filled, Py_ssize_t first, const char *host) noexcept:
+        """Write the sender's address into the records from that of message ``first`` on."""
         cdef Py_ssize_t n
-        for n in range(filled.messages):
+        for n in range(first, filled.messages):
             memcpy(self.records + self.sends[n].record_at + BORN_HOST_AT, host, HOST_BYTES)
+
+
+include "ready_senders.pxi"  # ReadySenders

@@ -13,18 +13,16 @@ cdef enum:
 
 
 cdef class SendBlock:
-    """Plain sends of one connection that wait for their round: their records are built but for what the round decides.
+    """Plain sends that wait for their round together: their records are built but for what the round decides.
 
     Attributes:
         nbytes: bytes of all records.
         count: how many messages there are.
         request_count: how many requests they came in.
-        connection: whose requests these are.
-        frames: the requests as they came in.
+        senders: each connection, its requests as they came in, and how many these are. In the order of the records.
     """
 
-    cdef readonly object connection
-    cdef readonly bytes frames
+    cdef readonly list senders
     cdef readonly Py_ssize_t nbytes
     cdef readonly Py_ssize_t count
     cdef readonly Py_ssize_t request_count
@@ -42,11 +40,12 @@ cdef class SendBlock:
         PyMem_Free(self.sends)
         PyMem_Free(self.requests)
 
-    def build(self, int64_t position, int64_t store_ms, list touched not None):
+    def build(self, int64_t position, int64_t store_ms, list touched not None, list replies not None):
         """Build the records for physical offset ``position``; to be called once.
 
         Gives each message its queue offset and adds its queue entry to the run of its tail; tails without a run are
-        appended to ``touched``. Returns the records, and the replies of all that want one.
+        appended to ``touched``. Appends to ``replies``, for each sender that wants any, the connection and a list with
+        its replies, joined. Returns the records.
         """
         if self.records is None:  # not an assert, which -O leaves out: what follows writes to the records
             raise AssertionError("a block is built once")
@@ -75,8 +74,8 @@ cdef class SendBlock:
             else:
                 (<list>run).append(entries)
         cdef Py_ssize_t replies_bytes_max = self.template.bytes_max(self.requests, self.request_count, self.sends, self.count)
-        cdef bytes replies = PyBytes_FromStringAndSize(NULL, replies_bytes_max)
-        cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(replies)
+        cdef bytes rendered = PyBytes_FromStringAndSize(NULL, replies_bytes_max)
+        cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(rendered)
         cdef uint8_t *reply = begin
         cdef uint8_t *records = <uint8_t *>PyBytes_AS_STRING(self.records)
         cdef uint8_t *record
@@ -84,29 +83,35 @@ cdef class SendBlock:
         cdef Send *send
         cdef Request *request
         cdef int64_t queue_offset, physical_offset
-        cdef Py_ssize_t number
-        for number in range(self.request_count):
-            request = &self.requests[number]
-            send = &self.sends[request.first]
-            if not request.oneway:
-                # All messages of a request go to one queue, one behind the other.
-                queue_offset = next_offsets[send.queue]
-                reply = self.template.render(
-                    reply, request, send, queue_ids[send.queue], queue_offset, position, records
-                )
-            for n in range(request.count):
-                queue_offset = next_offsets[send.queue]
-                next_offsets[send.queue] = queue_offset + 1
-                physical_offset = position + send.record_at
-                record = records + send.record_at
-                put64(record + QUEUE_OFFSET_AT, <uint64_t>queue_offset)
-                put64(record + PHYSICAL_OFFSET_AT, <uint64_t>physical_offset)
-                put64(record + STORE_MS_AT, <uint64_t>store_ms)
-                entry = entries_at[send.queue]
-                put64(entry, <uint64_t>physical_offset)
-                put32(entry + QUEUE_ENTRY_SIZE_AT, send.size)
-                put64(entry + QUEUE_ENTRY_TAG_CODE_AT, <uint64_t>send.tag_code)
-                entries_at[send.queue] = entry + QUEUE_ENTRY_BYTES
-                send += 1
+        cdef Py_ssize_t number = 0, end
+        for connection, _, requests in self.senders:
+            begin = reply
+            end = number + <Py_ssize_t>requests
+            while number < end:
+                request = &self.requests[number]
+                send = &self.sends[request.first]
+                if not request.oneway:
+                    # All messages of a request go to one queue, one behind the other.
+                    queue_offset = next_offsets[send.queue]
+                    reply = self.template.render(
+                        reply, request, send, queue_ids[send.queue], queue_offset, position, records
+                    )
+                for n in range(request.count):
+                    queue_offset = next_offsets[send.queue]
+                    next_offsets[send.queue] = queue_offset + 1
+                    physical_offset = position + send.record_at
+                    record = records + send.record_at
+                    put64(record + QUEUE_OFFSET_AT, <uint64_t>queue_offset)
+                    put64(record + PHYSICAL_OFFSET_AT, <uint64_t>physical_offset)
+                    put64(record + STORE_MS_AT, <uint64_t>store_ms)
+                    entry = entries_at[send.queue]
+                    put64(entry, <uint64_t>physical_offset)
+                    put32(entry + QUEUE_ENTRY_SIZE_AT, send.size)
+                    put64(entry + QUEUE_ENTRY_TAG_CODE_AT, <uint64_t>send.tag_code)
+                    entries_at[send.queue] = entry + QUEUE_ENTRY_BYTES
+                    send += 1
+                number += 1
+            if reply != begin:
+                replies.append((connection, [begin[: reply - begin]]))
         built, self.records = self.records, None
-        return built, replies[: reply - begin]
+        return built

@@ -44,11 +44,11 @@ def send_single_buffers(streams):
     cdef bytes data
     for stream in streams:
         out = stream._out
-        if len(out) != 1 or stream._plain_fd < 0 or stream._writing or not PyBytes_CheckExact(out[0]):
+        if len(out) != 1 or stream.plain_fd < 0 or stream._writing or not PyBytes_CheckExact(out[0]):
             rest.append(stream)
             continue
         data = out[0]
-        outputs[len(chosen)].fd = stream._plain_fd
+        outputs[len(chosen)].fd = stream.plain_fd
         outputs[len(chosen)].data = PyBytes_AS_STRING(data)
         outputs[len(chosen)].size = PyBytes_GET_SIZE(data)
         chosen.append(stream)

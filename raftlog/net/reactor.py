@@ -16,7 +16,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -44,6 +44,12 @@ TURN_SECONDS = 0.01
 """A turn that has lasted this long leaves the remaining clients to the next one."""
 _SHARE_SECONDS_MIN = 0.0005
 _UNFINISHED_SHARE = 0.25
+
+
+Ready = list[tuple[int, int]]
+"""Descriptors with their events."""
+Begun = Sequence[tuple[int, Callable[[], None]]]
+"""Descriptors of clients that have begun to be served, each with a call that does the rest."""
 
 
 class Reactor:
@@ -75,6 +81,7 @@ class Reactor:
         self._share_until = float("inf")
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._together: Callable[[Ready], tuple[Ready, Begun]] | None = None
         self._turn_begin: list[Callable[[], None]] = []
         self._turn_end: list[Callable[[], None]] = []
         self._dirty: list[Flushed] = []
@@ -124,6 +131,15 @@ class Reactor:
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` at the end of each turn, in order of registration."""
         self._turn_end.append(callback)
+
+    def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
+        """Call ``serve`` with all that is ready in a turn, before any handler of it.
+
+        It does a bounded amount of work for as many descriptors as it can, in any order, and returns those that are
+        left for their handlers. What takes longer, it returns as calls that are made in this turn, each with the
+        client's share of it.
+        """
+        self._together = serve
 
     def wake(self) -> None:
         """Request a turn soon. Thread-safe; several calls before the turn make one turn."""
@@ -202,6 +218,14 @@ class Reactor:
         unfinished = len(self._unfinished)
         now = clock()
         end = now + TURN_SECONDS
+        if self._together is not None:
+            ready, begun = self._together(ready)
+            for fd, go_on in begun:
+                self._share_until = share_until = clock() + share
+                go_on()
+                if clock() > share_until and fd not in self._debts:
+                    self._measure_next(fd)
+            now = clock()
         rest = iter(ready)
         for fd, events in rest:
             # An earlier handler of this turn may have closed a later descriptor.

@@ -26,7 +26,8 @@ class StreamSocket:
     is reused after it returns, so it must copy what it keeps. ``on_closed(reason)`` is called exactly once, whichever
     side closes. The received part of an incomplete message is kept per connection. Once ``closed`` is true, sending
     does nothing. A ``patient`` one may be left to a later turn, and receives only once in a turn. ``out_bytes`` wait to
-    be sent; what the kernel did not accept at the end of a turn counts in ``unsent``.
+    be sent; what the kernel did not accept at the end of a turn counts in ``unsent``. ``plain_fd`` is the descriptor of
+    a socket without TLS, -1 for others.
     """
 
     __slots__ = (
@@ -35,7 +36,6 @@ class StreamSocket:
         "_on_data",
         "_out",
         "_partial",
-        "_plain_fd",
         "_reactor",
         "_reading",
         "_receives_max",
@@ -46,6 +46,7 @@ class StreamSocket:
         "closed",
         "out_bytes",
         "peer",
+        "plain_fd",
     )
 
     def __init__(
@@ -62,7 +63,7 @@ class StreamSocket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reactor = reactor
         self._sock = sock
-        self._plain_fd = sock.fileno() if type(sock) is socket.socket else -1
+        self.plain_fd = sock.fileno() if type(sock) is socket.socket else -1
         self._on_data = on_data
         self._on_closed = on_closed
         self._partial: bytes | bytearray = b""
@@ -110,6 +111,12 @@ class StreamSocket:
     def unfinished_bytes(self) -> int:
         """Received and unconsumed bytes."""
         return len(self._partial)
+
+    def handle_chunk(self, data: bytes) -> None:
+        """Handle a chunk that somebody else has received from the socket; nothing may be unfinished."""
+        assert not self._partial, f"{self.peer}: {len(self._partial)} bytes before it are unfinished"
+        if not self.closed:
+            self._take(memoryview(data))
 
     def stop_reading(self) -> None:
         """Stop receiving until `go_on_reading`: the kernel's buffers fill, and the peer has to wait."""
@@ -160,10 +167,13 @@ class StreamSocket:
         if received == 0:
             self.close("closed by peer")
             return 0
-        consumed = self._on_data(buffer[:received])
-        if consumed < received and not self.closed:
-            self._partial = bytes(buffer[consumed:received])
+        self._take(buffer[:received])
         return received
+
+    def _take(self, data: memoryview) -> None:
+        consumed = self._on_data(data)
+        if consumed < len(data) and not self.closed:
+            self._partial = bytes(data[consumed:])
 
     def _read_more(self) -> int:
         """`_read` with a kept partial message, which precedes the new data."""

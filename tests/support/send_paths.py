@@ -90,6 +90,7 @@ class Broker:
         )
         self.appender.open()
         self.elsewhere = Elsewhere()
+        self.producing: dict[int, Any] = {}
         special: Any = self.elsewhere
         self.tails = {name: [NextOffset(TopicName(name), n, 7 * n) for n in range(TOPICS[name])] for name in TOPICS}
         context = context_of(
@@ -101,11 +102,12 @@ class Broker:
             appender=self.appender,
             queue_offsets=None,
             store_host=HOST,
+            environment__access=None,
             unique_keys=UniqKeyGenerator(ip="10.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: NOW_MS),
             rng=random.Random(1),
             wall_clock_ms=lambda: NOW_MS,
         )
-        self.sends = Sends(context, special=special, repeats=special, retries=special)
+        self.sends = Sends(context, special=special, repeats=special, retries=special, producing=self.producing)
         self.sends._writable.update(self.tails)
         if not compiled:
             self.sends._plain = None

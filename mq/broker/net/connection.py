@@ -43,6 +43,9 @@ SendKeys = Callable[[bytes, bytes], bytes | None]
 class Requests(Protocol):
     """What serves requests; see `mq.broker.net.request_table`."""
 
+    @property
+    def producing(self) -> dict[int, ClientConnection]: ...
+
     def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None) -> int: ...
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
@@ -56,6 +59,9 @@ class ClientConnection:
     to clients. ``trusted`` is true for a replica of the same group; ``authentication`` is the state of its proof.
     ``intake`` limits the memory of partly received requests of all connections, and ``unread`` that of unread replies,
     which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
+
+    While its last chunk consisted of plain sends, it is in ``producing`` of ``requests``: then its next chunk may be
+    received together with those of others, see `handle_chunk`.
     """
 
     hold_seconds_max = 60.0
@@ -212,18 +218,32 @@ class ClientConnection:
         if reply is not None:
             self.answer(request, reply)
 
+    def send_keys(self) -> SendKeys | None:
+        """The keys that its sends must be signed with; None if they need no signature."""
+        access = None if self.trusted else self._access
+        return None if access is None else access.keys_of_sends(self._address)
+
+    def handle_chunk(self, data: bytes) -> None:
+        """Handle data that somebody else has received from the client; nothing before it is unhandled."""
+        self._stream.handle_chunk(data)
+
     def _on_data(self, data: memoryview) -> int:
         self.heard = True
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
         access = None if self.trusted else self._access
-        key_of = None if access is None else access.keys_of_sends(self._address)
+        key_of = None if access is None else self.send_keys()
         taken = self._requests.take_plain(self, chunk, key_of)
-        if taken:
-            if taken == len(chunk) and not self._unfinished:
+        producing = self._requests.producing
+        if taken == len(chunk):
+            if self._stream.plain_fd >= 0:
+                producing[self._stream.plain_fd] = self
+            if not self._unfinished:
                 return taken
-            chunk = chunk[taken:]
+        else:
+            producing.pop(self._stream.plain_fd, None)
+        chunk = chunk[taken:]
         try:
             incoming, consumed = decode_chunk(chunk)
         except FrameError as error:
@@ -278,6 +298,7 @@ class ClientConnection:
 
     def _read_or_wait(self) -> None:
         if self._waits_for_room or self._waits_for_reader or self._unserved:
+            self._requests.producing.pop(self._stream.plain_fd, None)
             self._stream.stop_reading()
         else:
             self._stream.go_on_reading()
@@ -325,6 +346,7 @@ class ClientConnection:
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, why_not_served(request.code))
 
     def _closed(self, reason: str) -> None:
+        self._requests.producing.pop(self._stream.plain_fd, None)
         self._intake.finished(self)
         self._unread.forget(self)
         self._questions.connection_closed(self)

@@ -9,6 +9,7 @@ from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection, SendKeys
 from mq.broker.net.service import Route
 from mq.protocol.chunks import Incoming
+from raftlog import Begun, Ready
 
 
 class RequestTable:
@@ -22,15 +23,20 @@ class RequestTable:
         repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
         plain_sends: queues the plain sends that a chunk begins with and returns how many bytes they take; called only
             while this replica leads.
+        ready_sends: receives from clients in ``producing``, and queues their plain sends; called only while this
+            replica leads, see `receive`.
+        producing: clients whose last chunk consisted of plain sends, by descriptor; without those that use TLS.
     """
 
     plain_sends: Callable[[ClientConnection, bytes, SendKeys | None], int] | None = None
+    ready_sends: Callable[[Ready], tuple[Ready, Begun]] | None = None
 
     def __init__(self) -> None:
         self.leader_handlers: dict[type[Any], Handler] = {}
         self.repeatable: set[type[Any]] = set()
         self._handlers: dict[type[Any], Handler] = {}
         self._leads = False
+        self.producing: dict[int, ClientConnection] = {}
 
     def add(self, routes: Iterable[Route]) -> None:
         """Add routes; no two may be for one type of request."""
@@ -59,6 +65,12 @@ class RequestTable:
     def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None) -> int:
         """Serve the plain sends that ``chunk`` begins with, as a whole; returns how many bytes they take."""
         return self.plain_sends(connection, chunk, key_of) if self._leads and self.plain_sends is not None else 0
+
+    def receive(self, ready: Ready) -> tuple[Ready, Begun]:
+        """Receive from all clients among ``ready`` that probably have plain sends; see `Reactor.serve_together`."""
+        if self.ready_sends is None or not self._leads or not self.producing:
+            return ready, ()
+        return self.ready_sends(ready)
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""

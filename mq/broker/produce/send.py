@@ -7,6 +7,7 @@ All other checks are done here, without waiting; `mq.broker.write_path.appender`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -24,12 +25,13 @@ from mq.broker.write_path.entry_builder import CLIENT_FLAGS
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
 from mq.broker.write_path.queue_offsets import NextOffset
-from mq.compiled import IS_COMPILED, PlainSends
+from mq.compiled import IS_COMPILED, PlainSends, ReadySenders
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2, SendReplyTemplate
 from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
 from mq.protocol.records import MAGIC_V1
+from raftlog import Begun, Ready
 
 _WRITABLE = 2
 _IPV4_HOST_BYTES = 8
@@ -40,7 +42,15 @@ SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 class Sends(Service):
     """The send handler of a broker."""
 
-    def __init__(self, context: BrokerContext, *, special: Placement, repeats: Dedup, retries: Retries) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        special: Placement,
+        repeats: Dedup,
+        retries: Retries,
+        producing: dict[int, ClientConnection],
+    ) -> None:
         self._settings = context.settings
         self._body_bytes_max = context.settings.message_bytes_max
         self._pending_bytes_max = context.settings.pending_bytes_max
@@ -67,6 +77,10 @@ class Sends(Service):
             reply_template=SendReplyTemplate(context.store_host),
         )
         self._plain = self._plain_sends(context)
+        self._ready_senders: ReadySenders | None = None
+        if self._plain is not None:
+            is_signed = context.environment.access is not None
+            self._ready_senders = ReadySenders(self._plain, producing, is_signed=is_signed)
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -104,6 +118,17 @@ class Sends(Service):
             if at == len(chunk):
                 break
         return at
+
+    def receive(self, ready: Ready) -> tuple[Ready, Begun]:
+        """Receive from clients that probably have plain sends, and queue these; see `Reactor.serve_together`."""
+        senders, appender = self._ready_senders, self._appender
+        room = self._pending_bytes_max - appender.pending_bytes
+        if senders is None or room < 0:
+            return ready, ()
+        blocks, others, ready = senders.receive(ready, room)
+        for block in blocks:
+            appender.add_block(block)
+        return ready, [(descriptor, partial(connection.handle_chunk, rest)) for descriptor, connection, rest in others]
 
     def handle(self, call: Call[SendRequest]) -> None:
         """Check one message and queue it; its reply follows when it is committed.

@@ -93,6 +93,8 @@ class Appender:
         self._gathering = Gathering()
         self.pending: list[Pending] = []
         self.pending_bytes = 0
+        # Senders of pending blocks, without the first of each block.
+        self._more_senders = 0
         self._committing: deque[Entry] = deque()
         self._round_ends: deque[int] = deque()
         self.is_open = False
@@ -110,6 +112,7 @@ class Appender:
         """
         self.is_open = False
         pending, self.pending = self.pending, []
+        self._more_senders = 0
         self._settle(pending, LeadershipLost())
 
     @property
@@ -143,8 +146,9 @@ class Appender:
             elif isinstance(other := item[1], PendingBatch):
                 _give_back(other.call, outcome)
             elif isinstance(other, SendBlock):
-                for request, body, serialization in decode_chunk(other.frames)[0]:
-                    _give_back(Call(other.connection, cast("SendRequest", request), body, serialization), outcome)
+                for connection, frames, _ in other.senders:
+                    for request, body, serialization in decode_chunk(frames)[0]:
+                        _give_back(Call(connection, cast("SendRequest", request), body, serialization), outcome)
             else:
                 for one in other:
                     if isinstance(one, PendingSend):
@@ -179,8 +183,9 @@ class Appender:
         self.pending_bytes += nbytes
 
     def add_block(self, block: SendBlock) -> None:
-        """Store plain sends of one connection, in one entry."""
+        """Store plain sends in one entry."""
         self.pending.append((block.nbytes, block))
+        self._more_senders += len(block.senders) - 1
         self.pending_bytes += block.nbytes
 
     def add_batch(self, batch: PendingBatch) -> None:
@@ -188,6 +193,10 @@ class Appender:
         nbytes = batch.nbytes
         self.pending.append((nbytes, batch))
         self.pending_bytes += nbytes
+
+    @property
+    def _waiting_senders(self) -> int:
+        return len(self.pending) + self._more_senders
 
     @property
     def may_start(self) -> bool:
@@ -203,12 +212,13 @@ class Appender:
             return False
         now = self._clock()
         if not self._round_ends and self.pending_bytes < self.entry_bytes_max:
-            seconds = self._gathering.seconds_left(now, len(self.pending))
+            seconds = self._gathering.seconds_left(now, self._waiting_senders)
             if seconds > 0:
                 self._turn_within(seconds)
                 return False
         self._gathering.round_started(now)
         pending, self.pending = self.pending, []
+        self._more_senders = 0
         start = 0
         last_index = 0
         while start < len(pending):
@@ -224,6 +234,9 @@ class Appender:
                 break
             if isinstance(index, Refusal):
                 self.pending = pending[start:] + self.pending
+                self._more_senders = sum(
+                    len(item[1].senders) - 1 for item in self.pending if isinstance(item[1], SendBlock)
+                )
                 break
             entry.index = last_index = index
             self.messages += entry.messages
@@ -253,7 +266,7 @@ class Appender:
             if not self._round_ends:
                 # With several messages of each sender, rounds are large without waiting.
                 expected = answered if messages <= 2 * answered else 0
-                self._gathering.round_answered(self._clock(), expected, len(self.pending))
+                self._gathering.round_answered(self._clock(), expected, self._waiting_senders)
 
     def runs_of(self, index: int, annotation: bytes) -> list[BuiltRun] | None:
         """The runs of an entry that is being applied, if this appender built it and has not answered it yet."""

@@ -97,10 +97,7 @@ class EntryBuilder:
             if len(item) == 2:
                 nbytes, other = item
                 if isinstance(other, SendBlock):
-                    records, block_replies = other.build(pos, store_ms, touched)
-                    parts.append(records)
-                    if block_replies:
-                        entry.replies.append((other.connection, [block_replies]))
+                    parts.append(other.build(pos, store_ms, touched, entry.replies))
                     entry.messages += other.count - 1
                     pos += nbytes
                 elif isinstance(other, PendingBatch):

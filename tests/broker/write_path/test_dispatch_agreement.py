@@ -106,6 +106,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         metadata=metadata,
         appender=appender,
         store_host=store_host,
+        environment__access=None,
         replica__log=None,  # nothing is committed, so nothing is repeated
         queue_offsets=tails,
         unique_keys=keys,
@@ -124,6 +125,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         ),
         repeats=repeats,
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
+        producing={},
     )
     return log, appender, tails, sends
 

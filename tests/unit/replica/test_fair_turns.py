@@ -215,3 +215,42 @@ async def test_a_task_in_small_steps_gets_its_turn_after_each_turn_of_a_busy_rea
     # In one pass trio runs both in any order: two turns may be in a row, not hundreds.
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 2
     assert turns[-1] > 3, "it is served meanwhile"
+
+
+def test_those_who_are_served_together_come_first_and_each_has_a_share_for_the_rest(stage: Stage) -> None:
+    shares: list[bool] = []
+
+    def go_on(name: str, seconds: float) -> None:
+        stage.work(name, seconds)
+        shares.append(stage.reactor.share_used())
+
+    greedy = stage.add(lambda: stage.work("greedy alone", 0.0), patient=True)
+    quick = stage.add(lambda: stage.work("quick alone", 0.0), patient=True)
+    stage.add(lambda: stage.work("other", 0.0), patient=True)
+
+    def together(ready: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]]:
+        stage.work("together", 0.0)
+        rest = [each for each in ready if each[0] not in (greedy, quick)]
+        return rest, [(greedy, lambda: go_on("greedy", 2 * TURN_SECONDS)), (quick, lambda: go_on("quick", 0.0))]
+
+    stage.reactor.serve_together(together)
+    assert stage.turn() == ["together", "greedy", "quick", "other"]
+    assert shares == [True, False]
+
+
+def test_one_that_took_long_when_served_together_is_measured_the_next_time(stage: Stage) -> None:
+    begun = 1
+
+    def together(ready: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]]:
+        nonlocal begun
+        if not begun:
+            return ready, []
+        begun = 0
+        return [], [(greedy, lambda: stage.work("begun", 2 * TURN_SECONDS))]
+
+    greedy = stage.add(lambda: stage.work("greedy", 2 * TURN_SECONDS), patient=True)
+    stage.reactor.serve_together(together)
+    assert stage.turn() == ["begun"]
+    assert stage.turn() == ["greedy"]
+    stage.add(lambda: stage.work("modest", 0.0), patient=True)
+    assert stage.turn() == ["modest", "greedy"]

@@ -327,9 +327,9 @@ def test_a_block_is_built_once() -> None:
     chunk = frame()
     assert broker.sends.take_plain(sender, chunk) == len(chunk)
     block: Any = broker.appender.pending[0][1]
-    block.build(0, NOW_MS, [])
+    block.build(0, NOW_MS, [], [])
     with pytest.raises(AssertionError, match="built once"):
-        block.build(0, NOW_MS, [])
+        block.build(0, NOW_MS, [], [])
 
 
 @pytest.mark.parametrize("extra", [-100, -16, -1, 0, 1, 5, 100])

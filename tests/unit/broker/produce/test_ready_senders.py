@@ -1,0 +1,218 @@
+"""Plain sends of many clients that are received in one call, against the reference that serves one by one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mq.compiled import IS_COMPILED, ReadySenders
+from raftlog import Refusal
+from tests.support.send_paths import Broker, Connection, batched, frame
+
+pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+
+EPOLLIN, EPOLLHUP = 1, 16
+NOT_PLAIN = frame(header={"code": 34})
+DELAYED = frame(i="UNIQ_KEY\x01A\x02DELAY\x013\x02")
+BATCH = frame(batched(b"one", "UNIQ_KEY\x01A\x02") + batched(b"two", "UNIQ_KEY\x01B\x02"), header={"code": 320}, i="")
+
+
+class Client(Connection):
+    """The broker's end of a connection, and the client's own end of it."""
+
+    def __init__(self, number: int, undo: ExitStack) -> None:
+        super().__init__(bytes((10, 0, 0, number % 256, 0, 0, 0, 1)))
+        ours, self.sock = socket.socketpair()
+        ours.setblocking(False)
+        self.ours = undo.enter_context(ours)
+        undo.enter_context(self.sock)
+        self.fd = ours.fileno()
+        self.heard = False
+        self.keys: object = None
+
+    def handle_chunk(self, data: bytes) -> None:
+        raise NotImplementedError("tests look at what is to be called")
+
+    def send_keys(self) -> object:
+        return self.keys
+
+
+class Crowd:
+    """Clients whose last chunks consisted of plain sends, and the broker that receives from them."""
+
+    def __init__(self, count: int, undo: ExitStack, **given: Any) -> None:
+        self.broker = Broker(compiled=True, **given)
+        self.reference = Broker(compiled=False, **given)
+        self.clients = [Client(number, undo) for number in range(count)]
+        self.broker.producing.update((client.fd, client) for client in self.clients)
+
+    @property
+    def ready(self) -> list[tuple[int, int]]:
+        return [(client.fd, EPOLLIN) for client in self.clients]
+
+    def receive(self) -> list[tuple[int, int]]:
+        """One turn; what it does in one call is done by the reference as well. Returns what is left to be served."""
+        rest, begun = self.broker.sends.receive(self.ready)
+        taken: dict[int, bytes] = {client.fd: b"" for client in self.clients}
+        for item in self.broker.appender.pending:
+            block: Any = item[1]
+            for connection, frames, _ in block.senders:
+                taken[connection.fd] += frames
+                assert self.reference.receive(connection, frames) == len(frames)
+        self.taken = taken
+        self.others = {fd: go_on.args[0] for fd, go_on in begun}  # type: ignore[attr-defined]
+        return rest
+
+    def assert_same(self) -> None:
+        for client in self.clients:
+            client.received = b""
+        stored = self.broker.commit()
+        replies = [client.received for client in self.clients]
+        for client in self.clients:
+            client.received = b""
+        assert stored == self.reference.commit()
+        assert replies == [client.received for client in self.clients]
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+PLAIN = st.builds(lambda opaque, queue, body: frame(body, header={"opaque": opaque}, e=queue),
+                  st.integers(0, 999), st.sampled_from("0123"), st.binary(max_size=40))  # fmt: skip
+ONEWAY = st.just(frame(header={"flag": 2}))
+ANY = st.one_of(PLAIN, PLAIN, ONEWAY, st.sampled_from([BATCH, frame(b="Orders", e="299"), NOT_PLAIN, DELAYED]))
+CHUNKS = st.builds(lambda frames, cut: b"".join(frames)[cut:], st.lists(ANY, max_size=4), st.just(0)) | st.builds(
+    lambda frames, cut: b"".join(frames)[: -cut or None], st.lists(ANY, max_size=4), st.integers(0, 30)
+)
+
+
+@given(st.lists(CHUNKS, min_size=1, max_size=6))
+def test_any_chunks_are_stored_and_answered_as_by_the_reference(chunks: list[bytes]) -> None:
+    with ExitStack() as undo:
+        crowd = Crowd(len(chunks), undo)
+        for client, chunk in zip(crowd.clients, chunks, strict=True):
+            client.sock.sendall(chunk)
+        assert crowd.receive() == []
+        for client, chunk in zip(crowd.clients, chunks, strict=True):
+            # Nothing is lost, and what comes first from a client is served first.
+            assert crowd.taken[client.fd] + crowd.others.get(client.fd, b"") == chunk
+            assert client.heard == bool(chunk)
+            # One with anything else is served alone from now on.
+            assert (client.fd in crowd.broker.producing) == (crowd.taken[client.fd] == chunk)
+            # The reference takes nothing more of it either.
+            rest = crowd.others.get(client.fd, b"")
+            assert crowd.broker.sends.take_plain(client, rest) == 0  # type: ignore[arg-type]
+        crowd.assert_same()
+
+
+def test_a_turn_receives_from_each_sender_once_until_its_buffer_is_full(undo: ExitStack) -> None:
+    crowd = Crowd(6, undo)
+    chunk = frame(b"x" * 1500) * 60
+    for client in crowd.clients:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        client.sock.sendall(chunk)
+    left = crowd.receive()
+    assert left == crowd.ready[4:]
+    for client in crowd.clients[:4]:
+        assert len(crowd.taken[client.fd] + crowd.others[client.fd]) == 64 * 1024
+        assert client.ours.recv(1 << 20) == chunk[64 * 1024 :]
+    for client in crowd.clients[4:]:
+        assert client.ours.recv(1 << 20) == chunk
+    crowd.assert_same()
+
+
+def test_more_messages_than_a_block_may_have_make_more_blocks(undo: ExitStack) -> None:
+    crowd = Crowd(8, undo, body_bytes_max=20_000)
+    batch = frame(b"".join(batched(b"", "UNIQ_KEY\x01A\x02") for _ in range(50)), header={"code": 320}, i="")
+    for client in crowd.clients:
+        client.sock.sendall(batch * 3)
+    assert crowd.receive() == []
+    assert len(crowd.broker.appender.pending) > 1
+    assert not crowd.others
+    assert crowd.broker.appender.waiting_requests == 24
+    crowd.assert_same()
+
+
+def test_what_exceeds_the_room_is_left_to_the_reference_which_refuses_it(undo: ExitStack) -> None:
+    crowd = Crowd(5, undo, pending_bytes_max=500)
+    for client in crowd.clients:
+        client.sock.sendall(frame(b"x" * 100))
+    assert crowd.receive() == []
+    refused = [client.fd for client in crowd.clients if client.fd in crowd.others]
+    assert refused == [client.fd for client in crowd.clients[2:]]
+    assert crowd.broker.appender.pending_bytes > 500
+    assert crowd.broker.sends.receive(crowd.ready) == (crowd.ready, ())
+    crowd.assert_same()
+
+
+def test_senders_that_are_gone_or_have_nothing_are_not_waited_for(undo: ExitStack) -> None:
+    crowd = Crowd(5, undo)
+    quiet, ended, broken, hung_up, busy = crowd.clients
+    ended.sock.sendall(frame())
+    ended.sock.shutdown(socket.SHUT_WR)
+    broken.ours.close()  # any error
+    busy.sock.sendall(frame())
+    ready = [(client.fd, EPOLLIN | (EPOLLHUP if client is hung_up else 0)) for client in crowd.clients]
+    rest, begun = crowd.broker.sends.receive([*ready, (999, EPOLLIN)])
+    assert rest == [ready[3], (999, EPOLLIN), ready[2]]
+    assert not begun
+    assert crowd.broker.appender.waiting_requests == 2
+    assert (quiet.heard, ended.heard, busy.heard) == (False, True, True)
+    # The end comes in the next turn, and is handled as for any connection.
+    assert crowd.broker.sends.receive(ready[:2]) == ([ready[1]], [])
+
+
+def test_a_round_waits_for_as_many_senders_as_were_answered_however_they_were_received(undo: ExitStack) -> None:
+    crowd = Crowd(9, undo)
+    for client in crowd.clients:
+        client.sock.sendall(frame() * 2)
+    crowd.receive()
+    assert len(crowd.broker.appender.pending) == 1
+    assert crowd.broker.appender._waiting_senders == 9
+    crowd.broker.appender.close()
+    assert crowd.broker.appender._waiting_senders == 0
+    # Nothing was stored: every client's requests are served again, in order.
+    assert [len(client.served_again) for client in crowd.clients] == [2] * 9
+    assert crowd.broker.appender.pending_bytes == 0
+
+
+def test_a_refused_round_keeps_its_senders(undo: ExitStack) -> None:
+    crowd = Crowd(4, undo)
+    for client in crowd.clients:
+        client.sock.sendall(frame())
+    crowd.receive()
+    crowd.broker.log.refusals = [Refusal.BUSY]
+    assert not crowd.broker.appender.start_round()
+    assert crowd.broker.appender._waiting_senders == 4
+
+
+def test_each_sender_is_asked_for_its_own_keys(undo: ExitStack) -> None:
+    crowd = Crowd(3, undo)
+    asked: list[tuple[int, bytes, bytes]] = []
+
+    def keys_of(number: int) -> object:
+        def key_of(access_key: bytes, topic: bytes) -> None:
+            asked.append((number, access_key, topic))
+
+        return key_of
+
+    plain = crowd.broker.sends._plain
+    assert plain is not None
+    senders = ReadySenders(plain, crowd.broker.producing, is_signed=True)
+    for number, client in enumerate(crowd.clients):
+        client.keys = keys_of(number) if number else None
+        client.sock.sendall(frame(AccessKey="who", Signature="s" * 28))
+    blocks, others, rest = senders.receive(crowd.ready, 1 << 20)
+    assert list(dict.fromkeys(asked)) == [(1, b"who", b"T"), (2, b"who", b"T")]
+    assert [block.request_count for block in blocks] == [1]
+    assert [fd for fd, _, _ in others] == [client.fd for client in crowd.clients[1:]]
+    assert rest == []
