@@ -22,6 +22,10 @@ from mq.protocol.loose_header import read_binary, read_json
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
+SIGNED_CODE: Final = "SignedCode"
+"""A field that our clients add to requests other than sends, with the code: a signature covers the fields, but not the
+code, so somebody who recorded a request could send it under another code. Stock brokers ignore the field.
+"""
 ADDED_LATER: Final = "_UNIQUE_KEY_QUERY"
 """A field of queries by key that RocketMQ clients up to 4.9.3 add to a request when it is signed."""
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.client import MessageQueue, PullConsumer, ReceivedMessage, RemotingSettings
-from mq.client.net.credentials import Credentials
+from mq.client import Credentials, MessageQueue, PullConsumer, ReceivedMessage, RemotingSettings
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import COMPRESSED, ZLIB
 from mq.protocol.frames import BINARY, JSON
@@ -99,6 +98,17 @@ async def test_a_recorded_request_can_only_be_repeated_as_it_is(target: Target) 
             # The code of a request is not signed; what another one needs, these fields do not say.
             for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.DELETE_TOPIC_IN_BROKER):
                 assert (await client.request(code, fields)).code == NO_PERMISSION
+
+
+async def test_a_recorded_request_of_our_clients_is_refused_under_another_code(target: Target) -> None:
+    """A query about a topic has all fields of its deletion, and the code itself is not signed."""
+    fields = Credentials(*ADMIN).sign(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}, b"")
+    async with target.client() as client:
+        assert (await client.request(RequestCode.GET_TOPIC_STATS_INFO, fields)).code == ResponseCode.SUCCESS
+        refused = await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, fields)
+        assert (refused.code, refused.remark) == (NO_PERMISSION, "the request was signed for code 202, not 215")
+        without = {name: value for name, value in fields.items() if name != "SignedCode"}
+        assert (await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, without)).code == NO_PERMISSION
 
 
 async def test_an_account_that_is_removed_loses_its_rights_on_open_connections(target: Target) -> None:

@@ -21,7 +21,7 @@ from mq.protocol.errors import HeaderError
 from mq.protocol.headers import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.plain_acl import AclFileInvalid
-from mq.protocol.signing import ACCESS_KEY, Signer, header_fields
+from mq.protocol.signing import ACCESS_KEY, SIGNED_CODE, Signer, header_fields
 
 _NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)
@@ -115,6 +115,8 @@ class AccessControl:
                         believed[access_key] = account.white_listed(address)
                     if not believed[access_key] and not account.signer.is_signed(fields, body):
                         reason = f"the signature does not match the access key {access_key}: check the secret key"
+                    elif fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
+                        reason = f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
                     else:
                         reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:

@@ -218,7 +218,7 @@ class Connection:
         self._check_open()
         opaque = self._take_opaque()
         if self._credentials is not None:
-            ext = self._credentials.sign(ext, body)
+            ext = self._credentials.sign(code, ext, body)
         frame = encode_request(code, opaque, ext=ext, body=body)
         self._waiting[opaque] = on_answer
         self._outgoing_opaques.append(opaque)
@@ -229,7 +229,7 @@ class Connection:
         """Queue a request that gets no answer. Raises ConnectionLost (not sent) if the connection has ended."""
         self._check_open()
         if self._credentials is not None:
-            ext = self._credentials.sign(ext, body)
+            ext = self._credentials.sign(code, ext, body)
         self._queue(encode_request(code, self._take_opaque(), ext=ext, body=body, oneway=True))
 
     def forget(self, opaque: int) -> None:

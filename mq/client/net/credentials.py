@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, SIGNATURE, Signer
+from mq.protocol.codes import RequestCode
+from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, SIGNATURE, SIGNED_CODE, Signer
 
 __all__ = ["Credentials", "CredentialsInvalid", "tls_from_environment"]
 
@@ -22,6 +23,10 @@ TLS_VARIABLE = "RAFTMQ_TLS"
 TLS_CA_VARIABLE = "RAFTMQ_TLS_CA"
 TLS_CERTIFICATE_VARIABLE = "RAFTMQ_TLS_CERTIFICATE"
 TLS_KEY_VARIABLE = "RAFTMQ_TLS_KEY"
+
+
+_SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+"""The bulk of all requests; no other request has their fields."""
 
 
 class CredentialsInvalid(ValueError):
@@ -45,9 +50,11 @@ class Credentials:
                 raise CredentialsInvalid(f"the {name} has {len(key)} characters, at least {KEY_LENGTH_MIN} are needed")
         object.__setattr__(self, "_signer", Signer(self.secret_key))
 
-    def sign(self, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
+    def sign(self, code: int, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
         """The header fields of a request, with access key and signature."""
         result = {**(fields or {}), ACCESS_KEY: self.access_key}
+        if code not in _SENDS:
+            result[SIGNED_CODE] = str(code)
         result[SIGNATURE] = self._signer.signature(result, body).decode()
         return result
 

@@ -258,5 +258,5 @@ class TransactionProducer(Producer):
         assert self._remoting is not None, "a question came without a connection"
         credentials = self._remoting.settings.credentials
         if credentials is not None:
-            fields = credentials.sign(fields, b"")
+            fields = credentials.sign(RequestCode.END_TRANSACTION, fields, b"")
         answer_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))
