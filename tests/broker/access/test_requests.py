@@ -19,7 +19,17 @@ from mq.broker.server import StartRefused, _access_control
 from mq.broker.settings import BrokerSettings
 from mq.cli.errors import CommandFailed
 from mq.cli.messages import consume
-from mq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, RemotingSettings, SendRejected
+from mq.client import (
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    RemotingSettings,
+    SendRejected,
+    TransactionProducer,
+)
 from mq.client.net.credentials import Credentials
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
@@ -27,6 +37,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
 from mq.protocol.signing import signed
+from tests.support.check_backs import FAST
 from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, pull_ext, running
 from tests.support.waiting import until
 
@@ -54,12 +65,12 @@ async def guarded(tmp_path: Path, text: str = FILE, **given: Any) -> AsyncIterat
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path) -> AsyncIterator[str]:
+async def cluster(tmp_path: Path, **given: Any) -> AsyncIterator[str]:
     """The address of a name server that knows a broker with accounts and the topic T."""
     names = NamesrvSettings(listen_host="127.0.0.1", listen_port=0, data_dir=None, metrics_listen="off")
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve, names)
-        async with guarded(tmp_path, namesrv=f"{host}:{port}") as broker:
+        async with guarded(tmp_path, namesrv=f"{host}:{port}", **given) as broker:
             client = await broker.connect()
             client.keys = ("administrator", SECRET)
             await client.create_topic("T", 1)
@@ -226,6 +237,30 @@ async def test_the_sdk_signs_what_it_sends(tmp_path: Path, monkeypatch: pytest.M
             (message,) = await consumer.poll(timeout=5.0)
             assert message.body == b"hello"
             await consumer.commit()
+
+
+async def test_the_sdk_signs_its_answer_to_a_check_back(tmp_path: Path) -> None:
+    """The answer is a request of its own, which is sent on the connection of the question."""
+    keys = {key: RemotingSettings(credentials=Credentials(key, SECRET)) for key in ("producer", "consumer")}
+    asked = trio.Event()
+
+    def check(message: ReceivedMessage) -> bool:
+        asked.set()
+        return True
+
+    async with (
+        cluster(tmp_path, **FAST) as namesrv,
+        TransactionProducer(namesrv, "P", check=check, remoting=keys["producer"]) as producer,
+        PullConsumer(namesrv, "G", consume_from="first", remoting=keys["consumer"]) as consumer,
+    ):
+        async with producer.transaction(Message("T", b"open")) as transaction:
+            transaction.leave_open()
+        with trio.fail_after(60):
+            await asked.wait()
+            await consumer.assign([MessageQueue("T", "broker-a", 0)])
+            while not (messages := await consumer.poll(timeout=1.0)):
+                pass
+        assert [message.body for message in messages] == [b"open"]
 
 
 @pytest.mark.parametrize(
