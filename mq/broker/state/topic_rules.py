@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mq.broker.state.commands import PutTopic, TopicConfig, encode_command
-from mq.broker.state.metadata import TOPICS_MAX, Metadata
+from mq.broker.state.metadata import Metadata
 from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
@@ -32,7 +32,7 @@ def auto_create(
     The template must exist and have PERM_INHERIT; it determines the permissions. The number of queues is
     ``default_queue_nums`` as requested by the sender, at most that of the template. None for an existing topic.
     """
-    if topic in metadata.topics or topic == META_TOPIC or len(metadata.topics) >= TOPICS_MAX:
+    if topic in metadata.topics or topic == META_TOPIC or not metadata.has_room_for_topic(topic):
         return None
     config = metadata.topics.get(template)
     if config is None or not config.perm & PERM_INHERIT:
