@@ -15,6 +15,7 @@ write goes to a buffer whose size was computed from lengths that were checked be
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -153,10 +154,13 @@ cdef class PlainSends:
         those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the reference.
         """
         cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at
-        cdef Py_ssize_t nbytes_max = min(room, BLOCK_BYTES_MAX)  # room may have more than 64 bits
+        cdef int overflow = 0  # room may have more than 64 bits; it is not negative
+        cdef int64_t nbytes_max = PyLong_AsLongLongAndOverflow(room, &overflow)
         cdef Filled filled
         if PyBytes_GET_SIZE(host) != HOST_BYTES or start < 0 or start > size:
             return None, start
+        if overflow:
+            nbytes_max = BLOCK_BYTES_MAX
         self._begin_block(&filled)
         at = start + self._fill(
             &filled, <const uint8_t *>PyBytes_AS_STRING(chunk) + start, size - start, nbytes_max, PyBytes_AS_STRING(host), key_of
