@@ -15,8 +15,9 @@ from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
 from mq.broker.context import Environment, broker_context
+from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.client_requests import ClientRequests
-from mq.broker.net.clients import ClientLimits, ClientRegistry
+from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.flow_control import UnreadReplies
 from mq.broker.net.linearizable_reads import LinearizableReads

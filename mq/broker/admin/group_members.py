@@ -15,8 +15,8 @@ import msgspec
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoAnswer
-from mq.broker.net.clients import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.connection import ClientConnection
+from mq.broker.net.consumer_group import ConsumerGroup, GroupSubscription, Member
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.bodies import SubscriptionData, TopicList

@@ -14,7 +14,7 @@ from mq.broker.admin.group_members import subscribes
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.clients import BROADCASTING
+from mq.broker.net.consumer_group import BROADCASTING
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.clients import BROADCASTING
 from mq.broker.net.connection import ClientConnection
+from mq.broker.net.consumer_group import BROADCASTING
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import GroupConfig

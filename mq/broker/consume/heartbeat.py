@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.clients import EXPIRE_SOME_SECONDS, CheckedSubscriptions, HeartbeatRefused
+from mq.broker.net.client_limits import HeartbeatRefused
+from mq.broker.net.clients import EXPIRE_SOME_SECONDS, CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service

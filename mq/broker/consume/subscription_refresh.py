@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from mq.broker.net.client_limits import HeartbeatRefused
 from mq.broker.net.client_requests import NoAnswer
-from mq.broker.net.clients import ClientRegistry, HeartbeatRefused
+from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError

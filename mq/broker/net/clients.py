@@ -12,18 +12,25 @@ of them consumes everything.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import msgspec
-
-from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from mq.broker.net.client_limits import ClientLimits, HeartbeatRefused, check_name, check_word
+from mq.broker.net.consumer_group import (
+    BROADCASTING,
+    ConnectionT,
+    ConsumerGroup,
+    GroupSubscription,
+    Lengths,
+    Member,
+    lengths_of,
+    parse_group_subscription,
+)
+from mq.filter.subscription import Subscription
 from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import LANGUAGES
-from mq.protocol.names import NameRefused, check_group, check_topic
-
-BROADCASTING = "BROADCASTING"
+from mq.protocol.names import check_group, check_topic
 
 ROUND_CALLS = 100
 """This many calls check everything that may expire: with a timer of `EXPIRE_SOME_SECONDS`, within ten seconds."""
@@ -33,111 +40,11 @@ EXPIRE_SOME_SECONDS = 0.1
 _CHECKED_AT_A_STRETCH = 32
 """Subscriptions parsed in one step: less than a millisecond."""
 
-ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 T = TypeVar("T")
-
-
-class HeartbeatRefused(Exception):
-    """A heartbeat exceeds a limit or contains an invalid name. No part of it was applied."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """Limits on one heartbeat. Above any of these it is refused as a whole."""
-
-    heartbeat_bytes_max: int = 2 * 1024 * 1024
-    """Size of the body; the maximum subscriptions of a connection need about 1.4 MB."""
-    client_id_length_max: int = 255
-    groups_max: int = 256
-    """Producer groups of one connection; the same limit applies to consumer groups."""
-    subscriptions_max: int = 1024
-    """Topics of one consumer group."""
-    subscriptions_per_client_max: int = 8192
-    """Topics of all consumer groups of one connection."""
-    subscriptions_in_all_max: int = 200_000
-    """Topics of all consumer groups of all connections; each takes about a kilobyte."""
-    expressions_length_max: int = 262_144
-    """Characters of all expressions of one connection; as sets of tags they take up to fifty times that memory."""
-    expressions_length_in_all_max: int = 8 * 1024 * 1024
-    """The same for all connections."""
-    sql_length_max: int = 65_536
-    """Characters of all SQL92 expressions of one connection; compiled, they take several hundred times that memory."""
-    sql_length_in_all_max: int = 2 * 1024 * 1024
-    """The same for all connections."""
-    word_length_max: int = 64
-    """Characters of an enumerated value, such as the message model."""
-    expiry_seconds: float = 120.0
-    """A member expires if its last heartbeat is older."""
-
-
-@dataclass(slots=True)
-class Member:
-    """A client as a member of one group."""
-
-    client_id: str
-    language: str | None
-    version: int
-    last_heartbeat: float
-    """Monotonic seconds."""
-    asked_at: float | None = None
-    """When its subscriptions were last queried since that heartbeat, in monotonic seconds."""
-
-
-class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
-    """The subscription of a group to a topic. ``parsed`` is None for an invalid expression; ``fault`` says why.
-
-    There may be hundreds of thousands of them: see `mq.protocol.bodies.SubscriptionData`.
-    """
-
-    topic: str
-    expression: str
-    expression_type: str
-    version: int
-    parsed: Subscription | None
-    fault: str = ""
-
-    def is_wanted_by(self, data: SubscriptionData) -> bool:
-        """Whether it equals the one in a heartbeat, which then was validated before."""
-        return (
-            self.expression == data.expression
-            and self.expression_type == (data.expression_type or TAG)
-            and self.version == data.version
-        )
 
 
 CheckedSubscriptions = list[dict[str, GroupSubscription]]
 """Per consumer group of a heartbeat: subscriptions by topic."""
-
-Lengths = tuple[int, int]
-"""Total characters of all expressions, and of those in SQL92."""
-
-
-@dataclass(slots=True)
-class ConsumerGroup(Generic[ConnectionT]):
-    """The members of a consumer group and its subscriptions, from the latest heartbeat."""
-
-    name: str
-    consume_type: str = ""
-    message_model: str = ""
-    consume_from_where: str = ""
-    members: dict[ConnectionT, Member] = field(default_factory=dict)
-    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
-    lengths: Lengths = (0, 0)
-    """Of the expressions in ``subscriptions``."""
-    list_body: bytes | None = None
-    """`ClientRegistry.consumer_list`; None after a change of ``members``."""
-
-    def client_ids(self) -> list[str]:
-        """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
-        return sorted({member.client_id for member in self.members.values()})
-
-    def has(self, client_id: str, connection: ConnectionT) -> bool:
-        """Whether a client is a member, probably on ``connection``."""
-        member = self.members.get(connection)
-        if member is not None:
-            return member.client_id == client_id
-        return any(each.client_id == client_id for each in self.members.values())
-
 
 Notice = tuple[str, list[ConnectionT]]
 """A consumer group and the connections of its members."""
@@ -242,7 +149,7 @@ class ClientRegistry(Generic[ConnectionT]):
             if (old := known.subscriptions.get(data.topic)) is not None and old.version < data.version
         ]
         wanted = known.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
-        self._check_lengths({group: _lengths(wanted.values())}, {group: known.lengths})
+        self._check_lengths({group: lengths_of(wanted.values())}, {group: known.lengths})
         self._subscribe(known, wanted)
 
     def check_bytes(self, nbytes: int) -> None:
@@ -266,7 +173,7 @@ class ClientRegistry(Generic[ConnectionT]):
             if count > limits.groups_max:
                 raise HeartbeatRefused(f"{count} {kind} groups on one connection; maximum: {limits.groups_max}")
             for group in groups:
-                _check_name(check_group, group)
+                check_name(check_group, group)
         self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
         self._check_room(listed, heartbeat)
 
@@ -403,7 +310,7 @@ class ClientRegistry(Generic[ConnectionT]):
     # -- internals -----------------------------------------------------------------------------------------------------
 
     def _check_expressions(self, subscriptions: Sequence[SubscriptionData]) -> None:
-        self._check_length_of_one(_lengths(subscriptions))
+        self._check_length_of_one(lengths_of(subscriptions))
 
     def _check_length_of_one(self, lengths: Lengths) -> None:
         """Raises HeartbeatRefused if the expressions of one connection are too long."""
@@ -451,11 +358,11 @@ class ClientRegistry(Generic[ConnectionT]):
                 f"{self._subscriptions} subscriptions of all clients already; maximum: "
                 f"{limits.subscriptions_in_all_max}"
             )
-        told = {consumer.group: _lengths(consumer.subscriptions) for consumer in heartbeat.consumers}
+        told = {consumer.group: lengths_of(consumer.subscriptions) for consumer in heartbeat.consumers}
         self._check_lengths(told, {name: group.lengths for name, group in known.items()})
 
     def _subscribe(self, group: ConsumerGroup[ConnectionT], subscriptions: dict[str, GroupSubscription]) -> None:
-        before, after = group.lengths, _lengths(subscriptions.values())
+        before, after = group.lengths, lengths_of(subscriptions.values())
         self._subscriptions += len(subscriptions) - len(group.subscriptions)
         self._lengths = self._lengths[0] + after[0] - before[0], self._lengths[1] + after[1] - before[1]
         group.subscriptions, group.lengths = subscriptions, after
@@ -463,7 +370,7 @@ class ClientRegistry(Generic[ConnectionT]):
     def _checked_subscriptions(self, consumer: ConsumerData) -> Generator[None, None, dict[str, GroupSubscription]]:
         limits = self._limits
         for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where):
-            _check_word(word, limits)
+            check_word(word, limits)
         count = len(consumer.subscriptions)
         if count > limits.subscriptions_max:
             raise HeartbeatRefused(
@@ -479,9 +386,9 @@ class ClientRegistry(Generic[ConnectionT]):
             if same is not None and same.is_wanted_by(data):
                 wanted[data.topic] = same  # unchanged since the client's last heartbeat
                 continue
-            _check_word(data.expression_type, limits)
-            _check_name(check_topic, data.topic)
-            wanted[data.topic] = _parsed(data)
+            check_word(data.expression_type, limits)
+            check_name(check_topic, data.topic)
+            wanted[data.topic] = parse_group_subscription(data)
         return wanted
 
     def _add_producer(self, name: str, connection: ConnectionT, member: Member) -> None:
@@ -546,15 +453,6 @@ def _result(steps: Generator[None, None, T]) -> T:
             return value
 
 
-def _lengths(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:
-    in_all = in_sql = 0
-    for each in subscriptions:
-        in_all += len(each.expression)
-        if each.expression_type == SQL92:
-            in_sql += len(each.expression)
-    return in_all, in_sql
-
-
 def _updated(known: dict[str, GroupSubscription], wanted: dict[str, GroupSubscription]) -> dict[str, GroupSubscription]:
     """The wanted topics; a known newer version is kept, since heartbeats of a group's members may cross."""
     return {
@@ -567,28 +465,3 @@ def _notices(groups: Iterable[ConsumerGroup[ConnectionT]]) -> list[Notice[Connec
     return [
         (group.name, list(group.members)) for group in groups if group.members and group.message_model != BROADCASTING
     ]
-
-
-def _parsed(data: SubscriptionData) -> GroupSubscription:
-    expression_type = data.expression_type or TAG
-    parsed: Subscription | None = None
-    fault = ""
-    try:
-        parsed = parse_subscription(data.topic, data.expression, expression_type)
-    except SubscriptionError as error:
-        if expression_type == TAG:
-            raise HeartbeatRefused(str(error)) from error
-        fault = str(error)
-    return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed, fault)
-
-
-def _check_word(word: str, limits: ClientLimits) -> None:
-    if len(word) > limits.word_length_max:
-        raise HeartbeatRefused(f"{word[:16]!r}... has {len(word)} characters; maximum: {limits.word_length_max}")
-
-
-def _check_name(check: Callable[[str], None], name: str) -> None:
-    try:
-        check(name)
-    except NameRefused as error:
-        raise HeartbeatRefused(str(error)) from error

@@ -16,8 +16,8 @@ import msgspec
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
+from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.client_requests import NoAnswer
-from mq.broker.net.clients import ClientLimits
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service

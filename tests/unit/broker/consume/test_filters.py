@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from mq.broker.consume.filters import Subscriptions, scanned_max
-from mq.broker.net.clients import BROADCASTING, ClientRegistry
+from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
+from mq.broker.net.consumer_group import BROADCASTING
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup

@@ -9,14 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mq.broker.net.clients import (
-    BROADCASTING,
-    ROUND_CALLS,
-    ClientLimits,
-    ClientRegistry,
-    HeartbeatOutcome,
-    HeartbeatRefused,
-)
+from mq.broker.net.client_limits import ClientLimits, HeartbeatRefused
+from mq.broker.net.clients import ROUND_CALLS, ClientRegistry, HeartbeatOutcome
+from mq.broker.net.consumer_group import BROADCASTING
 from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 
 

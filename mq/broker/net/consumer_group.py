@@ -1,0 +1,106 @@
+"""A consumer group as its members' heartbeats describe it: the members, and the subscriptions of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from mq.broker.net.client_limits import HeartbeatRefused
+from mq.filter.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from mq.protocol.bodies import SubscriptionData
+
+BROADCASTING = "BROADCASTING"
+
+ConnectionT = TypeVar("ConnectionT", bound=Hashable)
+
+Lengths = tuple[int, int]
+"""Total characters of all expressions, and of those in SQL92."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A client as a member of one group."""
+
+    client_id: str
+    language: str | None
+    version: int
+    last_heartbeat: float
+    """Monotonic seconds."""
+    asked_at: float | None = None
+    """When its subscriptions were last queried since that heartbeat, in monotonic seconds."""
+
+
+class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
+    """The subscription of a group to a topic. ``parsed`` is None for an invalid expression; ``fault`` says why.
+
+    There may be hundreds of thousands of them: see `mq.protocol.bodies.SubscriptionData`.
+    """
+
+    topic: str
+    expression: str
+    expression_type: str
+    version: int
+    parsed: Subscription | None
+    fault: str = ""
+
+    def is_wanted_by(self, data: SubscriptionData) -> bool:
+        """Whether it equals the one in a heartbeat, which then was validated before."""
+        return (
+            self.expression == data.expression
+            and self.expression_type == (data.expression_type or TAG)
+            and self.version == data.version
+        )
+
+
+@dataclass(slots=True)
+class ConsumerGroup(Generic[ConnectionT]):
+    """The members of a consumer group and its subscriptions, from the latest heartbeat."""
+
+    name: str
+    consume_type: str = ""
+    message_model: str = ""
+    consume_from_where: str = ""
+    members: dict[ConnectionT, Member] = field(default_factory=dict)
+    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
+    lengths: Lengths = (0, 0)
+    """Of the expressions in ``subscriptions``."""
+    list_body: bytes | None = None
+    """`ClientRegistry.consumer_list`; None after a change of ``members``."""
+
+    def client_ids(self) -> list[str]:
+        """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
+        return sorted({member.client_id for member in self.members.values()})
+
+    def has(self, client_id: str, connection: ConnectionT) -> bool:
+        """Whether a client is a member, probably on ``connection``."""
+        member = self.members.get(connection)
+        if member is not None:
+            return member.client_id == client_id
+        return any(each.client_id == client_id for each in self.members.values())
+
+
+def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:
+    """Total characters of these expressions."""
+    in_all = in_sql = 0
+    for each in subscriptions:
+        in_all += len(each.expression)
+        if each.expression_type == SQL92:
+            in_sql += len(each.expression)
+    return in_all, in_sql
+
+
+def parse_group_subscription(data: SubscriptionData) -> GroupSubscription:
+    """A subscription of a heartbeat. Raises HeartbeatRefused for tags that are invalid; other faults are kept."""
+    expression_type = data.expression_type or TAG
+    parsed: Subscription | None = None
+    fault = ""
+    try:
+        parsed = parse_subscription(data.topic, data.expression, expression_type)
+    except SubscriptionError as error:
+        if expression_type == TAG:
+            raise HeartbeatRefused(str(error)) from error
+        fault = str(error)
+    return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed, fault)
