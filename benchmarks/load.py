@@ -21,7 +21,8 @@ import ssl
 import sys
 import time
 from array import array
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from benchmarks.frames import QUEUES
@@ -71,7 +72,8 @@ class Report:
     """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
 
     ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
-    that survive such failures count them. ``refusals``: in which words, and on how many connections.
+    that survive such failures count them. ``refusals``: in which words, and on how many connections. ``late``: how long
+    after they were due requests were sent, in all windows, in buckets; only loads with a rate have it.
     """
 
     messages: list[int]
@@ -79,6 +81,7 @@ class Report:
     latencies: list[dict[int, int]]
     failed: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
 
 
 class Connection:
@@ -222,6 +225,14 @@ def buckets(latencies: array[float]) -> dict[int, int]:
         bucket = int(log(max(seconds, 1e-6) * 1e6) * BUCKETS_PER_E)
         counts[bucket] = counts.get(bucket, 0) + 1
     return counts
+
+
+def added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+    """All buckets together."""
+    total: Counter[int] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 def bucket_seconds(bucket: int) -> float:

@@ -4,7 +4,10 @@ First the maximum: 4 connections with 256 single sends in flight each. Then half
 whether earlier messages were acknowledged or not. A latency counts from when a message was due, so that a pause of the
 servers counts for all messages that were due in it.
 
-Real processes and files, the default durability; a minute and a half. ``python -m benchmarks paced`` (``make
+Beside it are the possible causes: the synced writes of the replicas, and the disk alone when a plain program writes as
+much in as many writes; how late the load generators sent; and the cores, which all processes share.
+
+Real processes and files, the default durability; two minutes. ``python -m benchmarks paced`` (``make
 bench-paced``).
 """
 
@@ -18,7 +21,8 @@ from pathlib import Path
 
 from benchmarks.cases import Window
 from benchmarks.figures import Figure
-from benchmarks.load import Job, Report, quantile
+from benchmarks.load import Job, Report, added, quantile
+from benchmarks.paced_causes import CASE, core_figures, core_meters, measure_writes, writes_of
 from benchmarks.paced_load import PacedJob
 from benchmarks.produce import windows_of
 from benchmarks.store_load import DISK, Measure, Note, Plan, create_topics
@@ -57,6 +61,7 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
         maximum = statistics.median(each.messages_per_second for each in windows_of(reports, used, plan.seconds))
         if not maximum:
             raise DevClusterFailed("paced: no message was acknowledged in half of the windows")
+        before = [await writes_of(cluster, node) for node in cluster.node_ids]
         paced = replace(
             job,
             in_flight=IN_FLIGHT_PACED,
@@ -64,12 +69,19 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
             window_seconds=PACED_SECONDS_PER_WINDOW * plan.seconds,
         )
         jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced)]
-        reports, used = await drive(jobs, cpu_meters(pids), "benchmarks.paced_load")
+        reports, used = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.paced_load")
+        writes = [
+            (await writes_of(cluster, node)).since(start) for node, start in zip(cluster.node_ids, before, strict=True)
+        ]
         cluster.check()
         if await cluster.leader() != leader:
             raise DevClusterFailed("paced: the leader changed meanwhile; is this machine too busy?")
-    for figure in figures_of(maximum, reports, windows_of(reports, used, paced.window_seconds)):
+    seconds = paced.window_seconds
+    for figure in figures_of(maximum, reports, windows_of(reports, [each[: len(pids)] for each in used], seconds)):
         note(figure)
+    for figure in core_figures([each[len(pids) :] for each in used], seconds):
+        note(figure)
+    await measure_writes(writes, directory, note)
 
 
 def _begin(plan: Plan) -> float:
@@ -78,23 +90,20 @@ def _begin(plan: Plan) -> float:
 
 def figures_of(maximum: float, reports: Sequence[Report], windows: Sequence[Window]) -> list[Figure]:
     """Of all windows of the open loop together: pure."""
-    counts: dict[int, int] = {}
-    for report in reports:
-        for latencies in report.latencies:
-            for bucket, count in latencies.items():
-                counts[bucket] = counts.get(bucket, 0) + count
+    counts = added(latencies for report in reports for latencies in report.latencies)
+    late = added(report.late for report in reports)
     rate = statistics.mean(window.messages_per_second for window in windows)
-    case = "half of the maximum"
     return [
-        Figure(case, "maximum rate, 4x256", maximum, "/s"),
-        Figure(case, "rate", rate, "/s", 0.98 * maximum / 2, is_limit=False),
-        Figure(case, "p50", 1e3 * quantile(counts, 0.5), "ms"),
-        Figure(case, "p99", 1e3 * quantile(counts, 0.99), "ms"),
-        Figure(case, "p99.9", 1e3 * quantile(counts, 0.999), "ms", P999_GOAL_MS),
-        Figure(case, "longest", 1e3 * quantile(counts, 1.0), "ms"),
-        Figure(case, "CPU of the leader", statistics.mean(window.leader_us for window in windows), "us/message"),
+        Figure(CASE, "maximum rate, 4x256", maximum, "/s"),
+        Figure(CASE, "rate", rate, "/s", 0.98 * maximum / 2, is_limit=False),
+        Figure(CASE, "p50", 1e3 * quantile(counts, 0.5), "ms"),
+        Figure(CASE, "p99", 1e3 * quantile(counts, 0.99), "ms"),
+        Figure(CASE, "p99.9", 1e3 * quantile(counts, 0.999), "ms", P999_GOAL_MS),
+        Figure(CASE, "longest", 1e3 * quantile(counts, 1.0), "ms"),
+        Figure(CASE, "sent late by the load generators, p99.9", 1e3 * quantile(late, 0.999), "ms"),
+        Figure(CASE, "CPU of the leader", statistics.mean(window.leader_us for window in windows), "us/message"),
         Figure(
-            case,
+            CASE,
             "most of a core that a load generator used",
             100 * max(window.generator_cores_max for window in windows),
             "%",

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import select
 import sys
+from array import array
 from collections import Counter, deque
 from collections.abc import Hashable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks.load import Connection, Job, Recorder, Report, monotonic_seconds
+from benchmarks.load import Connection, Job, Recorder, Report, buckets, monotonic_seconds
 from benchmarks.wires.wire import LoadFailed
 
 TICK_SECONDS = 0.001
@@ -55,13 +57,18 @@ class PacedJob:
 
 
 class Sender:
-    """Hands due requests to the connections in turn; each connection keeps at most ``job.in_flight`` of them."""
+    """Hands due requests to the connections in turn; each connection keeps at most ``job.in_flight`` of them.
 
-    def __init__(self, connections: list[Connection], rate: float, begin: float) -> None:
+    ``late``: how long after they were due requests were sent, in seconds, of those due at ``counts_from`` or later.
+    """
+
+    def __init__(self, connections: list[Connection], rate: float, begin: float, counts_from: float = math.inf) -> None:
         self._turns = itertools.cycle(connections)
         self._rate = rate
         self._begin = begin
         self._sent = 0
+        self._counts_from = counts_from
+        self.late = array("d")
         self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.first()[0]) for each in connections}
 
     def replace(self, old: Connection, new: Connection | None) -> None:
@@ -82,8 +89,10 @@ class Sender:
             free = self.free[connection]
             keys = [free.popleft() for _ in range(min(due, len(free)))]
             for key in keys:
-                connection.started[key] = self._begin + self._sent / self._rate
+                connection.started[key] = due_at = self._begin + self._sent / self._rate
                 self._sent += 1
+                if due_at >= self._counts_from:
+                    self.late.append(now - due_at)
             data = connection.wire.again(keys)[1]
             try:
                 if connection.unsent is not None:
@@ -155,12 +164,14 @@ def generate(paced: PacedJob) -> Report:
 
 def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) -> Report:
     job = paced.job
-    sender = Sender(list(connections.numbers), paced.rate, monotonic_seconds())
+    sender = Sender(list(connections.numbers), paced.rate, monotonic_seconds(), job.begin)
     recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
     while True:
         events = epoll.poll(TICK_SECONDS)
         if (report := recorder.advance(monotonic_seconds())) is not None:
-            return replace(report, failed=connections.failed, refusals=dict(connections.refusals))
+            return replace(
+                report, failed=connections.failed, refusals=dict(connections.refusals), late=buckets(sender.late)
+            )
         for fd, event in events:
             connection = connections.by_fd[fd]
             try:

@@ -26,6 +26,14 @@ def own_cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def wait_seconds(pid: int) -> float:
+    """How long the main thread of the process was ready to run and waited for a core. 0 once it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+
+
 def machine_cpu_seconds() -> float:
     """CPU seconds of all processes and the kernel since the machine's start, in steps of 10 ms."""
     words = Path("/proc/stat").read_text().partition("\n")[0].split()

@@ -47,9 +47,9 @@ PAUSE_SECONDS = 0.0005
 _STEP = re.compile(rb'raftmq_scrape_step_max_seconds\{clock="(\w+)".*\} (\S+)')
 
 
-async def scrape(cluster: DevCluster) -> tuple[float, list[bytes]]:
-    """Scrape the broker's metrics; returns the seconds that took, and the lines of samples."""
-    address = metrics_address_beside(("127.0.0.1", cluster.port("n0")))
+async def scrape(cluster: DevCluster, node_id: str = "n0") -> tuple[float, list[bytes]]:
+    """Scrape a broker's metrics; returns the seconds that took, and the lines of samples."""
+    address = metrics_address_beside(("127.0.0.1", cluster.port(node_id)))
     assert address is not None, "a broker without a port for metrics"
     url = "http://{}:{}/metrics".format(*address)
 

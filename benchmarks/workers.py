@@ -86,6 +86,7 @@ async def drive(
             return
         report = json.loads(done.stdout)
         report["latencies"] = [{int(k): v for k, v in counts.items()} for counts in report["latencies"]]
+        report["late"] = {int(k): v for k, v in report["late"].items()}
         reports.append(Report(**report))
 
     async def mark_windows() -> None:

@@ -23,10 +23,12 @@ import trio
 from benchmarks import backup
 from benchmarks.burning import burn
 from benchmarks.cases import Case, Measurement, Window
+from benchmarks.disk_alone import DiskJob, write_alone
 from benchmarks.figures import Figure, table
 from benchmarks.frames import CODE, OPAQUE, complete_bytes, send_frame
 from benchmarks.latency import share_of
 from benchmarks.load import BUCKETS_PER_E, Connection, Job, Report, monotonic_seconds, quantile
+from benchmarks.paced_causes import Writes, bound_of
 from benchmarks.paced_load import PacedJob, Sender, generate
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
@@ -39,6 +41,7 @@ from benchmarks.suite import Suite
 from benchmarks.workers import GeneratorFailed
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.protocol.batch import decode_batch
+from raftlog.latency_histogram import BOUNDS
 
 
 def test_frame_has_its_lengths_and_a_json_header() -> None:
@@ -221,6 +224,42 @@ def test_messages_with_a_rate_are_sent_when_they_are_due_and_wait_for_a_slot() -
     sender.free[cast("Connection", lines[0])].append("answered")
     sender.send_due(10.200)
     assert lines[0].started["answered"] == pytest.approx(10.010), "it counts from when it was due"
+    assert not sender.late
+
+
+def test_how_late_requests_are_sent_counts_from_when_they_were_due() -> None:
+    class Line:
+        unsent = None
+
+        def __init__(self) -> None:
+            self.started: dict[Hashable, float] = {}
+            self.wire = self
+
+        def first(self) -> tuple[list[int], bytes]:
+            return list(range(100)), b""
+
+        def again(self, keys: list[int]) -> tuple[list[int], bytes]:
+            return keys, b""
+
+    sender = Sender(cast("list[Connection]", [Line()]), rate=1000.0, begin=10.0, counts_from=10.002)
+    sender.send_due(10.0045)
+    sender.send_due(10.0065)
+    assert list(sender.late) == pytest.approx([0.0025, 0.0015, 0.0025, 0.0015])
+
+
+def test_the_disk_alone_writes_as_often_as_it_should_and_leaves_nothing(tmp_path: Path) -> None:
+    counts = write_alone(DiskJob(str(tmp_path), writers=2, nbytes=4096, rate=200.0, seconds=0.1, file_bytes=65536))
+    assert sum(counts.values()) == 40
+    assert not list(tmp_path.iterdir())
+
+
+def test_writes_are_those_between_two_readings_and_have_a_bound() -> None:
+    counts = (10.0, 90.0, *[100.0] * (len(BOUNDS) - 1))
+    start, end = Writes(5.0, 1000.0, counts), Writes(7.0, 3000.0, tuple(3 * count for count in counts))
+    found = end.since(start)
+    assert (found.seconds, found.nbytes, found.count) == (2.0, 2000.0, 200.0)
+    assert [bound_of(found.below, share) for share in (0.1, 0.5, 0.99)] == list(BOUNDS[:3])
+    assert bound_of([0.0] * len(BOUNDS) + [1.0], 0.99) == float("inf")
 
 
 def test_a_backup_costs_what_windows_with_it_differ_by() -> None:
