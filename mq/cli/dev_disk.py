@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from mq.broker.base.disk import disk_usage
+from mq.broker.base.disk import disk_usage, used_part
 from mq.cli.dev_cluster import DevClusterFailed
 
 WATCH_SECONDS = 5.0
@@ -53,7 +53,7 @@ def state_of(used: float, ratios: DiskRatios) -> DiskState:
 def disk_text(directory: Path, usage: tuple[int, int], ratios: DiskRatios) -> str:
     """What brokers do about this use of the disk (free and total bytes), and what helps."""
     free, total = usage
-    used = 1 - free / total
+    used = used_part(free, total)
     text = f"the disk of {directory} is {math.floor(used * 100)} % full, with {free / 1e9:,.1f} GB free: "
     match state_of(used, ratios):
         case DiskState.ROOM:
@@ -86,7 +86,7 @@ def check_disk(
     """
     there = next(each for each in (directory.absolute(), *directory.absolute().parents) if each.exists())
     free, total = usage(there)
-    state = state_of(1 - free / total, ratios)
+    state = state_of(used_part(free, total), ratios)
     if state == DiskState.ROOM:
         return None
     text = disk_text(directory, (free, total), ratios)
@@ -100,7 +100,7 @@ async def watch_disk(directory: Path, ratios: DiskRatios, say: Callable[[str], N
     last = None
     while True:
         usage = disk_usage(directory)
-        state = state_of(1 - usage[0] / usage[1], ratios)
+        state = state_of(used_part(*usage), ratios)
         if last not in (None, state):
             say(disk_text(directory, usage, ratios))
         last = state

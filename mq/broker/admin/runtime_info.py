@@ -7,6 +7,7 @@ from typing import Final
 
 from mq.broker.admin.stats import Stats
 from mq.broker.base.counters import CounterSeries
+from mq.broker.base.disk import used_part
 from mq.broker.context import BrokerContext
 from mq.protocol.broker_figures import StockFigures
 from mq.protocol.delay import LEVEL_MAX
@@ -41,7 +42,7 @@ class RuntimeInfo:
     def figures(self) -> StockFigures:
         """All figures, but for the progress of delay levels. Raises OSError when the disk cannot be asked."""
         free, total = self._disk_usage()
-        ratio = f"{1 - free / total:.4f}" if total else "0"
+        ratio = f"{used_part(free, total):.4f}"
         stats = self._stats
         stats.look()
         figures, now_ms = stats.figures, stats.now_ms

@@ -17,5 +17,9 @@ def disk_usage(directory: Path) -> tuple[int, int]:
 
 def disk_used(directory: Path) -> float:
     """The used fraction of a directory's disk, 0 to 1. Raises OSError."""
-    free, total = disk_usage(directory)
-    return 1 - free / total
+    return used_part(*disk_usage(directory))
+
+
+def used_part(free: int, total: int) -> float:
+    """The used fraction of a disk. A file system without a size, such as a tmpfs without a limit, is never full."""
+    return 1 - free / total if total else 0.0

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from mq.broker.base.disk import used_part
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.settings import BrokerSettings
 from mq.protocol.records import RecordError, decode_record, iter_sizes
@@ -80,7 +81,7 @@ class Retention:
         """Delete what may be deleted now; called by a timer. Raises OSError if the disk usage cannot be read."""
         log = self._replica.log
         free, total = self._disk_usage()
-        self._warn_of_disk(1 - free / total if total else 0.0)
+        self._warn_of_disk(used_part(free, total))
         now_ms = self._wall_clock_ms()
         now = Situation(
             now_ms=now_ms,

@@ -30,6 +30,11 @@ def test_a_disk_with_room_is_not_mentioned() -> None:
     assert note(79.9, is_new=True) is None
 
 
+def test_a_file_system_without_a_size_has_room() -> None:
+    """A tmpfs without a limit; `raftmq dev` ended with a ZeroDivisionError."""
+    assert check_disk(DATA, PLAIN, is_new=True, usage=lambda _: (0, 0)) is None
+
+
 def test_a_warning_says_that_old_messages_are_deleted_early() -> None:
     assert note(85, is_new=True) == (
         "the disk of /data is 85 % full, with 37.5 GB free: above 80 % (disk_expire_ratio), brokers delete old "
