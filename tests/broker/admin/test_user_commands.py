@@ -64,7 +64,7 @@ async def test_users_and_what_they_may_do(tmp_path: Path) -> None:
             policy |= {"sources": [], "decision": "allow", "type": "custom"}
             assert await commands.json("acl", "list") == [policy, policy | {"resource": "Topic:T*"}]
             shown = (await commands.run("acl", "list")).splitlines()
-            assert [line.split()[0] for line in shown] == ["USER", "orders", "orders"]
+            assert [line.split()[0] for line in shown] == ["user", "orders", "orders"]
             client = await broker.connect()
             client.keys = USER
             assert (await client.request(310, send_ext("T"), b"x")).code == ResponseCode.SUCCESS
