@@ -176,7 +176,6 @@ cdef class PlainSends:
         self.tail_numbers = {}
         self.tails = None
         self.queue_count = 0
-        self.tags_at = NULL
 
     cdef Py_ssize_t _fill(
         self, Filled *filled, const uint8_t *data, Py_ssize_t size, int64_t nbytes_max, const char *host, key_of
@@ -190,6 +189,8 @@ cdef class PlainSends:
         cdef const uint8_t *header_at
         cdef SendHeader header
         self.signature_check.forget_key()
+        # A request that was not taken may have left them here, in records that the next sender's overwrite.
+        self.tags_at = NULL
         while size - at >= PREFIX_BYTES and filled.messages < MESSAGES_MAX and filled.nbytes <= nbytes_max:
             # A header in JSON that fits the frame, in a frame that is not too large: as in decode_chunk. The first byte
             # of the second word, zero for JSON, is how the header is encoded.

@@ -142,6 +142,19 @@ def test_more_messages_than_a_block_may_have_make_more_blocks(undo: ExitStack) -
     crowd.assert_same()
 
 
+def test_tags_of_a_request_that_is_not_taken_are_not_those_of_the_next_sender(undo: ExitStack) -> None:
+    """Both requests would have their tags, of the same length, at the same place in the block."""
+    crowd = Crowd(2, undo)
+    without_key = batched(b"one", "UNIQ_KEY\x01A\x02TAGS\x01aaaa\x02") + batched(b"two", "TAGS\x01aaaa\x02")
+    crowd.clients[0].sock.sendall(frame(without_key, header={"code": 320}, i=""))
+    crowd.clients[1].sock.sendall(
+        frame(batched(b"one", "UNIQ_KEY\x01B\x02TAGS\x01bbbb\x02"), header={"code": 320}, i="")
+    )
+    assert crowd.receive() == []
+    assert list(crowd.others) == [crowd.clients[0].fd]
+    crowd.assert_same()
+
+
 def test_what_exceeds_the_room_is_left_to_the_reference_which_refuses_it(undo: ExitStack) -> None:
     crowd = Crowd(5, undo, pending_bytes_max=500)
     for client in crowd.clients:
