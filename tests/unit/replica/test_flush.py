@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 
 import pytest
 import trio
 
-from raftlog import Reactor, StreamSocket
+from raftlog import Reactor, SniffingSocket, StreamSocket
 
 pytestmark = pytest.mark.trio
 
@@ -116,3 +117,24 @@ def _reset(client: socket.socket) -> None:
     """Close with a reset instead of an orderly end."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
+
+
+@pytest.mark.usefixtures("flushing")
+async def test_a_socket_that_may_speak_tls_is_left_to_its_own_methods() -> None:
+    with many(2) as (reactor, peers, clients), socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        sock, _ = listener.accept()
+        sniffing = SniffingSocket(sock, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), lambda reason: None)
+        stream = StreamSocket(reactor, sniffing, len, lambda reason: None, patient=True)
+        assert stream.plain_fd == -1
+        for each in (stream, *[peer.stream for peer in peers]):
+            each.send(b"reply")
+        reactor.end_turn()
+        # It does not know yet whether to encrypt.
+        assert [each.out_bytes for each in (stream, *[peer.stream for peer in peers])] == [5, 0, 0]
+        assert [other.recv(10) for other in clients] == [b"reply", b"reply"]
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(10)
+        stream.close("the test is over")
+        client.close()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.compiled import IS_COMPILED, ReadySenders
-from raftlog import Refusal
+from raftlog import LogIndex, Refusal
 from tests.support.send_paths import Broker, Connection, batched, frame
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
@@ -195,6 +195,18 @@ def test_a_round_waits_for_as_many_senders_as_were_answered_however_they_were_re
     assert crowd.broker.appender._waiting_senders == 0
     # Nothing was stored: every client's requests are served again, in order.
     assert [len(client.served_again) for client in crowd.clients] == [2] * 9
+    assert crowd.broker.appender.pending_bytes == 0
+
+
+def test_a_lost_round_closes_the_connections_of_all_its_senders(undo: ExitStack) -> None:
+    crowd = Crowd(5, undo)
+    for number, client in enumerate(crowd.clients):
+        client.sock.sendall(frame(header={"flag": 2 if number == 3 else 0}))
+    crowd.receive()
+    assert crowd.broker.appender.start_round()
+    crowd.broker.appender.outcome_unknown(LogIndex(1))
+    # One that wants no answer is told nothing.
+    assert [client.closed is not None for client in crowd.clients] == [True, True, True, False, True]
     assert crowd.broker.appender.pending_bytes == 0
 
 
