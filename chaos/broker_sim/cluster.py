@@ -260,13 +260,18 @@ class BrokerCluster(Cluster):
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
 
-    def _has_level(self, members: list[BrokerProcess]) -> bool:
-        """Whether the format level is the highest that all members support."""
-        understood = min(announced_level(process.settings.format_level_max) for process in members)
-        levels = {process.metadata.format_level.level for process in members}
+    def _has_level(self, running: list[BrokerProcess]) -> bool:
+        """Whether the format level is the highest that all members support.
+
+        While a member is down, the level may be lower: a leader raises it only when all members report theirs.
+        """
+        understood = min(announced_level(process.settings.format_level_max) for process in running)
+        levels = {process.metadata.format_level.level for process in running}
         if max(levels) > understood:
             raise Violation(f"format levels {levels}, a member understands none above {understood}")
-        return levels == {understood}
+        leader = self.leader()
+        all_run = leader is not None and len(running) == len(leader.core.conf.members)
+        return levels == {understood} or (len(levels) == 1 and not all_run)
 
     def _derive_again(self, patience: float) -> None:
         """One replica deletes its derived state, as far as its log reaches back, and must derive the same again."""
