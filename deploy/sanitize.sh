@@ -13,7 +13,8 @@ if [[ $asan != /* || $ubsan != /* ]]; then
     exit 3
 fi
 [ $# -gt 0 ] || set -- tests/unit/compiled/test_checked_records.py tests/unit/broker/produce/test_plain_sends.py \
-    tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py
+    tests/unit/broker/produce/test_ready_senders.py tests/unit/replica/test_flush.py \
+    tests/unit/segment/test_plain_writes.py
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -r mq raftlog tests pyproject.toml "$copy"

@@ -35,17 +35,18 @@ from raftlog.net.reactor import Deadline, Mailbox, Reactor
 from raftlog.net.received_entries import CheckBody
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
+from raftlog.net.thread_signal import ThreadSignal
 from raftlog.net.transport import Transport
 from raftlog.range_server import DAMAGED_HERE, RangeRefused, RangeServer, read_log
 from raftlog.repair_mode import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
+from raftlog.segment.compiled_writer import threaded_writer
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
-from raftlog.segment.writer import Writer
 from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger
@@ -225,14 +226,17 @@ class Run:
 
         settings = self.settings
         # All of them stay open as long as the log, whose threads write to them.
-        done, failed, damaged = map(mailbox, (self._storage_done, self._storage_failed, self._found_damage))
+        failed, damaged = map(mailbox, (self._storage_failed, self._found_damage))
+        done = ThreadSignal(self.reactor, lambda: self.replica.storage_done(writer.done_ticket))
+        self.undo.callback(done.close)
+        writer = threaded_writer(done.fd, failed.put, self.sync_latency.observe)
         segment_log = SegmentLog.open(
             settings.directory,
             cluster_id=settings.cluster_id,
             node_id=settings.node_id,
             segment_bytes=settings.segment_bytes,
             disk=self._disk,
-            writer=Writer(on_done=done.put, on_failed=failed.put, observe=self.sync_latency.observe),
+            writer=writer,
             acknowledges_unsynced=not settings.core.durable_commit,
         )
         self.undo.callback(segment_log.close)
@@ -426,10 +430,6 @@ class Run:
 
     def _peer_gone(self, peer: NodeId) -> None:
         self.replica.peer_gone(peer)
-
-    def _storage_done(self, ticket: object) -> None:
-        assert isinstance(ticket, int)
-        self.replica.storage_done(ticket)
 
     def _storage_failed(self, error: object) -> None:
         assert isinstance(error, BaseException)

@@ -62,7 +62,7 @@ from raftlog import (
     serve_node,
     stored_segment_bytes,
 )
-from raftlog.segment import SNAPSHOT_NAME, FormatTooNew
+from raftlog.segment import SNAPSHOT_NAME, FormatTooNew, compiled_writer
 
 _READERS = 4
 """Threads that load old messages into memory."""
@@ -346,7 +346,7 @@ class _Host:
                 listen=settings.listen,
                 data_dir=str(settings.data_dir),
                 durability=settings.durability,
-                compiled=IS_COMPILED,
+                compiled=IS_COMPILED and compiled_writer.IS_COMPILED,
                 last_index=run.segment_log.last_index,
                 applied_index=replica.applied_index,
             )

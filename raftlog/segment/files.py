@@ -19,7 +19,7 @@ from typing import Final
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.disk import Buffer, Disk, Write, write_fully
 from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
-from raftlog.segment.open_files import OpenFiles
+from raftlog.segment.open_files import Descriptor, OpenFiles
 from raftlog.segment.recovery import end_of_data
 
 ZERO_FILL_SEGMENT_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -210,6 +210,17 @@ class SegmentFiles:
         if error.errno == errno.EIO:
             return StorageCorrupt(path, pos, "the disk cannot read it")
         return StorageFailed(path, error.errno or 0, "read")
+
+    def exists(self, start: int) -> bool:
+        """Whether there is a file at ``start``, with its full length."""
+        return start in self._starts
+
+    def opened(self, start: int) -> Descriptor:
+        """The file at ``start``; its descriptor stays open for one ``with``. Raises `StorageFailed`."""
+        try:
+            return self._open.use(start, self.path)
+        except OSError as error:
+            raise StorageFailed(self.path(start), error.errno or 0, "write") from error
 
     def size(self, start: int) -> int:
         """Length of a file in bytes."""

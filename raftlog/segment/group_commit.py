@@ -141,11 +141,51 @@ class GroupCommit:
             self._write_meta(self._state)
             self._files.drop_below(moved.pos)
 
+    @property
+    def end_pos(self) -> int:
+        """Everything below is written and durable, between two calls of `apply`."""
+        return self._end_pos
+
+    @property
+    def commit_hint(self) -> LogIndex:
+        """The highest index that an operation has reported as committed."""
+        return self._commit_hint
+
+    def plain_limit(self) -> int:
+        """Up to where entries may be written after `end_pos` by somebody else, with nothing more to do than that.
+
+        They must be synced before `note_written`, and no more than `SYNC_BYTES_MAX` of them before all are.
+        """
+        start = self._files.start_of(self._end_pos)
+        if not self._files.exists(start):
+            return self._end_pos
+        is_prepared = not self._prepare_ahead or self._prepared >= start
+        return start + (self._segment_bytes if is_prepared else self._segment_bytes // 2)
+
+    def note_written(self, end_pos: int, last_index: LogIndex, chain: int, commit_hint: LogIndex) -> None:
+        """Somebody else has written entries, durably, up to ``end_pos``; the last one has ``last_index`` and ``chain``.
+
+        ``commit_hint`` is the highest index known to be committed.
+        """
+        assert not self._buffers, f"written up to {end_pos} with unwritten entries"
+        if end_pos != self._end_pos:
+            self._end_pos = self._durable_pos = end_pos
+            self._last_index = self._durable_index = last_index
+            self._chain = self._durable_chain = chain
+            self._markers_stale = True
+        if commit_hint > self._commit_hint:
+            self._commit_hint = commit_hint
+            self._markers_stale = True
+
+    def marker_seconds(self) -> float:
+        """Seconds until `write_markers` would be due if something has changed; negative if it is late."""
+        return self._markers_at + MARKER_SECONDS - self._clock()
+
     def marker_delay(self) -> float | None:
         """Seconds until `write_markers` is due; None while nothing has changed."""
         if not self._markers_stale:
             return None
-        return max(0.0, self._markers_at + MARKER_SECONDS - self._clock())
+        return max(0.0, self.marker_seconds())
 
     def write_markers(self) -> None:
         """Update ``durable_pos`` and ``commit_hint`` on disk. Raises `StorageFailed`."""

@@ -22,7 +22,8 @@ class LogWriter(Protocol):
     Everything up to ``done_ticket`` is durable; it may change on another thread.
     """
 
-    done_ticket: int
+    @property
+    def done_ticket(self) -> int: ...
 
     def start(self, store: Store) -> None:
         """Set the files of a log that was just opened; called once."""

@@ -30,9 +30,10 @@ from raftlog.net.frames import Kind
 from raftlog.net.reactor import Deadline, Mailbox
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, create_secret
+from raftlog.net.thread_signal import ThreadSignal
 from raftlog.net.transport import Transport
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
-from raftlog.segment.writer import Writer
+from raftlog.segment.compiled_writer import threaded_writer
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 
@@ -85,16 +86,17 @@ class Node:
         self.name = name
         self.reactor = Reactor()
         self.application = Recorder()
-        done = Mailbox(self.reactor, lambda ticket: self.replica.storage_done(int(str(ticket))))
+        done = ThreadSignal(self.reactor, lambda: self.replica.storage_done(writer.done_ticket))
         self.failures: list[object] = []
         failed = Mailbox(self.reactor, self.failures.append)
+        writer = threaded_writer(done.fd, failed.put)
         self.log = SegmentLog.open(
             str(directory / name),
             cluster_id=CLUSTER,
             node_id=name,
             segment_bytes=SEGMENT_BYTES,
             disk=RealDisk(),
-            writer=Writer(done.put, failed.put),
+            writer=writer,
         )
         voters = tuple(NodeId(node) for node in ports)
         core = core_for(

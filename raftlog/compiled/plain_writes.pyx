@@ -1,0 +1,458 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The queue of a log writer, which carries out *plain* operations without the interpreter's lock.
+
+An operation is plain if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file, and
+not more than may be written before a sync. `PlainWrites.run` waits for operations, writes all plain ones that wait with one synced
+write, and reports them, until something else is due. `raftlog.segment.writer.Writer` and
+`raftlog.segment.group_commit.GroupCommit` are the reference: they do everything else, and the files have the same bytes
+with and without this module.
+
+Who may touch what: operations are appended by any thread with the interpreter's lock, and removed by the writer's
+thread. The mutex protects both lists; nobody holds it while waiting for anything else. References to objects are
+released with the interpreter's lock, by the next `submit` or when `run` returns. An operation that is being written is
+in neither list, and keeps its reference.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.errno cimport EINTR, EIO, errno
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport write
+
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <sys/uio.h>
+    #include <pthread.h>
+    #ifndef SOURCE_SHA256
+    #define SOURCE_SHA256 ""
+    #endif
+    #define load_acquire(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+    #define store_release(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
+    """
+    const char *SOURCE_SHA256
+    enum: RWF_DSYNC
+    struct iovec:
+        char *iov_base
+        size_t iov_len
+    ssize_t pwritev2(int fd, const iovec *buffers, int count, int64_t offset, int flags) nogil
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    ctypedef struct pthread_condattr_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *mutex, void *attributes) nogil
+    int pthread_mutex_lock(pthread_mutex_t *mutex) nogil
+    int pthread_mutex_unlock(pthread_mutex_t *mutex) nogil
+    int pthread_mutex_destroy(pthread_mutex_t *mutex) nogil
+    int pthread_condattr_init(pthread_condattr_t *attributes) nogil
+    int pthread_condattr_setclock(pthread_condattr_t *attributes, int clock) nogil
+    int pthread_condattr_destroy(pthread_condattr_t *attributes) nogil
+    int pthread_cond_init(pthread_cond_t *condition, const pthread_condattr_t *attributes) nogil
+    int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) nogil
+    int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const timespec *until) nogil
+    int pthread_cond_signal(pthread_cond_t *condition) nogil
+    int pthread_cond_destroy(pthread_cond_t *condition) nogil
+    int64_t load_acquire(const int64_t *at) nogil
+    void store_release(int64_t *at, int64_t value) nogil
+
+
+# Of the sources that this was compiled from; `raftlog.compiled` uses it with no others.
+COMPILED_FROM = SOURCE_SHA256.decode()
+
+cdef enum:
+    IOVECS_MAX = 1024
+    # A run returns at the latest when the markers are due, after a tenth of a second.
+    DURATIONS_MAX = 4096
+
+
+cdef struct Operation:
+    Operation *following
+    PyObject *op  # None: the writer is to be closed
+    int64_t ticket
+    int64_t commit_hint  # 0: none
+    int64_t nbytes
+    # Of a plain one:
+    bint is_plain
+    int64_t pos
+    int64_t end_pos
+    int64_t last_index
+    int64_t chain
+    int count
+    iovec *buffers  # directly behind this struct
+
+
+cdef double monotonic_seconds() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+
+
+cdef int write_synced(int fd, iovec *buffers, int count, int64_t offset) noexcept nogil:
+    """Write all buffers, durably; returns 0, or the error. Changes the buffers."""
+    cdef ssize_t written
+    while count > 0:
+        written = pwritev2(fd, buffers, count, offset, RWF_DSYNC)
+        if written < 0:
+            if errno == EINTR:
+                continue
+            return errno
+        if written == 0:
+            return EIO
+        offset += written
+        while count > 0 and <size_t>written >= buffers.iov_len:
+            written -= <ssize_t>buffers.iov_len
+            buffers += 1
+            count -= 1
+        # A full disk writes what fits and fails only on the next call.
+        if written:
+            buffers.iov_base += written
+            buffers.iov_len -= <size_t>written
+    return 0
+
+
+cdef class PlainWrites:
+    """The queue of one writer.
+
+    Args:
+        done_fd: an eventfd that gets one more with each report of durable operations.
+        sync_bytes_max: maximum bytes that are written before they are synced.
+
+    Attributes:
+        done_ticket: everything up to it is durable. Any thread may read it.
+        end_pos, last_index, chain: of the log after the last `run`.
+        commit_hint: the highest one that the last `run` was given or has seen.
+        failure: the error of the write that ended the last `run`; 0 if none failed.
+    """
+
+    cdef pthread_mutex_t _mutex
+    cdef pthread_cond_t _changed
+    cdef bint _is_usable
+    cdef bint _is_waiting
+    cdef bint _is_running
+    cdef bint _is_stopped
+    cdef Operation *_first
+    cdef Operation *_last
+    cdef Operation *_finished
+    cdef int _done_fd
+    cdef int64_t _sync_bytes_max
+    cdef int64_t _done_ticket
+    cdef iovec _buffers[IOVECS_MAX]
+    cdef double _durations[DURATIONS_MAX]
+    cdef int _durations_count
+    cdef readonly int64_t end_pos
+    cdef readonly int64_t last_index
+    cdef readonly int64_t chain
+    cdef readonly int64_t commit_hint
+    cdef readonly int failure
+
+    def __cinit__(self, int done_fd, int64_t sync_bytes_max):
+        cdef pthread_condattr_t attributes
+        self._first = self._last = self._finished = NULL
+        self._done_fd = done_fd
+        self._sync_bytes_max = sync_bytes_max
+        if pthread_mutex_init(&self._mutex, NULL) or pthread_condattr_init(&attributes):
+            raise MemoryError("no mutex for the log writer")
+        if pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) or pthread_cond_init(&self._changed, &attributes):
+            raise MemoryError("no condition variable for the log writer")
+        pthread_condattr_destroy(&attributes)
+        self._is_usable = True
+
+    def __dealloc__(self):
+        # While its thread runs, the process ends: the thread may still be using all of this.
+        if self._is_usable and not self._is_running:
+            release(self._finished)
+            release(self._first)
+            pthread_cond_destroy(&self._changed)
+            pthread_mutex_destroy(&self._mutex)
+
+    @property
+    def done_ticket(self):
+        return load_acquire(&self._done_ticket)
+
+    def submit(self, op):
+        """Queue a `WriteOp`, or None to close the writer. Does nothing after `stop`. Never waits for the disk."""
+        cdef Operation *operation = new_operation(op, self._sync_bytes_max)
+        cdef Operation *finished
+        cdef bint is_waited_for = False
+        pthread_mutex_lock(&self._mutex)
+        finished = self._finished
+        self._finished = NULL
+        if self._is_stopped:
+            operation.following = finished
+            finished = operation
+        else:
+            if self._last == NULL:
+                self._first = operation
+            else:
+                self._last.following = operation
+            self._last = operation
+            is_waited_for = self._is_waiting
+        pthread_mutex_unlock(&self._mutex)
+        # Without the mutex, which the woken thread needs at once.
+        if is_waited_for:
+            pthread_cond_signal(&self._changed)
+        release(finished)
+
+    def stop(self):
+        """Drop what is queued, and everything that is submitted from now on."""
+        cdef Operation *queued
+        pthread_mutex_lock(&self._mutex)
+        self._is_stopped = True
+        queued = self._first
+        self._first = self._last = NULL
+        pthread_mutex_unlock(&self._mutex)
+        release(queued)
+
+    def take(self, int64_t bytes_min):
+        """Remove operations in order, until they have ``bytes_min`` bytes, all are removed, or one of them closes the
+        writer. Returns them, without that one, and whether the writer stays open.
+        """
+        cdef Operation *operation
+        cdef int64_t nbytes = 0
+        cdef list taken = []
+        while nbytes < bytes_min:
+            pthread_mutex_lock(&self._mutex)
+            operation = self._first
+            if operation != NULL:
+                self._first = operation.following
+                if self._first == NULL:
+                    self._last = NULL
+            pthread_mutex_unlock(&self._mutex)
+            if operation == NULL:
+                break
+            op = <object>operation.op
+            nbytes += operation.nbytes
+            operation.following = NULL
+            release(operation)
+            if op is None:
+                return taken, False
+            taken.append(op)
+        return taken, True
+
+    def report(self, int64_t ticket):
+        """Everything up to ``ticket`` is durable."""
+        self._report(ticket)
+
+    def run(
+        self,
+        int fd,
+        int64_t file_pos,
+        int64_t limit_pos,
+        int64_t end_pos,
+        int64_t commit_hint,
+        bint is_due,
+        double due_seconds,
+    ):
+        """Wait for operations, and carry out plain ones, without the interpreter's lock.
+
+        Args:
+            fd, file_pos: the file to write to, and the position of its first byte. It must stay open meanwhile.
+            limit_pos: how far the file may be written; ``end_pos`` to write nothing.
+            end_pos, commit_hint: of the log.
+            is_due: whether to return after ``due_seconds``, although nothing is queued; so also if anything has changed.
+
+        Returns whether an operation is next that is not plain. Otherwise the time is up, or a write failed.
+        """
+        cdef bint found
+        cdef Operation *finished
+        self.failure = 0
+        self.end_pos = end_pos
+        self.commit_hint = commit_hint
+        self._is_running = True
+        with nogil:
+            found = self._run(fd, file_pos, limit_pos, is_due, monotonic_seconds() + due_seconds)
+            pthread_mutex_lock(&self._mutex)
+            finished = self._finished
+            self._finished = NULL
+            pthread_mutex_unlock(&self._mutex)
+        self._is_running = False
+        release(finished)
+        return found
+
+    def durations(self):
+        """How long each write since the last call took, in seconds."""
+        taken = [self._durations[number] for number in range(self._durations_count)]
+        self._durations_count = 0
+        return taken
+
+    cdef bint _run(self, int fd, int64_t file_pos, int64_t limit_pos, bint is_due, double due) noexcept nogil:
+        cdef Operation *first
+        cdef Operation *last
+        cdef int64_t pos
+        cdef int count
+        cdef double began
+        cdef double now
+        while True:
+            pthread_mutex_lock(&self._mutex)
+            if not self._wait(is_due, due):
+                pthread_mutex_unlock(&self._mutex)
+                return False
+            pos = self.end_pos
+            first = self._first
+            last = self._cut_plain(limit_pos, &count)
+            pthread_mutex_unlock(&self._mutex)
+            if last == NULL:
+                return True
+            began = monotonic_seconds()
+            self.failure = write_synced(fd, self._buffers, count, pos - file_pos)
+            now = monotonic_seconds()
+            if self.failure == 0:
+                self._durations[self._durations_count] = now - began
+                self._durations_count += 1
+                is_due = self._note(first) or is_due
+                self._report(last.ticket)
+            pthread_mutex_lock(&self._mutex)
+            last.following = self._finished
+            self._finished = first
+            pthread_mutex_unlock(&self._mutex)
+            if self.failure or (is_due and now >= due) or self._durations_count == DURATIONS_MAX:
+                return False
+
+    cdef bint _wait(self, bint is_due, double due) noexcept nogil:
+        """Wait for an operation, with the mutex; returns False when the time is up."""
+        cdef timespec until
+        if is_due:
+            until.tv_sec = <long>due
+            until.tv_nsec = <long>(1e9 * (due - <double>until.tv_sec))
+        self._is_waiting = True
+        while self._first == NULL:
+            if not is_due:
+                pthread_cond_wait(&self._changed, &self._mutex)
+            elif pthread_cond_timedwait(&self._changed, &self._mutex, &until) and self._first == NULL:
+                break
+        self._is_waiting = False
+        return self._first != NULL
+
+    cdef Operation *_cut_plain(self, int64_t limit_pos, int *count) noexcept nogil:
+        """Cut off the first operations that one write can do, with the mutex; returns the last one, NULL for none.
+
+        Their buffers are in ``_buffers`` then.
+        """
+        cdef Operation *operation = self._first
+        cdef Operation *last = NULL
+        cdef int64_t pos = self.end_pos
+        cdef int number
+        count[0] = 0
+        while operation != NULL and operation.is_plain:
+            if operation.count:
+                if (
+                    operation.pos != pos
+                    or operation.end_pos > limit_pos
+                    or operation.end_pos - self.end_pos > self._sync_bytes_max
+                    or count[0] + operation.count > IOVECS_MAX
+                ):
+                    break
+                pos = operation.end_pos
+            for number in range(operation.count):
+                self._buffers[count[0] + number] = operation.buffers[number]
+            count[0] += operation.count
+            last = operation
+            operation = operation.following
+        if last != NULL:
+            self._first = last.following
+            if self._first == NULL:
+                self._last = NULL
+            last.following = NULL
+        return last
+
+    cdef bint _note(self, Operation *operation) noexcept nogil:
+        """These operations are durable. Returns whether they have changed anything."""
+        cdef bint changed = False
+        while operation != NULL:
+            if operation.count:
+                self.end_pos = operation.end_pos
+                self.last_index = operation.last_index
+                self.chain = operation.chain
+                changed = True
+            if operation.commit_hint > self.commit_hint:
+                self.commit_hint = operation.commit_hint
+                changed = True
+            operation = operation.following
+        return changed
+
+    cdef void _report(self, int64_t ticket) noexcept nogil:
+        cdef uint64_t one = 1
+        store_release(&self._done_ticket, ticket)
+        # It can only fail if somebody closed it, and then nobody waits for it.
+        write(self._done_fd, &one, sizeof(one))
+
+
+cdef Operation *new_operation(op, int64_t sync_bytes_max) except NULL:
+    entries = () if op is None else op.entries
+    cdef Py_ssize_t count = 2 * len(entries)
+    cdef Operation *operation = <Operation *>malloc(sizeof(Operation) + <size_t>count * sizeof(iovec))
+    if operation == NULL:
+        raise MemoryError("no memory for an operation of the log writer")
+    operation.following = NULL
+    operation.op = NULL
+    operation.count = 0
+    operation.is_plain = False
+    operation.nbytes = 0
+    try:
+        fill(operation, op, entries, count, sync_bytes_max)
+    except:
+        free(operation)
+        raise
+    operation.op = <PyObject *>op
+    Py_INCREF(op)
+    return operation
+
+
+cdef int fill(Operation *operation, op, entries, Py_ssize_t count, int64_t sync_bytes_max) except -1:
+    cdef int64_t pos
+    cdef int number = 0
+    cdef iovec *buffers = <iovec *>(<char *>operation + sizeof(Operation))
+    operation.buffers = buffers
+    if op is None:
+        return 0
+    operation.ticket = op.ticket
+    operation.commit_hint = op.commit_hint or 0
+    operation.nbytes = op.nbytes
+    if (
+        op.cut is not None
+        or op.hard_state is not None
+        or op.notes is not None
+        or op.base is not None
+        or op.closed
+        or operation.nbytes > sync_bytes_max
+        or count > IOVECS_MAX
+    ):
+        return 0
+    if count:
+        pos = operation.pos = entries[0].pos
+        for entry in entries:
+            header, body = entry.header, entry.body
+            if not PyBytes_CheckExact(header) or not PyBytes_CheckExact(body) or pos != entry.pos:
+                return 0
+            buffers[number].iov_base = PyBytes_AS_STRING(header)
+            buffers[number].iov_len = <size_t>PyBytes_GET_SIZE(header)
+            buffers[number + 1].iov_base = PyBytes_AS_STRING(body)
+            buffers[number + 1].iov_len = <size_t>PyBytes_GET_SIZE(body)
+            pos += PyBytes_GET_SIZE(header) + PyBytes_GET_SIZE(body)
+            number += 2
+        operation.end_pos = pos
+        if operation.end_pos - operation.pos != operation.nbytes:
+            return 0
+        operation.last_index = entry.index
+        operation.chain = entry.chain
+    operation.count = number
+    operation.is_plain = True
+    return 0
+
+
+cdef void release(Operation *operation):
+    """Free operations, with the interpreter's lock."""
+    cdef Operation *following
+    while operation != NULL:
+        following = operation.following
+        if operation.op != NULL:
+            Py_DECREF(<object>operation.op)
+        free(operation)
+        operation = following
