@@ -102,9 +102,9 @@ def test_broken_properties_are_dropped(text: str, expected: dict[str, str]) -> N
 @pytest.mark.parametrize(
     ("properties", "reason"),
     [
-        ({"TAGS": "A"}, "system's own"),
-        ({"UNIQ_KEY": "1"}, "system's own"),
-        ({"__RMQ.TRANSIENT.x": "1"}, "system's own"),
+        ({"TAGS": "A"}, "is reserved"),
+        ({"UNIQ_KEY": "1"}, "is reserved"),
+        ({"__RMQ.TRANSIENT.x": "1"}, "is reserved"),
         ({"ok": "1", "": "x"}, "no name"),
         ({"a": ""}, "no value"),
         ({"a\x01b": "x"}, "separator"),
