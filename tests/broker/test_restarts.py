@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import shutil
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,7 @@ import trio
 
 from mq.broker.server import serve
 from mq.protocol.codes import RequestCode, ResponseCode
-from raftlog import RealDisk, SegmentError
-from raftlog.segment.disk import Buffer
+from raftlog import SegmentError
 from tests.support.running_broker import (
     RunningBroker,
     broker_settings,
@@ -124,19 +123,19 @@ async def test_a_full_directory_of_small_segments_is_found_again(tmp_path: Path)
             assert bodies == [b"%d" % n * 1000 for n in range(queue_id, 300, 2)]
 
 
-async def test_a_disk_that_fails_ends_the_broker_without_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_writes(directory: Path) -> None:
+    """From now on this process cannot write to the segments that it has open, by whatever code."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(FileNotFoundError):
+            path = Path(f"/proc/self/fd/{number}").readlink()
+            if path.parent == directory and path.name.isdigit():
+                fd = os.open(path, os.O_RDONLY)
+                os.dup2(fd, number, inheritable=False)
+                os.close(fd)
+
+
+async def test_a_disk_that_fails_ends_the_broker_without_an_answer(tmp_path: Path) -> None:
     """What was acknowledged before is there afterwards; of the rest nothing was promised."""
-    failing = False
-
-    class Disk(RealDisk):
-        def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-            if failing:
-                raise OSError(errno.EIO, "no such luck")
-            return super().write_synced(fd, buffers, offset)
-
-    monkeypatch.setattr("raftlog.node.RealDisk", Disk)
     broker = RunningBroker(broker_settings(tmp_path))
     ended: list[BaseException] = []
 
@@ -152,7 +151,7 @@ async def test_a_disk_that_fails_ends_the_broker_without_an_answer(
             await broker.wait_leading()
             client = await broker.connect()
             assert (await client.send(body=b"kept")).code == 0
-            failing = True
+            refuse_writes(broker.settings.data_dir / "commitlog")
             opaque = await client.post(RequestCode.SEND_MESSAGE_V2, send_ext(), b"lost or not")
             assert await client.closed()
             assert opaque not in client.answers
@@ -160,7 +159,6 @@ async def test_a_disk_that_fails_ends_the_broker_without_an_answer(
     assert len(ended) == 1
     assert isinstance(ended[0], SegmentError), ended
     assert str(tmp_path) in str(ended[0])
-    failing = False
     async with running(tmp_path) as again:
         records = (await (await again.connect()).pull()).records
         assert records[0].body == b"kept"
