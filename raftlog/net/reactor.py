@@ -82,6 +82,7 @@ class Reactor:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._together: Callable[[Ready], tuple[Ready, Begun]] | None = None
+        self._begun: dict[int, Callable[[], None]] = {}
         self._turn_begin: list[Callable[[], None]] = []
         self._turn_end: list[Callable[[], None]] = []
         self._dirty: list[Flushed] = []
@@ -113,6 +114,7 @@ class Reactor:
         self._debts.pop(fd, None)
         self._left.pop(fd, None)
         self._in_line.pop(fd, None)
+        self._begun.pop(fd, None)
         self._epoll.unregister(fd)
 
     def share_used(self) -> bool:
@@ -136,8 +138,8 @@ class Reactor:
         """Call ``serve`` with all that is ready in a turn, before any handler of it.
 
         It does a bounded amount of work for as many descriptors as it can, in any order, and returns those that are
-        left for their handlers. What takes longer, it returns as calls that are made in this turn, each with the
-        client's share of it.
+        left for their handlers. What takes longer, it returns as calls. Each is made with the client's share, before
+        the client's handler is called again: in the first half of this turn, or of the next ones.
         """
         self._together = serve
 
@@ -219,12 +221,7 @@ class Reactor:
         now = clock()
         end = now + TURN_SECONDS
         if self._together is not None:
-            ready, begun = self._together(ready)
-            for fd, go_on in begun:
-                self._share_until = share_until = clock() + share
-                go_on()
-                if clock() > share_until and fd not in self._debts:
-                    self._measure_next(fd)
+            ready = self._serve_together(self._together, ready, now + TURN_SECONDS / 2)
             now = clock()
         rest = iter(ready)
         for fd, events in rest:
@@ -239,9 +236,30 @@ class Reactor:
                     break
         if unfinished or self._in_line:
             self._work_off(unfinished, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
-        if self._unfinished or self._in_line or self._left:
+        if self._unfinished or self._in_line or self._left or self._begun:
             self.wake()
         self.end_turn()
+
+    def _serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]], ready: Ready, end: float) -> Ready:
+        """Serve clients together, and do the rest for those that have begun, until ``end``; returns the others."""
+        begun = self._begun
+        if begun:
+            # What they sent first is handled first.
+            ready = [each for each in ready if each[0] not in begun]
+        else:
+            ready, calls = serve(ready)
+            begun.update(calls)
+        clock = self._clock
+        while begun:
+            fd = next(iter(begun))
+            self._share_until = share_until = clock() + self._share
+            begun.pop(fd)()
+            now = clock()
+            if now > share_until and fd not in self._debts:
+                self._measure_next(fd)
+            if now > end:
+                break
+        return ready
 
     def _leave(self, rest: Iterator[tuple[int, int]]) -> None:
         """The turn has lasted too long: handle only what cannot wait, and leave clients to the next one."""

@@ -231,7 +231,7 @@ def test_those_who_are_served_together_come_first_and_each_has_a_share_for_the_r
     def together(ready: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]]:
         stage.work("together", 0.0)
         rest = [each for each in ready if each[0] not in (greedy, quick)]
-        return rest, [(greedy, lambda: go_on("greedy", 2 * TURN_SECONDS)), (quick, lambda: go_on("quick", 0.0))]
+        return rest, [(greedy, lambda: go_on("greedy", 0.4 * TURN_SECONDS)), (quick, lambda: go_on("quick", 0.0))]
 
     stage.reactor.serve_together(together)
     assert stage.turn() == ["together", "greedy", "quick", "other"]
@@ -254,3 +254,26 @@ def test_one_that_took_long_when_served_together_is_measured_the_next_time(stage
     assert stage.turn() == ["greedy"]
     stage.add(lambda: stage.work("modest", 0.0), patient=True)
     assert stage.turn() == ["modest", "greedy"]
+
+
+def test_those_who_are_served_together_do_not_make_a_turn_longer(stage: Stage) -> None:
+    """What they sent is received already: it waits for the next turns, and nothing behind it is received before."""
+    fds = [stage.add(lambda n=n: stage.work(f"alone {n}", 0.0), patient=True) for n in range(4)]  # type: ignore[misc]
+    stage.add(lambda: stage.work("other", 0.0), patient=True)
+    stage.add(lambda: stage.work("peer", 0.0), patient=False)
+    waiting = set(fds)
+
+    def together(ready: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, Callable[[], None]]]]:
+        begun = [fd for fd in fds if fd in waiting]
+        waiting.clear()
+        rest = [each for each in ready if each[0] not in begun]
+        return rest, [(fd, lambda fd=fd: stage.work(f"begun {fds.index(fd)}", TURN_SECONDS)) for fd in begun]  # type: ignore[misc]
+
+    stage.reactor.serve_together(together)
+    for number in range(3):
+        served = stage.turn()
+        assert [name for name in served if name.startswith("begun")] == [f"begun {number}"]
+        assert {"peer", "other"} <= set(served)
+        assert not {f"alone {each}" for each in range(number + 1, 4)} & set(served)
+    stage.reactor.remove(fds[3])  # it is closed
+    assert "begun 3" not in stage.turn()
