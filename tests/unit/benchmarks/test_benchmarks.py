@@ -272,7 +272,7 @@ def test_a_backup_costs_what_windows_with_it_differ_by() -> None:
     assert found["lost rate"].is_met
     assert found["p50, growth"].value == pytest.approx(5.0)
     assert not found["CPU of the leader, growth"].is_met
-    assert backup.data_bytes(quick=False, free=60 * 10**9) == 3.5 * 10**9
+    assert backup.data_bytes(quick=False, free=60 * 10**9) == 6.5 * 10**9
     assert backup.data_bytes(quick=False, free=100 * 10**9) == 10**10
 
 
