@@ -189,12 +189,15 @@ def reset(
 ) -> None:
     """Reset the offsets of a group to the first or last message of a topic, or to a time.
 
-    It moves the group forwards or backwards in all queues, also while members consume, and shows the new offsets.
+    It moves the group forwards or backwards in all queues, also while members consume, and shows the new offsets. Exit
+    code 1 if there is no such group.
     """
     position = _position(to)
 
     async def main() -> dict[MessageQueue, int]:
         async with Admin(namesrv) as admin:
+            if group not in await admin.consumer_groups() and not await admin.group_progress(group):
+                raise CommandFailed(f"there is no consumer group {group}", EXIT_FAILED)
             return await admin.reset_group(group, topic, position)
 
     with client_errors():

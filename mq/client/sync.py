@@ -93,7 +93,7 @@ class _Facade(Generic[C_co]):
     def _call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a coroutine function in the event loop."""
         if self._portal is None:
-            raise ClientClosed(f"enter it first: with {type(self).__name__}(...)")
+            raise ClientClosed(f"it is not open: use it within 'with {type(self).__name__}(...)'")
         return self._portal.call(functools.partial(function, *args, **kwargs))
 
     def _call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -190,7 +190,7 @@ class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
     ) -> AbstractContextManager[Transaction]:
         """As `TransactionProducer.transaction`."""
         if self._portal is None:
-            raise ClientClosed(f"enter it first: with {type(self).__name__}(...)")
+            raise ClientClosed(f"it is not open: use it within 'with {type(self).__name__}(...)'")
         return self._portal.wrap_async_context_manager(
             self._transactions.transaction(message, timeout=timeout, queue=queue)
         )

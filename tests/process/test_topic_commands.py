@@ -101,6 +101,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
             assert sum(queue["offset"] for queue in group["queues"] if queue["topic"] == "T") == offsets
         assert "neither first nor last" in await commands.run("consumer-group", "reset", "G", "T", "earliest", code=2)
         assert "X does not exist" in await commands.run("consumer-group", "reset", "G", "X", "first", code=1)
+        assert "no consumer group H" in await commands.run("consumer-group", "reset", "H", "T", "first", code=1)
 
         assert "deleted consumer group G" in await commands.run("consumer-group", "delete", "G", "--topics")
         assert "no consumer group G" in await commands.run("consumer-group", "delete", "G", code=1)

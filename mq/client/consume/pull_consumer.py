@@ -190,11 +190,14 @@ class PullConsumer(Consumer):
     async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
         """Up to `count_max` messages, as soon as there is one; none after `timeout` seconds.
 
-        Messages of one queue are in order. If cancelled, none is taken.
+        Messages of one queue are in order. If cancelled, none is taken. Raises ValueError if there is no `timeout` and
+        no queue is assigned, since it would wait forever.
         """
         self._opened()
         if count_max < 1:
             raise ValueError(f"count_max {count_max} must be at least 1")
+        if timeout is None and not self._pullers:
+            raise ValueError("no queue is assigned: call assign() first, or pass a timeout")
         await anyio.lowlevel.checkpoint()
         board = self._board
         began_ns = 0 if self._spans is None else now_ns()

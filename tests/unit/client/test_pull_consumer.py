@@ -66,6 +66,13 @@ async def test_it_reads_what_it_is_assigned_and_commits_when_it_is_told_to() -> 
         assert (offset_of(cluster, 0), offset_of(cluster, 1)) == (100, 100)
 
 
+async def test_a_poll_that_would_wait_forever_says_what_is_missing() -> None:
+    async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
+        with anyio.fail_after(60), pytest.raises(ValueError, match=r"no queue is assigned: call assign\(\)"):
+            await consumer.poll()
+        assert await consumer.poll(timeout=0.01) == []
+
+
 async def test_a_poll_takes_from_several_queues_and_keeps_the_order_of_each() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
         fill(cluster, 20, queues=2)

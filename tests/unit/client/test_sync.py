@@ -204,7 +204,7 @@ def test_a_thread_that_waits_when_the_client_is_left_hears_of_it(cluster: FakeCl
                 case "deliveries":
                     next(pushed.deliveries())
                 case _:
-                    polled.poll()
+                    polled.poll(timeout=600)
         except Exception as error:
             raised.append(error)
 

@@ -93,7 +93,7 @@ async def test_who_waits_when_the_consumer_is_left_hears_of_it(way: str) -> None
                     case "wait_assigned":
                         await pushed.wait_assigned()
                     case _:
-                        await polled.poll()
+                        await polled.poll(timeout=600)
             except ClientClosed as error:
                 raised.append(str(error))
 
