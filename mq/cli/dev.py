@@ -70,8 +70,9 @@ def dev(
                 on_progress=lambda text: console.print(f"{text} ..."),
             ) as clusters:
                 await _announce(clusters, console)
-                nursery.start_soon(_say_who_ends, clusters, console)
-                await watch_disk(directory, ratios, warn)
+                async with trio.open_nursery() as watchers:
+                    watchers.start_soon(_say_who_ends, clusters, console)
+                    watchers.start_soon(watch_disk, directory, ratios, warn)
 
     try:
         run_trio(main)
