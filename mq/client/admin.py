@@ -202,7 +202,8 @@ class Admin(anyio.AsyncContextManagerMixin):
     async def message_by_id(self, offset_message_id: str) -> ReceivedMessage | None:
         """The stored record with this id (`SendResult.offset_message_id`), or None if it does not exist (any more).
 
-        Raises ValueError for an invalid id, NoRoute if no broker group has the broker named in it.
+        It is found although the broker that stored it is down. Raises ValueError for an invalid id, NoRoute if no
+        broker group has the broker named in it, and none has the record.
         """
         return await message_by_id(self._opened(), offset_message_id, await self.cluster_info())
 

@@ -25,8 +25,11 @@ __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
     """The record of this id; None if there is none. Any replica of its broker group may have it.
 
-    Raises ValueError for an invalid id, NoRoute if no broker group has the replica named in it, and request errors if
-    no replica answers.
+    If no broker group has the replica named in the id, because it is down or has another address now, every group is
+    asked.
+
+    Raises ValueError for an invalid id, NoRoute if no broker group has the replica named in it and none has the record,
+    and request errors if no replica answers.
     """
     try:
         ip, port, physical_offset = parse_offset_message_id(offset_message_id)
@@ -38,10 +41,15 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
             # First the replica that stored the message: it has certainly applied it.
             others = [address for _, address in sorted(group.broker_addrs.items()) if address != stored_at]
             return await _view(remoting, name, [stored_at, *others], physical_offset)
+    for name, group in cluster.brokers.items():
+        found = await _view(remoting, name, [each for _, each in sorted(group.broker_addrs.items())], physical_offset)
+        # Another group may have another record at this physical offset.
+        if found is not None and found.offset_message_id == offset_message_id.upper():
+            return found
     raise NoRoute(
         "",
-        f"no broker group has a replica at {stored_at}, where message {offset_message_id} should be; a client "
-        "message id is not an offset message id: look it up as a key",
+        f"no broker group has a replica at {stored_at}, where message {offset_message_id} was stored, and no other "
+        "replica has it; a client message id is not an offset message id: look it up as a key",
     )
 
 

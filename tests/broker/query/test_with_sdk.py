@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from mq.client import Admin, ClientError, Message, MessageQueue, NoRoute, Producer, TopicNotFound
+from mq.protocol.hashes import parse_offset_message_id
 from tests.support.name_server_and_broker import cluster
 
 pytestmark = pytest.mark.trio
@@ -44,6 +45,18 @@ async def test_messages_are_looked_up_by_id_and_key(tmp_path: Path) -> None:
         with pytest.raises(TopicNotFound):
             await admin.messages_by_key("Nowhere", "all")
         assert issubclass(NoRoute, ClientError)
+
+
+async def test_a_message_is_found_by_id_although_no_replica_has_the_address_in_it_any_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        sent = await producer.send(Message("T", b"x"))
+    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:  # on another port
+        addresses = (await admin.cluster_info()).brokers["broker-a"].broker_addrs.values()
+        ip, port, _ = parse_offset_message_id(sent.offset_message_id)
+        assert f"{ip}:{port}" not in addresses
+        found = await admin.message_by_id(sent.offset_message_id.lower())
+        assert found is not None
+        assert (found.body, found.offset_message_id) == (b"x", sent.offset_message_id)
 
 
 async def test_the_command_line_marks_the_brokers_own_topics(tmp_path: Path) -> None:
