@@ -43,10 +43,14 @@ def send_single_buffers(streams):
     cdef object stream
     cdef bytes data
     for stream in streams:
+        # One that was flushed early and marked again is there twice.
+        if not stream._dirty:
+            continue
         out = stream._out
         if len(out) != 1 or stream.plain_fd < 0 or stream._writing or not PyBytes_CheckExact(out[0]):
             rest.append(stream)
             continue
+        stream._dirty = False
         data = out[0]
         outputs[len(chosen)].fd = stream.plain_fd
         outputs[len(chosen)].data = PyBytes_AS_STRING(data)
@@ -69,7 +73,6 @@ cdef _send(Output *outputs, list chosen, list rest):
     for n in range(count):
         stream = chosen[n]
         if outputs[n].sent == <ssize_t>outputs[n].size:
-            stream._dirty = False
             (<list>stream._out).clear()
             stream.out_bytes = 0
             continue

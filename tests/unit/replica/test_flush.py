@@ -70,6 +70,27 @@ async def test_a_turn_sends_what_each_of_many_streams_has() -> None:
 
 
 @pytest.mark.usefixtures("flushing")
+async def test_what_is_queued_after_an_early_flush_of_the_same_turn_is_sent_once() -> None:
+    """The stream is marked twice in such a turn."""
+    with many(3) as (reactor, servers, clients):
+        for server in servers:
+            server.stream.send(b"one ")
+            server.stream.flush()
+            server.stream.send(b"two ")
+        servers[2].stream.flush()
+        reactor.end_turn()
+        assert reactor.unsent.nbytes == 0
+        for server, client in zip(servers, clients, strict=True):
+            server.stream.send(b"three")
+            reactor.end_turn()
+            client.settimeout(60)
+            received = b""
+            while not received.endswith(b"three"):
+                received += client.recv(100)
+            assert received == b"one two three"
+
+
+@pytest.mark.usefixtures("flushing")
 async def test_a_reader_that_stopped_reading_gets_the_rest_later_and_others_get_theirs() -> None:
     data = bytes(range(256)) * 4000
     with many(3, small_buffers=True) as (reactor, servers, clients):
