@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,15 +15,3 @@ def home() -> Iterator[LogHome]:
     home = LogHome()
     yield home
     home.close_all()
-
-
-@pytest.fixture
-def file_size_limit() -> Iterator[Callable[[int | None], None]]:
-    """Sets how large files may get, in bytes, as for a disk that becomes full there; None for no limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(nbytes: int | None) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft if nbytes is None else nbytes, hard))
-
-    yield limit
-    limit(None)

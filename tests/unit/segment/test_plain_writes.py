@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from raftlog.segment import NORMAL
 from raftlog.segment.codec import TailEntry
 from raftlog.segment.compiled_writer import IS_COMPILED
 from raftlog.segment.group_commit import WriteOp
+from tests.support.file_size_limit import file_size_limit
 
 if IS_COMPILED:
     from raftlog.compiled.plain_writes import PlainWrites
@@ -159,12 +160,11 @@ def test_one_write_has_no_more_buffers_than_the_system_takes(home: Home) -> None
     assert home.content() == b"".join(HEADER + b"%d" % number for number in range(600))
 
 
-def test_write_is_completed_after_a_part_and_fails_with_the_error_of_the_next(
-    home: Home, file_size_limit: Callable[[int | None], None]
-) -> None:
+def test_write_is_completed_after_a_part_and_fails_with_the_error_of_the_next(home: Home) -> None:
     home.writes.submit(home.op(bytes([1]) * 100, bytes([2]) * 100))
-    file_size_limit(48 + 100 + 48 + 30)
-    assert not home.run()
+    with file_size_limit(48 + 100 + 48 + 30):
+        found = home.run()
+    assert not found
     assert home.writes.failure == errno.EFBIG
     assert home.content() == HEADER + bytes([1]) * 100 + HEADER + bytes([2]) * 30
     assert (home.writes.done_ticket, home.writes.end_pos, home.reports()) == (0, FILE_POS, 0)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from raftlog.segment import NORMAL, InlineWriter, LogWriter, RealDisk, SegmentLo
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.compiled_writer import IS_COMPILED, CompiledWriter
 from raftlog.segment.meta import decode_slot
+from tests.support.file_size_limit import file_size_limit
 from tests.unit.segment.log_home import CLUSTER_ID, all_bodies
 
 WAIT_MS = 30_000
@@ -248,17 +249,15 @@ def test_failed_write_is_reported_once_and_never_retried(home: Home) -> None:
     assert all_bodies(home.open()) == [b"good"]
 
 
-def test_disk_that_takes_only_a_part_fails_with_the_next_error(
-    home: Home, file_size_limit: Callable[[int | None], None]
-) -> None:
+def test_disk_that_takes_only_a_part_fails_with_the_next_error(home: Home) -> None:
     home.put(b"good")
     home.wait()
     good_end = home.log.durable_pos
-    file_size_limit(good_end + 100)
-    home.put(bytes([7]) * 1000)
+    with file_size_limit(good_end + 100):
+        home.put(bytes([7]) * 1000)
+        home.failed.wait(WAIT_MS / 1000)
     assert_failed(home, errno.EFBIG)
     assert home.contents()[home.segment().name].endswith(bytes([7]) * (100 - 48)), "a part of the entry is in the file"
-    file_size_limit(None)
     assert all_bodies(home.open()) == [b"good"], "an entry that was cut off is no entry"
 
 
