@@ -29,7 +29,7 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
     asked.
 
     Raises ValueError for an invalid id, NoRoute if no broker group has the replica named in it and none has the record,
-    and request errors if no replica answers.
+    and request errors if a broker group that may have it does not answer.
     """
     try:
         ip, port, physical_offset = parse_offset_message_id(offset_message_id)
@@ -41,11 +41,19 @@ async def message_by_id(remoting: ClientCore, offset_message_id: str, cluster: C
             # First the replica that stored the message: it has certainly applied it.
             others = [address for _, address in sorted(group.broker_addrs.items()) if address != stored_at]
             return await _view(remoting, name, [stored_at, *others], physical_offset)
+    failure: ClientError | None = None
     for name, group in cluster.brokers.items():
-        found = await _view(remoting, name, [each for _, each in sorted(group.broker_addrs.items())], physical_offset)
+        addresses = [each for _, each in sorted(group.broker_addrs.items())]
+        try:
+            found = await _view(remoting, name, addresses, physical_offset)
+        except ClientError as error:
+            failure = error
+            continue
         # Another group may have another record at this physical offset.
         if found is not None and found.offset_message_id == offset_message_id.upper():
             return found
+    if failure is not None:
+        raise failure
     raise NoRoute(
         "",
         f"no broker group has a replica at {stored_at}, where message {offset_message_id} was stored, and no other "

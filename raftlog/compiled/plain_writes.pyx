@@ -29,13 +29,9 @@ cdef extern from *:
     #endif
     #include <sys/uio.h>
     #include <pthread.h>
-    #ifndef SOURCE_SHA256
-    #define SOURCE_SHA256 ""
-    #endif
     #define load_acquire(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
     #define store_release(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
     """
-    const char *SOURCE_SHA256
     enum: RWF_DSYNC
     struct iovec:
         char *iov_base
@@ -63,8 +59,7 @@ cdef extern from *:
     void store_release(int64_t *at, int64_t value) nogil
 
 
-# Of the sources that this was compiled from; `raftlog.compiled` uses it with no others.
-COMPILED_FROM = SOURCE_SHA256.decode()
+include "compiled_from.pxi"
 
 cdef enum:
     IOVECS_MAX = 1024

@@ -1,27 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """System calls for many sockets at once: the interpreter's lock is released once for all of them.
 
-`raftlog.net.reactor` calls this, and does the same for one socket after the other without it.
+`raftlog.net.flush` calls this, and does the same for one socket after the other without it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 
-
-cdef extern from *:
-    """
-    #ifndef SOURCE_SHA256
-    #define SOURCE_SHA256 ""
-    #endif
-    """
-    const char *SOURCE_SHA256
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void *data, size_t size, int flags)
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
 
-# Of the sources that this was compiled from; it is used with no others.
-COMPILED_FROM = SOURCE_SHA256.decode()
+include "compiled_from.pxi"
 
 cdef enum:
     AT_ONCE = 256
