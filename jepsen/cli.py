@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,23 @@ import typer
 
 from chaos.planted.__main__ import PACKAGES, PatchRefused, is_of_clients, plant
 from chaos.planted.__main__ import names as planted_names
-from jepsen.deployments import BACKENDS, default_backend, why_not
+from jepsen.deployments import BACKENDS, default_backend, why_default, why_not
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
 from jepsen.judge import REPORT, NotARun, VerdictNotWritten, judge, states_met
-from jepsen.matrix import Row, not_run, read_rows, report_of, row_of, still_to_run, table, without, worst, write_report
+from jepsen.matrix import (
+    REPORTS,
+    Row,
+    not_run,
+    read_rows,
+    report_of,
+    row_of,
+    still_to_run,
+    table,
+    without,
+    worst,
+    write_report,
+)
 from jepsen.nemeses.needs import why_not as why_no_fault
 from jepsen.nemeses.needs import why_not_together
 from jepsen.openchaos import OPENCHAOS, kinds_of
@@ -81,7 +93,7 @@ def run(
     named = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
     if named:
         nemeses = tuple(kinds_of(named))
-    plan = _plan(workload, nemeses, seconds, seed, backend, planted, quick=quick)
+    plan = _plan(workload, nemeses, seconds, seed, _chosen(backend), planted, quick=quick)
     _tell(*_run(replace(plan, openchaos=named), store))
 
 
@@ -103,7 +115,14 @@ def scenario(
             typer.echo(f"{each.name:<18} {each.summary}" + (f" (cannot be had here: {missing[0]})" if missing else ""))
         return
     kinds = SCENARIOS[_known("scenario", name, SCENARIOS)].kinds
-    _tell(*_run(_plan(workload, kinds, seconds, seed, backend, planted, scenario=name), store))
+    _tell(*_run(_plan(workload, kinds, seconds, seed, _chosen(backend), planted, scenario=name), store))
+
+
+def _chosen(backend: str | None) -> str:
+    """The back end to use. First of all output: why it is not the best one, if nobody chose it. Raises CannotRun."""
+    if backend is None and (reason := why_default()):
+        typer.echo(reason)
+    return _known("back end", backend or default_backend(), BACKENDS)
 
 
 def _plan(
@@ -111,14 +130,13 @@ def _plan(
     nemeses: tuple[str, ...],
     seconds: float,
     seed: int | None,
-    backend: str | None,
+    chosen: str,
     planted: str,
     *,
     scenario: str = "",
     quick: bool = False,
 ) -> Plan:
     """A plan that can be executed here. Raises CannotRun."""
-    chosen = _known("back end", backend or default_backend(), BACKENDS)
     if (reason := why_not(chosen)) is not None:
         raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
     for kind in nemeses:
@@ -193,28 +211,32 @@ def matrix(
         bool, typer.Option("--resume", help="Only the runs that the report does not have as valid.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Where the report is written; default: in docs/reports, nowhere for smoke.")
+        Path | None, typer.Option(help="Where the report is written; default: in the store, nowhere for smoke.")
     ] = None,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Write the report to docs/reports of this checkout.")
+    ] = False,
 ) -> None:
     """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
-    chosen = _known("back end", backend or default_backend(), BACKENDS)
+    chosen = _chosen(backend)
     every = cells(
         _known("profile", profile, PROFILES), list(WORKLOADS), [(each.name, each.kinds) for each in SCENARIOS.values()]
     )
     number, parts = _part(part)
-    goes_to = report or (report_of(profile, chosen) if profile != SMOKE else None)
+    goes_to = report or (
+        report_of(profile, chosen, REPORTS if publish else store) if publish or profile != SMOKE else None
+    )
     rows = read_rows(goes_to, profile) if goes_to is not None and (parts > 1 or resume) else []
     count = len(every)
     if resume:
         every, rows = still_to_run(every, rows)
     done: list[Row] = []
-    missing: dict[str, None] = {}
+    missing = dict.fromkeys(_left_out(every, chosen))
+    for reason in missing:
+        typer.echo(f"left out of these runs: {reason}")
     for at, cell in enumerate(part_of(every, number, parts)):
         typer.echo(f"\n{cell.workload} under {cell.faults}")
-        cell, reasons = _with_what_there_is(cell, chosen)
-        for reason in reasons:
-            typer.echo(f"left out: {reason}")
-            missing[reason] = None
+        cell = _with_what_there_is(cell, chosen)
         try:
             plan = _plan(
                 cell.workload,
@@ -245,18 +267,23 @@ def matrix(
         write_report(goes_to, profile, rows, list(missing), planned=count)
         typer.echo(f"the report is {goes_to}")
     code = worst(done)
+    if code in (EXIT_VALID, EXIT_CANNOT_RUN) and missing:
+        typer.echo(f"exit code {EXIT_CANNOT_RUN}: nothing is broken, but this was left out: {'; '.join(missing)}")
     raise typer.Exit(EXIT_CANNOT_RUN if code == EXIT_VALID and missing else code)
 
 
-def _with_what_there_is(cell: Cell, backend: str) -> tuple[Cell, list[str]]:
-    """A run without those faults of its group that are not available here, and the reasons; unchanged if all or none
-    are.
-    """
-    reasons = {kind: reason for kind in cell.nemeses if (reason := why_no_fault(kind, backend)) is not None}
-    if cell.scenario or not reasons or len(reasons) == len(cell.nemeses):
-        return cell, []
-    kinds = tuple(kind for kind in cell.nemeses if kind not in reasons)
-    return replace(cell, nemeses=kinds), [f"{kind} cannot be had: {reason}" for kind, reason in reasons.items()]
+def _left_out(planned: Sequence[Cell], backend: str) -> list[str]:
+    """The faults of these runs that are not available here, and why."""
+    if (reason := why_not(backend)) is not None:
+        return [f"everything: the back end {backend} cannot be used: {reason}"]
+    kinds = dict.fromkeys(kind for cell in planned for kind in cell.nemeses)
+    return [f"{kind}: {reason}" for kind in kinds if (reason := why_no_fault(kind, backend)) is not None]
+
+
+def _with_what_there_is(cell: Cell, backend: str) -> Cell:
+    """A run without those faults of its group that are not available here; unchanged if all or none are."""
+    kinds = tuple(kind for kind in cell.nemeses if why_no_fault(kind, backend) is None)
+    return replace(cell, nemeses=kinds) if kinds and not cell.scenario else cell
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -43,10 +43,10 @@ class _Stored(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-def report_of(profile: str, backend: str) -> Path:
-    """The default path of the report on a profile."""
+def report_of(profile: str, backend: str, directory: Path) -> Path:
+    """The path of the report on a profile in a directory: `REPORTS`, or that of the runs."""
     stem = "jepsen" if profile == NIGHTLY else f"jepsen-{profile}-{backend}"
-    return REPORTS / f"{stem}.md"
+    return directory / f"{stem}.md"
 
 
 def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:

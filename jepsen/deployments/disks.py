@@ -33,7 +33,7 @@ def unavailable() -> str | None:
     if os.geteuid() != 0:
         return "only root may mount the disks of brokers"
     if shutil.which("mkfs.ext4") is None:
-        return "not installed: mkfs.ext4 (e2fsprogs)"
+        return "not installed: mkfs.ext4 (apt install e2fsprogs)"
     return None if Path("/dev/loop-control").exists() else "this machine has no loop devices"
 
 

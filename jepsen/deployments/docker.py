@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import trio
 
 from jepsen.deployments.leftovers import PREFIX
-from jepsen.deployments.netns import Networks, namespace, open_networks
+from jepsen.deployments.netns import TOOLS, Networks, namespace, open_networks
 from jepsen.deployments.network import Launch
 
 IMAGE = "raftmq:local"
@@ -36,7 +36,8 @@ _LABEL = f"{PREFIX}run"
 
 def unavailable() -> str | None:
     """Why containers are not available here, as text; None if they are."""
-    missing = [tool for tool in ("docker", "ip", "nft", "nsenter") if shutil.which(tool) is None]
+    tools = {"docker": "docker.io", **TOOLS}
+    missing = [f"{tool} (apt install {package})" for tool, package in tools.items() if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
     if os.geteuid() != 0:

@@ -37,6 +37,9 @@ NETWORK = "10.78.0"
 OUTSIDE = f"{NETWORK}.254"
 """The address outside of all namespaces."""
 
+TOOLS = {"ip": "iproute2", "nft": "nftables", "nsenter": "util-linux"}
+"""Commands, and the Debian packages that have them."""
+
 CLIENT_PORT, REPLICATION_PORT, NAMESRV_PORT = 10911, 10931, 9876
 
 _CUT = f"""table inet {PREFIX} {{
@@ -61,7 +64,7 @@ class NetworksInUse(OSError):
 
 def unavailable() -> str | None:
     """Why namespaces are not available here, as text; None if they are."""
-    missing = [tool for tool in ("ip", "nft", "nsenter") if shutil.which(tool) is None]
+    missing = [f"{tool} (apt install {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
     return None if os.geteuid() == 0 else "only root may make network namespaces"

@@ -21,7 +21,7 @@ _ORDERS, _HITS = struct.Struct("=5q"), struct.Struct("=3q")
 
 def unavailable() -> str | None:
     """Why the library cannot be built here, as text; None if it can."""
-    return None if shutil.which("cc") is not None else "not installed: cc (a C compiler, as of Debian's gcc)"
+    return None if shutil.which("cc") is not None else "not installed: cc, a C compiler (apt install gcc)"
 
 
 class Shim:

@@ -69,7 +69,7 @@ def why_not(kind: str, backend: str) -> str | None:
     if kind in resources.CONTROLLERS:
         return resources.unavailable(kind)
     if kind == "descriptors" and shutil.which("prlimit") is None:
-        return "not installed: prlimit (util-linux)"
+        return "not installed: prlimit (apt install util-linux)"
     return None
 
 

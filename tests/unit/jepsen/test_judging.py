@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -264,10 +265,42 @@ def test_matrix_tells_what_cannot_be_had_and_ends_with_3(
     report = tmp_path / "report.md"
     assert command("matrix", "--profile", "smoke", "--report", str(report)) == 3
     said = capsys.readouterr().out
-    assert "left out: damage cannot be had: no tape" in said
+    first, *_ = said.splitlines()
+    assert first == "left out of these runs: damage: no tape"
+    assert "nothing is broken, but this was left out: damage: no tape" in said.splitlines()[-1]
     assert "restart, rot " in said, "the other faults of its group are carried out"
     assert "no tape" in report.read_text()
     assert said.count(" valid ") >= 2
+
+
+def without_nft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "nft" else f"/usr/bin/{tool}")
+    monkeypatch.setattr("jepsen.deployments.netns.os.geteuid", lambda: 0)
+
+
+def test_matrix_says_first_which_package_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_nft(monkeypatch)
+    good = judge(stored(good_run(), tmp_path))
+    monkeypatch.setattr("jepsen.cli._run", lambda plan, store: (good, tmp_path, False))
+    assert command("matrix", "--profile", "ci", "--store", str(tmp_path)) == 3
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert "netns cannot be used: not installed: nft (apt install nftables)" in first
+    assert "packets" in second
+
+
+def test_matrix_leaves_published_reports_alone_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published, store = tmp_path / "reports", tmp_path / "store"
+    good = judge(stored(good_run(), tmp_path))
+    monkeypatch.setattr("jepsen.cli.REPORTS", published)
+    monkeypatch.setattr("jepsen.cli._run", lambda plan, store: (good, tmp_path, False))
+    options = ["--profile", "ci", "--backend", "local", "--store", str(store)]
+    command("matrix", *options)
+    assert not published.exists()
+    assert "| log |" in (store / "jepsen-ci-local.md").read_text()
+    command("matrix", *options, "--publish")
+    assert (published / "jepsen-ci-local.json").exists()
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
