@@ -163,6 +163,8 @@ NOTES: Mapping[str, NoteSchema] = {
     "members": NoteSchema(list[str]),
     "base": NoteSchema(int, ("n",)),
     "verified": NoteSchema(str, ("n",)),
+    "final-round": NoteSchema(int),
+    "still-sending": NoteSchema(int),
     "compared": NoteSchema(list[str]),
     "said": NoteSchema(str, ("n",)),
     "met": NoteSchema(dict[str, int], ("n",)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import trio
 
 from jepsen.deployments.cluster import Cluster, ClusterFailed
@@ -13,26 +15,43 @@ from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode, ResponseCode
 
 READ_SECONDS_MAX = 120.0
+ROUNDS_MAX = 4
+REST_SECONDS = 2.0
 
 
 async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> None:
     """Read all queues of all replicas concurrently, and the beginnings of their logs. An empty `final-read` ends a
     queue.
 
+    A request that was still on its way may be stored between the reads of two replicas. So if queues end at different
+    offsets, everything is read again, up to `ROUNDS_MAX` times; replicas that really differ still do.
+
     Raises ClusterFailed, OSError.
     """
-    async with trio.open_nursery() as nursery:
-        for node in cluster.nodes:
-            nursery.start_soon(_read_replica, cluster, recorder, topic, node)
+    for round_number in range(1, ROUNDS_MAX + 1):
+        ends: dict[str, set[int | None]] = defaultdict(set)
+        async with trio.open_nursery() as nursery:
+            for node in cluster.nodes:
+                nursery.start_soon(_read_replica, cluster, recorder, topic, node, ends)
+        recorder.note("final-round", v=round_number)
+        if all(len(its) == 1 for its in ends.values()):
+            return
+        await trio.sleep(REST_SECONDS)
 
 
-async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: str) -> None:
+async def _read_replica(
+    cluster: Cluster, recorder: Recorder, topic: str, node: str, ends: dict[str, set[int | None]]
+) -> None:
     with trio.move_on_after(READ_SECONDS_MAX) as reading:
         read = False
         async with open_wire(*cluster.network.clients_reach(node)) as wire:
             async with trio.open_nursery() as nursery:
+
+                async def read_one(queue_id: int) -> None:
+                    ends[f"{topic}/{queue_id}"].add(await read_queue(Worker(recorder), wire, node, topic, queue_id))
+
                 for queue_id in range(QUEUES):
-                    nursery.start_soon(read_queue, Worker(recorder), wire, node, topic, queue_id)
+                    nursery.start_soon(read_one, queue_id)
             # Read afterwards: retention may remove messages in the meantime.
             _, body = await wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
             recorder.note("base", n=node, v=int(KVTable.decode(body).table["raftmq.basePosition"]))
@@ -43,8 +62,11 @@ async def _read_replica(cluster: Cluster, recorder: Recorder, topic: str, node: 
         raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
 
 
-async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> None:
-    """Read one queue of one replica to its end. Raises trio.BrokenResourceError."""
+async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> int | None:
+    """Read one queue of one replica to its end; returns that offset, None if it was not reached.
+
+    Raises trio.BrokenResourceError.
+    """
     queue, offset = f"{topic}/{queue_id}", 0
     while True:
         worker.invoke("final-read", k=queue, n=node, o=offset)
@@ -58,7 +80,7 @@ async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id
             worker.ok("removed", k=queue, n=node, o=offset)
         elif int(answer.ext.get("maxOffset", -1)) == offset:
             worker.ok("final-read", k=queue, n=node, v=[])
-            return
+            return offset
         else:
             worker.fail("final-read", f"code {answer.code}: {answer.remark}, {answer.ext}", k=queue, n=node)
-            return
+            return None

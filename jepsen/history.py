@@ -334,6 +334,10 @@ def final_reads(history: History) -> dict[tuple[str, str], FinalQueue]:
                 firsts[key] = operation.offset or 0
                 values[key] = {}  # retention may have removed earlier messages in the meantime
                 continue
+            if operation.offset == 0:
+                values[key] = {}  # read from its beginning, perhaps once more
+                complete.pop(key, None)
+                firsts.pop(key, None)
             values.setdefault(key, {}).update((offset, value) for offset, value, *_ in operation.result)
             if not operation.result:
                 complete[key] = operation.offset

@@ -18,6 +18,7 @@ from chaos.planted.__main__ import is_of_clients, plant
 from jepsen.checkers.servers import errors_in
 from jepsen.clients import java_missing, java_program, sdk_programs
 from jepsen.deployments import open_network
+from jepsen.deployments.closed_senders import end_closed_senders
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovered, node_names, open_cluster
 from jepsen.deployments.disks import open_disks
 from jepsen.deployments.leftovers import held, remove_leftovers
@@ -185,6 +186,8 @@ async def _run_with(
     if cluster.nodes != cluster.founders:
         recorder.note("members", v=cluster.nodes)
     say("waiting until all replicas are level, then reading them")
+    if left := await end_closed_senders(cluster):
+        recorder.note("still-sending", v=left)
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)
 

@@ -239,7 +239,11 @@ def _replicas_are_whole(log: _Log, findings: Findings) -> None:
         findings.cannot_tell("no replica was read in the end")
     for queue, by_node in ends.items():
         if len(set(by_node.values())) > 1:
-            findings.add("replicas-differ", f"{queue} ends at different offsets: {by_node}")
+            longest = max(by_node, key=by_node.__getitem__)
+            shortest = min(by_node.values())
+            beyond = [log.final[longest, queue].values.get(each) for each in range(shortest, by_node[longest])][:3]
+            sent = "; ".join(_how_sent(log, value) for value in beyond if value is not None)
+            findings.add("replicas-differ", f"{queue} ends at different offsets: {by_node}: {sent}")
 
 
 def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings) -> None:
@@ -267,7 +271,19 @@ def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings
             has = found.values.get(offset, "nothing")
             anomaly = "flicker" if send is None else "lost-write"
             why = "read" if send is None else f"acknowledged to process {send.process}"
-            findings.add(anomaly, f"{value} at {queue}@{offset} was {why}, {node} has {has} there in the end")
+            how = "" if send is not None else f" ({_how_sent(log, value)})"
+            findings.add(anomaly, f"{value} at {queue}@{offset} was {why}, {node} has {has} there in the end{how}")
+
+
+def _how_sent(log: _Log, value: str) -> str:
+    """How the send of a value ended, for an example."""
+    send = log.sends.get(value)
+    if send is None:
+        return f"nobody sent {value}"
+    outcome = {"ok": "was acknowledged", "fail": "was refused", "info": "had an unknown outcome"}[send.outcome]
+    when = "never ended" if send.ended is None else f"after {(send.ended - send.began) / 1e9:.3f} s"
+    why = f", {send.error}" if send.error else ""
+    return f"the send of {value} by process {send.process} {outcome}: {when}{why}"
 
 
 def _is_below(send: Operation, base: int) -> bool:

@@ -1,0 +1,74 @@
+"""Connections that a client or broker has closed while bytes were still on their way: the kernel sends these again.
+
+After lost packets it does so for many seconds, so that a send of unknown outcome may still be stored long after its
+sender has gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.deployments.network import NAME_SERVERS
+
+_STATES = {"04": "fin-wait-1", "0B": "closing", "09": "last-ack"}
+"""In /proc/net/tcp: closed by this side, and not everything is acknowledged by the other."""
+WAIT_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.2
+
+
+def still_sending(table: str, ports: Iterable[int]) -> Iterator[tuple[str, int]]:
+    """Local address and port, as text and number, of closed connections with bytes on their way to one of these ports.
+
+    ``table`` is the content of /proc/net/tcp, which has addresses as hexadecimal numbers, in the machine's byte order.
+    """
+    wanted = frozenset(ports)
+    for line in table.splitlines()[1:]:
+        _, local, remote, state, queues, *_ = line.split()
+        if state in _STATES and int(queues.partition(":")[0], 16) and int(remote.rpartition(":")[2], 16) in wanted:
+            address, _, port = local.partition(":")
+            yield ".".join(str(byte) for byte in reversed(bytes.fromhex(address))), int(port, 16)
+
+
+async def end_closed_senders(cluster: Cluster) -> int:
+    """End such connections to brokers in the network, and wait until there are none; returns how many are left.
+
+    They are ended by `ss -K` (iproute2), if the kernel can; otherwise this waits for them, up to `WAIT_SECONDS_MAX`.
+    """
+    network = cluster.network
+    ports = {network.clients_reach(node)[1] for node in cluster.nodes}
+    ports |= {address[1] for node in cluster.nodes for address in (network.listens(node), network.replicates(node))}
+    # A broker's own network, if it has one: it forwards requests to the leader.
+    places = ["self", *(str(cluster.pid(name)) for name in (*cluster.nodes, *NAME_SERVERS) if cluster.is_running(name))]
+    left = 0
+    with trio.move_on_after(WAIT_SECONDS_MAX):
+        while True:
+            left = 0
+            for place in places:
+                found = sorted(still_sending(_table(place), ports))
+                left += len(found)
+                await _end(place, found)
+            if not left:
+                break
+            await trio.sleep(POLL_SECONDS)
+    return left
+
+
+def _table(place: str) -> str:
+    try:
+        return Path(f"/proc/{place}/net/tcp").read_text()
+    except OSError:
+        return ""  # the process has just ended
+
+
+async def _end(place: str, senders: Iterable[tuple[str, int]]) -> None:
+    if shutil.which("ss") is None:
+        return
+    inside = [] if place == "self" else ["nsenter", f"--net=/proc/{place}/ns/net"]
+    for address, port in senders:
+        command = [*inside, "ss", "-K", "-tn", "state", "all", "src", f"{address}:{port}"]
+        await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
