@@ -1,4 +1,4 @@
-"""Unique key and tags in the encoded properties of a message; the reference is `mq.broker.write_path.properties`.
+"""Unique key and tags in the encoded properties of a message; the reference is `mq.protocol.properties.value_of`.
 
 Properties are encoded as ``NAME\x01VALUE\x02...``.
 """
@@ -26,8 +26,9 @@ cdef bint starts_with(const uint8_t *at, const uint8_t *end, const char *wanted,
 cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *found) noexcept nogil:
     """Find unique key and tags; false for properties that are not plain.
 
-    Not plain: no unique key, one that is not alphanumeric, or a name that asks for more anywhere in the text, at the
-    beginning of a property or within one. ``begin[size - 1]`` is `VALUE_END`.
+    Not plain: no unique key, one that is not alphanumeric, a second unique key or tags (the last one counts), or a name
+    that asks for more; each anywhere in the text, at the beginning of a property or within one. ``begin[size - 1]`` is
+    `VALUE_END`.
     """
     cdef const uint8_t *at = begin
     cdef const uint8_t *end = begin + size
@@ -40,8 +41,8 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
     while at < end:
         byte = at[0]
         # Capital letters begin all of these names; at other characters there is nothing to compare.
-        if byte == b'U' and found.key_size == 0 and starts_with(at, end, b"UNIQ_KEY\x01", 9):
-            if at != begin and (at - 1)[0] != VALUE_END:
+        if byte == b'U' and starts_with(at, end, b"UNIQ_KEY\x01", 9):
+            if found.key_size or (at != begin and (at - 1)[0] != VALUE_END):
                 return False
             at += 9
             value = at
@@ -58,18 +59,17 @@ cdef bint find_key_and_tags(const uint8_t *begin, uint32_t size, KeyAndTags *fou
             continue
         if byte == b'T':
             if starts_with(at, end, b"TAGS\x01", 5):
-                if not has_tags:
-                    if at != begin and (at - 1)[0] != VALUE_END:
-                        return False
-                    has_tags = True
-                    value = at + 5
-                    at = value
-                    while at[0] != VALUE_END:
-                        at += 1
-                    found.tags_at = <uint32_t>(value - begin)
-                    found.tags_size = <uint32_t>(at - value)
-                    at = value
-                    continue
+                if has_tags or (at != begin and (at - 1)[0] != VALUE_END):
+                    return False
+                has_tags = True
+                value = at + 5
+                at = value
+                while at[0] != VALUE_END:
+                    at += 1
+                found.tags_at = <uint32_t>(value - begin)
+                found.tags_size = <uint32_t>(at - value)
+                at = value
+                continue
             elif starts_with(at, end, b"TIMER_D", 7) or starts_with(at, end, b"TRAN_MSG\x01", 9):
                 return False
         elif byte == b'D':

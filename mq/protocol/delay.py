@@ -45,6 +45,7 @@ TURN_MS_MAX: Final = _DAY
 _UNITS: Final = {"s": _SECOND, "m": _MINUTE, "h": _HOUR, "d": _DAY}
 _SPAN: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _DUE: Final = props.TIMER_OUT_MS.encode() + b"\x01"
+_DUE_DIGITS_MAX: Final = 18
 
 
 def delay_level(text: str) -> int:
@@ -109,10 +110,7 @@ def _level_turn_ms(store_timestamp_ms: int, queue_id: int, properties: bytes) ->
 
 
 def _timer_turn_ms(store_timestamp_ms: int, queue_id: int, properties: bytes) -> int:
-    at = properties.find(_DUE)
-    while at > 0 and properties[at - 1] != 2:
-        at = properties.find(_DUE, at + 1)
-    text = properties[at + len(_DUE) : at + len(_DUE) + 18].partition(b"\x02")[0] if at >= 0 else b""
+    text = props.value_of(properties, _DUE)[:_DUE_DIGITS_MAX]
     # A message without a due time is not ours, and does not wait.
     return timer_turn_ms(store_timestamp_ms, int(text)) if text.isdigit() else store_timestamp_ms
 

@@ -1,4 +1,8 @@
-"""Message properties: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing."""
+"""Message properties: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing.
+
+A name may occur more than once, because a client, a batch or the broker added it again. As in RocketMQ the last
+occurrence with a value counts, for every reader: `decode`, `find` and `value_of` agree.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ NAME_END: Final = "\x01"
 VALUE_END: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32767
 _INT32_DIGITS: Final = 10
+_VALUE_END: Final = ord(VALUE_END)
+_VALUE_END_BYTE: Final = VALUE_END.encode()
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -157,19 +163,31 @@ def real_queue_id(text: str | None) -> int:
 
 
 def find(text: str, name: str) -> str | None:
-    """The value of one property, without decoding the others; None if it is missing or empty.
-
-    Of equal names the first one wins here.
-    """
+    """The value of one property, without decoding the others; None without one, as in `decode`."""
     wanted = name + NAME_END
-    at = text.find(wanted)
-    while at > 0 and text[at - 1] != VALUE_END:
-        at = text.find(wanted, at + 1)
-    if at < 0:
-        return None
-    start = at + len(wanted)
-    end = text.find(VALUE_END, start)
-    return (text[start:] if end < 0 else text[start:end]) or None
+    at = text.rfind(wanted)
+    while at >= 0:
+        if at == 0 or text[at - 1] == VALUE_END:
+            start = at + len(wanted)
+            end = text.find(VALUE_END, start)
+            if value := text[start:] if end < 0 else text[start:end]:
+                return value
+        at = text.rfind(wanted, 0, at + len(wanted) - 1)
+    return None
+
+
+def value_of(encoded: bytes, name: bytes, begin: int = 0, end: int | None = None) -> bytes:
+    """As `find`, in the bytes ``encoded[begin:end]``; ``name`` ends with its separator. Empty without a value."""
+    end = len(encoded) if end is None else end
+    at = encoded.rfind(name, begin, end)
+    while at >= 0:
+        if at == begin or encoded[at - 1] == _VALUE_END:
+            start = at + len(name)
+            stop = encoded.find(_VALUE_END_BYTE, start, end)
+            if value := encoded[start : end if stop < 0 else stop]:
+                return value
+        at = encoded.rfind(name, begin, at + len(name) - 1)
+    return b""
 
 
 def without(text: str, name: str) -> str:

@@ -427,13 +427,7 @@ def _host(data: bytes) -> Host:
 
 def tag_code_of(text: bytes) -> int:
     """The tag code of a record with these encoded properties."""
-    at = text.find(_TAGS)
-    while at > 0 and text[at - 1] != 2:
-        at = text.find(_TAGS, at + 1)
-    if at < 0:
-        return 0
-    end = text.find(b"\x02", at)
-    tags = text[at + len(_TAGS) :] if end < 0 else text[at + len(_TAGS) : end]
+    tags = props.value_of(text, _TAGS)
     return _hash_of(tags) if len(tags) <= 128 else java_string_hash(tags.decode("utf-8", "replace"))
 
 

@@ -10,7 +10,7 @@ from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.pending import BatchElement, PendingBatch, SendRequest
-from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
+from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
@@ -21,6 +21,7 @@ from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
 
+_NOT_SHARED = (UNIQUE_KEY, RECEIPT.encode())
 _OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode())
 
 
@@ -95,8 +96,9 @@ class BatchSends:
     def _shared(self, request: SendRequest, count: int) -> tuple[bytes, SequenceRange | None]:
         """The properties of the batch that each message gets, and the sequence numbers of the messages."""
         text = request.ext.properties
-        # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers.
-        given = [each for each in text.encode().split(b"\x02") if each and not each.startswith(UNIQUE_KEY)]
+        # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers. A receipt
+        # is that of another message.
+        given = [each for each in text.encode().split(b"\x02") if each and not each.startswith(_NOT_SHARED)]
         numbers: SequenceRange | None = None
         if any(each.startswith(SEQUENCE_MARK) for each in given):
             numbers = numbers_of(props.decode(text), count)
@@ -120,14 +122,14 @@ class BatchSends:
             properties = props.without(text, props.POP_CK).encode()
         if _may_be_special(properties):
             _refuse(text, f"message {number}")
-        unique_key = value(properties, UNIQUE_KEY)
+        unique_key = props.value_of(properties, UNIQUE_KEY)
         if not unique_key:
             unique_key = self._unique_keys.next().encode()
             properties += UNIQUE_KEY + unique_key + b"\x02"
         properties += shared
         _check_properties(properties, number)
-        # A message without a tag gets the tag of the batch.
-        return unique_key, properties, self._tag_codes[value(properties, TAGS)]
+        # The properties of the batch come after those of the message: its tag, if it has one, is what readers see.
+        return unique_key, properties, self._tag_codes[props.value_of(properties, TAGS)]
 
     def _check_bytes(self, nbytes: int, count: int) -> None:
         if nbytes > self._body_bytes_max:

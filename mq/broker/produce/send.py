@@ -23,7 +23,7 @@ from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
-from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes, value
+from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.compiled import IS_COMPILED, PlainSends, ReadySenders
 from mq.protocol import properties as props
@@ -158,22 +158,21 @@ class Sends(Service):
             self._special.add(call, props.decode(text), ext.topic, queue_id)
             return
         properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
-        # Finds both values as `value` does. The first hit is nearly always right, and a call would double the cost.
-        at = properties.find(UNIQUE_KEY)
-        if at == 0 or (at > 0 and properties[at - 1] == VALUE_END):
-            unique_key = properties[at + 9 : properties.find(b"\x02", at)]
-        else:
-            unique_key = value(properties, UNIQUE_KEY)
+        # Finds both values as `props.value_of`. The last hit is nearly always right, and a call would double the cost.
+        at = properties.rfind(UNIQUE_KEY)
+        unique_key = properties[at + 9 : properties.find(b"\x02", at)] if at >= 0 else b""
+        if not unique_key or (at > 0 and properties[at - 1] != VALUE_END):
+            unique_key = props.value_of(properties, UNIQUE_KEY)
         if not unique_key:
             unique_key = self._unique_keys.next().encode()
             properties += UNIQUE_KEY + unique_key + b"\x02"
-        at = properties.find(TAGS)
+        at = properties.rfind(TAGS)
         if at < 0:
             code = 0
         else:
             tags = properties[at + 5 : properties.find(b"\x02", at)]
-            if at > 0 and properties[at - 1] != VALUE_END:
-                tags = value(properties, TAGS)
+            if not tags or (at > 0 and properties[at - 1] != VALUE_END):
+                tags = props.value_of(properties, TAGS)
             code = self._tag_codes[tags]
         properties += self._suffix
         body_bytes = len(call.body)

@@ -13,16 +13,6 @@ _TAG_CODES_MAX = 4096
 _TAG_BYTES_MAX = 128
 
 
-def value(properties: bytes, name: bytes) -> bytes:
-    """The value of a property; ``name`` ends with its separator. Empty if it is missing."""
-    at = properties.find(name)
-    while at > 0 and properties[at - 1] != VALUE_END:
-        at = properties.find(name, at + 1)
-    if at < 0:
-        return b""
-    return properties[at + len(name) : properties.find(b"\x02", at)]
-
-
 class TagCodes(dict[bytes, int]):
     """Cache of tag codes: a lookup costs a tenth of the computation."""
 

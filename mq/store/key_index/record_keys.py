@@ -31,7 +31,6 @@ _I64: Final = struct.Struct(">q")
 _UNIQUE: Final = f"{props.UNIQUE_KEY}{props.NAME_END}".encode()
 _KEYS: Final = f"{props.KEYS}{props.NAME_END}".encode()
 _BLANK: Final = b" "
-_END: Final = props.VALUE_END.encode()
 
 
 class Damaged(Exception):
@@ -71,21 +70,9 @@ def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, uniqu
     """Whether a record belongs to this topic and has this key; with ``unique`` only the unique key counts."""
     if record.topic != topic:
         return False
-    if find_property(data, _UNIQUE, record.text_at, record.end) == key:
+    if props.value_of(data, _UNIQUE, record.text_at, record.end) == key:
         return True
-    return not unique and key in find_property(data, _KEYS, record.text_at, record.end).split(_BLANK)
-
-
-def find_property(data: bytes, name: bytes, at: int, end: int) -> bytes:
-    """The value of the first property with this ``name``, which includes its separator; empty without one."""
-    found = data.find(name, at, end)
-    while found > at and data[found - 1] != 2:
-        found = data.find(name, found + 1, end)
-    if found < 0:
-        return b""
-    found += len(name)
-    stop = data.find(_END, found, end)
-    return data[found : end if stop < 0 else stop]
+    return not unique and key in props.value_of(data, _KEYS, record.text_at, record.end).split(_BLANK)
 
 
 def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:

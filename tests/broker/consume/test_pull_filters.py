@@ -34,6 +34,28 @@ def bodies(answer: Answer) -> list[bytes]:
     return [record.body for record in answer.records]
 
 
+@pytest.mark.parametrize("more", [{}, {"DELAY": "0"}], ids=["plain", "special"])
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+async def test_message_with_two_tags_is_pulled_by_the_last(
+    tmp_path: Path, serialization: int, more: dict[str, str]
+) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        text = properties(TAGS="A", KEYS="k1", n="1", **more) + properties(TAGS="B", KEYS="k2", n="2")
+        assert (await client.send(i=text, serialization=serialization)).code == 0
+        assert (await client.pull(subscription="A")).code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        [message] = (await client.pull(subscription="B")).records
+        assert (message.properties["TAGS"], message.properties["KEYS"]) == ("B", "k2")
+        assert len((await client.pull(subscription="n = 2 AND TAGS = 'B'", **SQL)).records) == 1
+        found = await client.request(RequestCode.QUERY_MESSAGE, _by_key("k2"))
+        assert [record.properties["KEYS"] for record in found.records] == ["k2"]
+        assert (await client.request(RequestCode.QUERY_MESSAGE, _by_key("k1"))).code != ResponseCode.SUCCESS
+
+
+def _by_key(key: str) -> dict[str, Any]:
+    return {"topic": "T", "key": key, "maxNum": 9, "beginTimestamp": 0, "endTimestamp": 2**62}
+
+
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_only_messages_that_satisfy_the_expression_come(tmp_path: Path, serialization: int) -> None:
     async with running(tmp_path) as broker:

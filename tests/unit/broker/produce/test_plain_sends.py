@@ -48,6 +48,12 @@ PROPERTIES = st.one_of(
         )
     ).map(lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)),
     st.text("TAGS\x01\x02UNIQ_KEYab\x7f", max_size=40),
+    # Names that occur more than once: the last one with a value counts.
+    st.lists(
+        st.tuples(st.sampled_from(["UNIQ_KEY", "TAGS", "TAGS", "KEYS"]), st.sampled_from(["", "A", "B", "TAGS\x01C"])),
+        min_size=2,
+        max_size=6,
+    ).map(lambda pairs: "\x02".join(f"{name}\x01{value}" for name, value in pairs)),
     st.just(properties(UNIQ_KEY="0A0B0C", TAGS="TagB", KEYS="k")),
     st.just(properties(UNIQ_KEY="0A0B0C")[:-1]),
 )
@@ -151,6 +157,10 @@ def test_a_chunk_may_end_anywhere(cut: int, count: int) -> None:
         properties(UNIQ_KEY="K", TAGS="a", X="TAGS"),
         properties(X="1UNIQ_KEY", UNIQ_KEY="K"),
         properties(UNIQ_KEY="K", TAGS="a", KEYS="1") + "TAGS\x01b\x02",
+        properties(UNIQ_KEY="K", TAGS="a") + properties(UNIQ_KEY="L"),
+        properties(UNIQ_KEY="K", TAGS="a") + properties(UNIQ_KEY="", TAGS=""),
+        properties(UNIQ_KEY="", TAGS="") + properties(UNIQ_KEY="K", TAGS="a"),
+        properties(UNIQ_KEY="K", TAGS="a") + "XTAGS\x01b\x02XUNIQ_KEY\x01b\x02",
         "XTAGS\x01a\x02" + properties(UNIQ_KEY="K", TAGS="b"),
         properties(UNIQ_KEY="") + "TAGS\x01\x02",
         properties(UNIQ_KEY="K-1"),
