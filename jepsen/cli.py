@@ -100,7 +100,7 @@ def run(
 @app.command("scenario")
 def scenario(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(SCENARIOS)}; or list.")],
-    workload: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "log",
+    workload: Annotated[str | None, typer.Option(help="What clients do; default: that of the scenario.")] = None,
     seconds: Annotated[float, typer.Option("--time", help="Of rounds; at least one is played.", min=1)] = 60,
     seed: Annotated[int | None, typer.Option(help="Whom it hits; drawn if not given.")] = None,
     backend: Annotated[str | None, typer.Option(help=f"One of {', '.join(BACKENDS)}.")] = None,
@@ -112,10 +112,11 @@ def scenario(
         backend = backend or default_backend()
         for each in SCENARIOS.values():
             missing = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
-            typer.echo(f"{each.name:<18} {each.summary}" + (f" (cannot be had here: {missing[0]})" if missing else ""))
+            typer.echo(f"{each.name:<21} {each.summary}" + (f" (cannot be had here: {missing[0]})" if missing else ""))
         return
-    kinds = SCENARIOS[_known("scenario", name, SCENARIOS)].kinds
-    _tell(*_run(_plan(workload, kinds, seconds, seed, _chosen(backend), planted, scenario=name), store))
+    chosen = SCENARIOS[_known("scenario", name, SCENARIOS)]
+    workload = workload or chosen.workload
+    _tell(*_run(_plan(workload, chosen.kinds, seconds, seed, _chosen(backend), planted, scenario=name), store))
 
 
 def _chosen(backend: str | None) -> str:
@@ -220,7 +221,9 @@ def matrix(
     """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
     chosen = _chosen(backend)
     every = cells(
-        _known("profile", profile, PROFILES), list(WORKLOADS), [(each.name, each.kinds) for each in SCENARIOS.values()]
+        _known("profile", profile, PROFILES),
+        list(WORKLOADS),
+        [(each.name, each.kinds, each.workload) for each in SCENARIOS.values()],
     )
     number, parts = _part(part)
     goes_to = report or (

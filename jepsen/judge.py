@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from jepsen.checkers import CHECKERS
+from jepsen.checkers import CHECKERS, OF_SCENARIOS
 from jepsen.history import History, HistoryDamaged, decode_events, gather
 from jepsen.rare import met_in_history
 from jepsen.report import page
@@ -71,7 +71,8 @@ def _judge(directory: Path) -> Verdict:
     workload = str(history.plan.get("workload", ""))
     if workload not in CHECKERS:
         raise NotARun(f"{directory / HISTORY} does not say which workload it is of; the run ended before it began")
-    results = [check(history) for check in CHECKERS[workload]]
+    scenario = str(history.plan.get("scenario", ""))
+    results = [check(history) for check in (*OF_SCENARIOS.get(scenario, ()), *CHECKERS[workload])]
     if not history.is_complete:
         results = list(map(of_unfinished, results))
     verdict = Verdict(results, history.plan)

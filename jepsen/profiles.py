@@ -51,7 +51,9 @@ ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"q
 """Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
 clients.
 """
-SCENARIO_WORKLOAD = "log"
+LONG_WORKLOAD = "log"
+Played = tuple[str, tuple[str, ...], str]
+"""A scenario: its name, its kinds of faults, its workload."""
 
 SMOKE, CI, NIGHTLY, RELEASE = "smoke", "ci", "nightly", "release"
 PROFILES = {
@@ -75,8 +77,8 @@ LONGER_SECONDS = {"helix": 7 * 60.0}
 """By scenario, the minimum as a long run: 20 helices take that long."""
 
 
-def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str, tuple[str, ...]]]) -> list[Cell]:
-    """The runs of a profile, in order; ``scenarios``: names and their kinds of faults."""
+def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -> list[Cell]:
+    """The runs of a profile, in order."""
     match profile:
         case "smoke":
             return _in_turns(workloads, EVERYWHERE, len(EVERYWHERE), SHORT_SECONDS)
@@ -102,7 +104,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[tuple[str,
                 *(Cell(*pair, seconds, quick=profile == NIGHTLY) for pair in pairs),
                 *_scenarios(short, seconds),
                 *(cell for each, seconds_each in longest for cell in _scenarios([each], seconds_each)),
-                Cell(SCENARIO_WORKLOAD, (CALM,), at_length),
+                Cell(LONG_WORKLOAD, (CALM,), at_length),
             ]
         case _:
             raise ValueError(f"there is no profile {profile!r}")
@@ -138,5 +140,5 @@ def _together(workload: str, group: tuple[str, ...]) -> bool:
     )
 
 
-def _scenarios(scenarios: Sequence[tuple[str, tuple[str, ...]]], seconds: float, *, quick: bool = False) -> list[Cell]:
-    return [Cell(SCENARIO_WORKLOAD, kinds, seconds, name, quick) for name, kinds in scenarios]
+def _scenarios(scenarios: Sequence[Played], seconds: float, *, quick: bool = False) -> list[Cell]:
+    return [Cell(workload, kinds, seconds, name, quick) for name, kinds, workload in scenarios]

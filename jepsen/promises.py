@@ -21,7 +21,7 @@ PROMISES = (
     Promise("committed offsets and settings", ("offsets", "register")),
     Promise("stored once by number", ("numbered",)),
     Promise("delayed and recalled messages", ("delays",)),
-    Promise("transactional messages", ("transactions",)),
+    Promise("transactional messages", ("transactions", "late-ends")),
     Promise("popped messages", ("pop", "ordered-pop")),
     Promise("stored or not", ()),
     Promise("damage is repaired, and neither served nor copied", ()),
@@ -51,12 +51,15 @@ class Checked(Protocol):
 
 
 FAULTS = {
-    "damage is repaired, and neither served nor copied": ("damage", "rot", "bit-errors", "helix"),
+    "damage is repaired, and neither served nor copied": ("damage", "rot", "bit-errors", "helix", "every-file"),
     "a replica that lost data does not vote": (
         "power-loss",
         "part-kill",
         "pause-kill",
         "power-loss-of-all",
+        "staggered-power-loss",
+        "peer-remove",
+        "members-under-faults",
         "wrong-start",
         "members",
     ),

@@ -1,8 +1,8 @@
 """Does the harness detect bugs? Runs the bugs of `chaos/planted` in real brokers and records which were detected.
 
-``python -m jepsen.proof`` runs all rows of `ROWS`, one after the other; ``python -m jepsen.proof stale-read`` only
-some; ``--tries 3`` repeats an unsuccessful run with the next two seeds; ``--write`` updates the lines of these bugs in
-the table of docs/jepsen.md.
+``python -m jepsen.proof`` runs all rows of `ROWS` and `SCENARIO_ROWS`, one after the other; ``python -m jepsen.proof
+stale-read slow-node`` only some, by the name of the bug or of the scenario; ``--tries 3`` repeats an unsuccessful run
+with the next two seeds; ``--write`` updates their lines in the tables of docs/jepsen.md.
 """
 
 from __future__ import annotations
@@ -24,16 +24,32 @@ from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN
 
 PAGE = Path(__file__).parent.parent / "docs" / "jepsen.md"
 BEGIN, END = "<!-- written by python -m jepsen.proof -->\n", "<!-- end -->\n"
+SCENARIOS_BEGIN = "<!-- scenarios, written by python -m jepsen.proof -->\n"
 HEAD = "| bug | | run | tries | detected as | after |\n|---|---|---|---:|---|---:|\n"
 
 
+SCENARIOS_HEAD = "| scenario | bug | run | tries | detected as | after |\n|---|---|---|---:|---|---:|\n"
+
+
 class Row(NamedTuple):
-    """A planted bug, and the run that should detect it: workload, faults, seconds of faults."""
+    """A planted bug, and the run that should detect it: workload, faults, seconds of faults; or a scenario."""
 
     mistake: str
     workload: str
     nemesis: str
     seconds: int = 15
+    scenario: str = ""
+
+    @property
+    def name(self) -> str:
+        """The first cell of its line."""
+        return self.scenario or self.mistake
+
+    @property
+    def options(self) -> list[str]:
+        """Arguments of raftmq-jepsen that choose the run."""
+        what = ["scenario", self.scenario] if self.scenario else ["run", "--nemesis", self.nemesis]
+        return [*what, "--workload", self.workload, "--time", str(self.seconds)]
 
 
 ROWS = (
@@ -44,7 +60,7 @@ ROWS = (
     Row("delay-too-short", "delays", "calm", 10),
     Row("delayed-answered-before-commit", "delays", "kill", 40),
     Row("delivered-without-mark", "delays", "kill", 40),
-    Row("ended-while-ending", "transactions", "calm"),
+    Row("ended-while-ending", "late-ends", "calm"),
     Row("failed-sync-forgotten", "log", "disk-error"),
     Row("follower-serves-uncommitted", "log", "slow-disk", 45),
     Row("given-back-answered-at-once", "retries", "kill"),
@@ -68,6 +84,15 @@ ROWS = (
 )
 """With shorter faults some of them escape; those are in the table as well."""
 
+SCENARIO_ROWS = (
+    Row("queue-damage-served", "log", "", 60, "every-file"),
+    Row("majority-too-small", "log", "", 20, "members-under-faults"),
+    Row("majority-too-small", "log", "", 20, "peer-remove"),
+    Row("waits-for-the-slowest", "log", "", 20, "slow-node"),
+    Row("ack-before-fsync", "log", "", 15, "staggered-power-loss"),
+)
+"""One for each scenario that has no row of its own kind of fault above."""
+
 
 def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> str:
     """Run brokers with the bug, with at most ``tries`` seeds from ``seed`` on; returns the line of the table.
@@ -80,23 +105,27 @@ def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> st
         if noticed:
             break
     run = f"*{row.workload}*, {row.nemesis}, {row.seconds} s"
+    if row.scenario:
+        bug, run = f"`{row.mistake}`", f"*{row.workload}*, {row.seconds} s"
+        return f"| `{row.scenario}` | {bug} | {run} | {attempt} | {noticed or 'no'} | {took} |"
     return f"| `{row.mistake}` | {what(row.mistake)} | {run} | {attempt} | {noticed or 'no'} | {took} |"
 
 
 def _run(row: Row, *, backend: str, seed: int, store: Path) -> tuple[str, str]:
     """One run; the anomalies that it found ("" if none), and its duration."""
-    command = ["--workload", row.workload, "--nemesis", row.nemesis, "--time", str(row.seconds)]
-    command += ["--seed", str(seed), "--backend", backend]
+    command = [*row.options, "--seed", str(seed), "--backend", backend]
     before = set(store.glob("*"))
     done = subprocess.run(
-        [sys.executable, "-m", "jepsen", "run", *command, "--planted", row.mistake, "--store", str(store)],
+        [sys.executable, "-m", "jepsen", *command, "--planted", row.mistake, "--store", str(store)],
         capture_output=True,
         text=True,
         check=False,
     )
     made = set(store.glob("*")) - before
     # Several runs may share a store; the newest of this workload is ours.
-    directory = max((path for path in made if f"-{row.workload}-{row.nemesis}" in path.name), default=None)
+    directory = max(
+        (path for path in made if f"-{row.workload}-{row.scenario or row.nemesis}" in path.name), default=None
+    )
     if done.returncode == EXIT_CANNOT_RUN or directory is None:
         lines = (done.stdout + done.stderr).strip().splitlines()
         raise SystemExit(f"{row.mistake}: the run ended with {done.returncode}: {lines[-1] if lines else ''}")
@@ -123,17 +152,17 @@ def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected rows; returns 1 if a bug was not detected."""
     parser = argparse.ArgumentParser(prog="python -m jepsen.proof", description="Find planted mistakes with real runs.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which mistakes; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which mistakes or scenarios; all by default")
     parser.add_argument("--backend", default=default_backend())
     parser.add_argument("--seed", type=int, default=3, help="of the first try")
     parser.add_argument("--tries", type=int, default=1, help="seeds to try before a mistake counts as not noticed")
     parser.add_argument("--store", type=Path, default=Path("store"), help="where directories of runs are made")
     parser.add_argument("--write", action="store_true", help=f"put the lines into {PAGE.name}")
     options = parser.parse_args(arguments)
-    known = {row.mistake: row for row in ROWS}
+    known = {row.name: row for row in (*ROWS, *SCENARIO_ROWS)}
     if unknown := sorted(set(options.names) - known.keys()):
         parser.error(f"no row for {', '.join(unknown)}; there are {', '.join(known)}")
-    assert known.keys() <= set(names()), "a row is about no patch"
+    assert {row.mistake for row in known.values()} <= set(names()), "a row is about no patch"
     lines = []
     for name in options.names or known:
         tries = max(1, options.tries)
@@ -142,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         lines.append(line)
         if options.write:
-            PAGE.write_text(put_lines(PAGE.read_text(), [line]))
+            table = {"begin": SCENARIOS_BEGIN, "head": SCENARIOS_HEAD} if known[name].scenario else {}
+            PAGE.write_text(put_lines(PAGE.read_text(), [line], **table))
     return int(any("| no |" in line for line in lines))
 
 

@@ -21,6 +21,7 @@ from jepsen.deployments import open_network
 from jepsen.deployments.closed_senders import end_closed_senders
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovered, node_names, open_cluster
 from jepsen.deployments.disks import open_disks
+from jepsen.deployments.earlier import check_out_earlier
 from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.operators import verify_log
@@ -109,7 +110,12 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     if plan.planted and not is_of_clients(plan.planted):  # bugs in clients run from a copy
         source = directory / "planted"
         await trio.to_thread.run_sync(plant, plan.planted, source)
-    deployed = needs(plan.nemeses)
+    scenario = SCENARIOS[plan.scenario] if plan.scenario else None
+    deployed = needs(plan.nemeses, brokers=scenario.brokers if scenario is not None else 3)
+    earlier = None
+    if scenario is not None and scenario.from_earlier:
+        earlier = directory / "earlier"
+        say(f"brokers start with the earlier release, {await check_out_earlier(earlier)}")
     for each in remove_leftovers():
         say(f"removed what a run that is gone left: {each}")
     async with lone_errors(), AsyncExitStack() as stack:
@@ -127,10 +133,15 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             network,
             nodes,
             spares=spares,
-            settings={**workload_class.settings, **deployed.settings},
+            settings={
+                **workload_class.settings,
+                **deployed.settings,
+                **(scenario.settings if scenario is not None else {}),
+            },
             source=source,
             disks=disks,
             shims=shims,
+            earlier=earlier,
         ) as cluster:
             workload = workload_class(cluster, recorder, random.Random(f"{plan.seed} clients"))
             await _create_topic(cluster, workload.topic)

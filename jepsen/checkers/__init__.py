@@ -17,6 +17,7 @@ from jepsen.checkers.registers import check_registers
 from jepsen.checkers.retries import check_retries
 from jepsen.checkers.send_order import check_order
 from jepsen.checkers.servers import check_servers
+from jepsen.checkers.slow_node import check_slow_node
 from jepsen.checkers.total_queue import check_total_queue
 from jepsen.checkers.transactions import check_transactions
 from jepsen.history import History
@@ -38,6 +39,10 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "register": (check_registers, check_servers, check_coverage),
     "bulk": (check_bulk, check_log, check_order, check_servers, check_coverage),
     "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
+    "late-ends": (check_transactions, check_log, check_order, check_servers, check_coverage),
     "nats": (check_log, check_order, check_coverage),
 }
 """The checkers of each workload."""
+
+OF_SCENARIOS: dict[str, tuple[Checker, ...]] = {"slow-node": (check_slow_node,)}
+"""Those that a scenario has besides."""

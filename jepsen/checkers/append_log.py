@@ -35,6 +35,8 @@ class _Log(NamedTuple):
     final: Mapping[tuple[str, str], FinalQueue]
     nodes: Sequence[str]
     bases: Mapping[str, int]
+    keeps_all: bool
+    """Nothing in the run is a reason to remove messages: no limit of the log's size, no full disk."""
 
 
 def check_log(history: History) -> Result:
@@ -46,7 +48,9 @@ def check_log(history: History) -> Result:
             findings.cannot_tell(f"{send.value} was sent by two operations, so nobody knows whose message was read")
         sends[send.value] = send
     acknowledged = [send for send in sends.values() if send.outcome == "ok" and send.name not in LATER]
-    log = _Log(sends, acknowledged, batches(history), final_reads(history), history.nodes, bases(history))
+    log = _Log(
+        sends, acknowledged, batches(history), final_reads(history), history.nodes, bases(history), _keeps_all(history)
+    )
     places = _one_value_at_one_offset(log, findings)
     _one_offset_for_one_value(log, places, findings)
     floors = _floors(history, log)
@@ -266,13 +270,24 @@ def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings
                 findings.cannot_tell(f"{node} did not say where its log begins")
                 continue
             if offset < found.first and (send is None or _is_below(send, log.bases.get(node, 0))):
-                findings.counts["removed in their time"] += 1
+                if log.keeps_all:
+                    kept = f"{node} begins {queue} at {found.first}, and no file was due for removal"
+                    findings.add("removed-too-early", f"{value} at {queue}@{offset}: {kept}")
+                else:
+                    findings.counts["removed in their time"] += 1
                 continue
             has = found.values.get(offset, "nothing")
             anomaly = "flicker" if send is None else "lost-write"
             why = "read" if send is None else f"acknowledged to process {send.process}"
             how = "" if send is not None else f" ({_how_sent(log, value)})"
             findings.add(anomaly, f"{value} at {queue}@{offset} was {why}, {node} has {has} there in the end{how}")
+
+
+def _keeps_all(history: History) -> bool:
+    settings = history.plan.get("settings")
+    if settings is None or "retention_bytes" in settings or "retention_hours" in settings:
+        return False
+    return not any(fault.kind == "disk-full" for fault in history.faults)
 
 
 def _how_sent(log: _Log, value: str) -> str:

@@ -11,7 +11,7 @@ from jepsen.verdict import Findings, Result
 
 PROMISE = "a transactional message is visible once after its commit, and never before it or after a rollback"
 
-COMMIT = "commit"
+COMMIT, ROLLBACK = "commit", "rollback"
 
 
 def check_transactions(history: History) -> Result:
@@ -19,6 +19,8 @@ def check_transactions(history: History) -> Result:
     findings = Findings("transactions", PROMISE)
     commits: dict[str, int] = {}
     """When a transaction was first, or may have been first, committed."""
+    rolled_back: set[str] = set()
+    """Transactions whose rollback was confirmed."""
     promised: dict[str, str] = {}
     """Transactions that must be visible at the end, and why."""
     for operation in history.named("half", "end-transaction", "check"):
@@ -26,6 +28,8 @@ def check_transactions(history: History) -> Result:
         if operation.name == "half":
             continue
         value, wanted = operation.result if operation.name == "check" else operation.value
+        if wanted == ROLLBACK and operation.outcome == "ok" and operation.name == "end-transaction":
+            rolled_back.add(value)
         if wanted == COMMIT:
             said = operation.began
             commits[value] = min(said, commits.get(value, said))
@@ -42,8 +46,12 @@ def check_transactions(history: History) -> Result:
             what = f"{value} at {batch.queue}@{offset} by {batch.by}"
             if value not in commits:
                 findings.add("seen-without-commit", f"rolled back, or never ended, and read: {what}")
+            elif value in rolled_back:
+                findings.add("seen-after-rollback", f"its rollback was confirmed, and it is read: {what}")
             elif batch.at < commits[value]:
                 findings.add("seen-before-commit", f"read {(commits[value] - batch.at) / 1e9:.3f} s before: {what}")
+    for value in sorted(rolled_back & promised.keys()):
+        findings.add("ended-both-ways", f"{value}: its rollback was confirmed, and {promised[value]}")
     served = served_in_the_end(history, findings)
     for value, why in promised.items():
         if missing := [node for node, values in served.items() if value not in values]:

@@ -68,6 +68,9 @@ class Cluster:
     _nursery: trio.Nursery
     spares: tuple[str, ...]
     founders: tuple[str, ...]
+    earlier: Path | None = None
+    """The code of the earlier release, if brokers may run it."""
+    _earlier: set[str] = field(default_factory=set)
     _processes: dict[str, trio.Process] = field(default_factory=dict)
     _wanted: set[str] = field(default_factory=set)
     _moved: dict[str, Path] = field(default_factory=dict)
@@ -142,6 +145,27 @@ class Cluster:
         for name, value in settings.items():
             arguments += ["--set", f"{name}={value}"]
         return arguments
+
+    def use_earlier(self, node: str, earlier: bool) -> None:
+        """From its next start on, a broker runs the earlier release, or the current code again."""
+        assert self.earlier is not None or not earlier, "there is no earlier release in this run"
+        (self._earlier.add if earlier else self._earlier.discard)(node)
+
+    def is_earlier(self, node: str) -> bool:
+        """Whether a broker runs the earlier release from its next start on."""
+        return node in self._earlier
+
+    def code_of(self, node: str) -> Path | None:
+        """The directory of the code that a broker's process was told to run; None if there is no such process."""
+        try:
+            environment = Path(f"/proc/{self.pid(node)}/environ").read_bytes()
+        except OSError:
+            return None
+        variables = dict(each.partition(b"=")[::2] for each in environment.split(b"\0"))
+        return Path(os.fsdecode(variables[b"PYTHONPATH"])) if b"PYTHONPATH" in variables else self.source
+
+    def _source(self, name: str) -> Path:
+        return self.earlier if self.earlier is not None and name in self._earlier else self.source
 
     async def start_client(self, name: str, command: Sequence[str]) -> trio.Process:
         """Start or restart a client in a separate process; returns it, with pipes for input and output."""
@@ -249,7 +273,7 @@ class Cluster:
                     stderr=subprocess.STDOUT,
                     check=False,
                     start_new_session=True,
-                    cwd=self.source,
+                    cwd=self._source(name),
                 )
             )
         self._wanted.add(name)
@@ -262,7 +286,7 @@ class Cluster:
             data_dir,
             files=[self._secret, *(shim.files if shim is not None else ())],
             environment={RUN_VARIABLE: str(self.directory), **(shim.environment if shim is not None else {})},
-            source=None if self.source == ROOT else self.source,
+            source=None if self._source(name) == ROOT else self._source(name),
             descriptors_max=descriptors_max,
         )
 
@@ -407,6 +431,7 @@ async def open_cluster(
     source: Path = ROOT,
     disks: Mapping[str, Disk] | None = None,
     shims: Mapping[str, Shim] | None = None,
+    earlier: Path | None = None,
 ) -> AsyncIterator[Cluster]:
     """Start everything and wait for a leader; stop what still runs at the end. Raises ClusterFailed, OSError."""
     assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
@@ -419,6 +444,9 @@ async def open_cluster(
         cluster = Cluster(
             directory, network, nodes, dict(settings or {}), source, disks or {}, shims or {}, nursery, spares, nodes
         )
+        cluster.earlier = earlier
+        for node in nodes if earlier is not None else ():
+            cluster.use_earlier(node, True)
         try:
             for name in (*NAME_SERVERS, *nodes):
                 await cluster.start(name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from jepsen.deployments.cluster import Cluster
@@ -22,6 +22,15 @@ class Injection:
     recorder: Recorder
     rng: Random
     say: Callable[[str], None]
+    decks: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
+    """What `draw` has left, by name."""
+
+    def draw(self, name: str, cards: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """One of these at random; each comes before one comes again."""
+        deck = [card for card in self.decks.get(name, ()) if card in cards] or list(cards)
+        card = self.rng.choice(deck)
+        self.decks[name] = [each for each in deck if each != card]
+        return card
 
     def begin(self, step: Step, nodes: tuple[str, ...]) -> int:
         """A fault begins. Returns its number."""

@@ -46,42 +46,43 @@ async def _leave_and_come_back(injection: Injection, step: Step, node: str) -> N
     """A replica is removed, its directory is deleted, and it is added again and given a vote."""
     cluster = injection.cluster
     number = injection.begin(step, (node,))
-    await _change(cluster, {node: None}, _remove(node))
-    await _confirm(injection, number)
+    await change_members(cluster, {node: None}, remove(node))
+    await confirm_members(injection, number)
     await cluster.stop(node)
     await cluster.forget(node)
     await trio.sleep(step.seconds)
-    await _readd(cluster, node)
+    await readd(cluster, node)
     injection.end(number)
 
 
-async def _readd(cluster: Cluster, node: str) -> None:
+async def readd(cluster: Cluster, node: str) -> None:
+    """Start a node that was removed, and give it a vote again."""
     await cluster.start(node)
-    await _change(cluster, {node: "voter"}, _add(cluster, node, voter=True))
+    await change_members(cluster, {node: "voter"}, add(cluster, node, voter=True))
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
 
 
 async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> None:
     """A spare joins and becomes a voter; then any of the four leaves. With ``kills``, members die meanwhile."""
     cluster = injection.cluster
-    node = await _prepare_spare(cluster)
+    node = await prepare_spare(cluster)
     number = injection.begin(step, (node,))
     others = cluster.nodes
     cluster.joined(node)  # it may lead as soon as it is a voter
     async with trio.open_nursery() as nursery:
         if kills:
             nursery.start_soon(_kill_one_by_one, injection, others)
-        await _change(cluster, {node: "voter"}, _add(cluster, node, voter=True))
+        await change_members(cluster, {node: "voter"}, add(cluster, node, voter=True))
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
-    await _confirm(injection, number)
+    await confirm_members(injection, number)
     await trio.sleep(step.seconds)
     leaves = injection.rng.choice(cluster.nodes)
     others = tuple(each for each in cluster.nodes if each != leaves)
     async with trio.open_nursery() as nursery:
         if kills:
             nursery.start_soon(_kill_one_by_one, injection, others)
-        await _change(cluster, {leaves: None}, _remove(leaves))
-    await _gone(cluster, leaves)
+        await change_members(cluster, {leaves: None}, remove(leaves))
+    await gone(cluster, leaves)
     injection.end(number)
 
 
@@ -100,21 +101,21 @@ async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
 async def _learner_dies(injection: Injection, step: Step) -> None:
     """A spare is added and killed twice while it fetches the log; then it becomes a voter, and another one leaves."""
     cluster = injection.cluster
-    node = await _prepare_spare(cluster)
+    node = await prepare_spare(cluster)
     number = injection.begin(step, (node,))
-    await _change(cluster, {node: "learner"}, _add(cluster, node, voter=False))
-    await _confirm(injection, number)
+    await change_members(cluster, {node: "learner"}, add(cluster, node, voter=False))
+    await confirm_members(injection, number)
     for _ in range(2):
         await trio.sleep(injection.rng.uniform(*LEARN_SECONDS))
         await cluster.kill(node)
         await trio.sleep(step.seconds)
         await cluster.start(node)
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
-    await _change(cluster, {node: "voter"}, lambda session: session.change("promote", node))
+    await change_members(cluster, {node: "voter"}, lambda session: session.change("promote", node))
     cluster.joined(node)
     leaves = injection.rng.choice([each for each in cluster.nodes if each != node])
-    await _change(cluster, {leaves: None}, _remove(leaves))
-    await _gone(cluster, leaves)
+    await change_members(cluster, {leaves: None}, remove(leaves))
+    await gone(cluster, leaves)
     injection.end(number)
 
 
@@ -126,15 +127,15 @@ async def _replace(injection: Injection, step: Step) -> None:
     await cluster.kill(dead)
     cluster.left(dead)
     await trio.sleep(step.seconds)
-    node = await _prepare_spare(cluster)
+    node = await prepare_spare(cluster)
     address = _address(cluster, node)
-    await _change(
+    await change_members(
         cluster,
         {node: "voter", dead: None},
         lambda session: session.replace(dead, node, address, patience=CHANGE_SECONDS_MAX),
     )
     cluster.joined(node)
-    await _confirm(injection, number)
+    await confirm_members(injection, number)
     await cluster.forget(dead)
     injection.end(number)
 
@@ -165,9 +166,9 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
         injection.misbehaved(wiped, "was not told that its directory is another one")
     if (vote := await operators.vote(cluster, wiped)) is not None:
         injection.misbehaved(wiped, f"voted for {vote} with an empty directory")
-    await _change(cluster, {wiped: None}, _remove(wiped))
+    await change_members(cluster, {wiped: None}, remove(wiped))
     await cluster.forget(wiped)
-    await _readd(cluster, wiped)
+    await readd(cluster, wiped)
     injection.end(number)
 
 
@@ -188,7 +189,7 @@ async def look_at_wiped(injection: Injection, number: int, wiped: str, other: st
                 injection.misbehaved(wiped, f"got {table['raftmq.lastIndex']} entries before it was added anew")
 
 
-async def _prepare_spare(cluster: Cluster) -> str:
+async def prepare_spare(cluster: Cluster) -> str:
     """Start a spare without data; it waits until it is added."""
     node = cluster.spares[0]
     await cluster.forget(node)
@@ -196,7 +197,7 @@ async def _prepare_spare(cluster: Cluster) -> str:
     return node
 
 
-async def _gone(cluster: Cluster, node: str) -> None:
+async def gone(cluster: Cluster, node: str) -> None:
     """A removed member is a spare."""
     cluster.left(node)
     await cluster.stop(node)
@@ -207,12 +208,13 @@ def _address(cluster: Cluster, node: str) -> str:
     return "{}:{}".format(*cluster.network.replicates(node))
 
 
-async def _confirm(injection: Injection, number: int) -> None:
+async def confirm_members(injection: Injection, number: int) -> None:
+    """Observed: the members that the leader reports."""
     now = await operators.members(injection.cluster)
     injection.confirm(number, f"the group has the members {', '.join(sorted(now))}")
 
 
-async def _change(
+async def change_members(
     cluster: Cluster, roles: Mapping[str, str | None], act: Callable[[GroupSession], Awaitable[GroupAnswer]]
 ) -> None:
     """The effect of a `raftmq group` command, until these nodes have these roles, None for none. Raises ClusterFailed.
@@ -236,9 +238,11 @@ async def _change(
     raise ClusterFailed(f"the members {roles} were not had within {CHANGE_SECONDS_MAX:g} s: {told}")
 
 
-def _add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
+def add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
+    """`raftmq group add`."""
     return lambda session: session.add(node, _address(cluster, node), voter=voter, patience=CHANGE_SECONDS_MAX)
 
 
-def _remove(node: str) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
+def remove(node: str) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
+    """`raftmq group remove`."""
     return lambda session: session.change("remove", node)

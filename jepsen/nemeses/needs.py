@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jepsen.deployments import disks, shim
+from jepsen.deployments import disks, earlier, shim
 from jepsen.nemeses import resources
 from jepsen.profiles import ONLY_TOGETHER
 
@@ -42,10 +42,10 @@ class Deployed:
     """Of the brokers, besides those of the workload."""
 
 
-def needs(kinds: Collection[str]) -> Deployed:
-    """The requirements of all of these kinds."""
+def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployed:
+    """The requirements of all of these kinds, for at least so many brokers."""
     return Deployed(
-        count=5 if FIVE_BROKERS.intersection(kinds) else 3,
+        count=max(5, brokers) if FIVE_BROKERS.intersection(kinds) else brokers,
         spares=1 if SPARES.intersection(kinds) else 0,
         disks=bool(OWN_DISKS.intersection(kinds)),
         shims=bool(SHIMS.intersection(kinds)),
@@ -58,6 +58,8 @@ def why_not(kind: str, backend: str) -> str | None:
     """Why a kind of fault is not available with this back end; None if it is."""
     if kind in SWITCH and backend == "local":
         return "the back end local does not have it, netns and docker do"
+    if kind == "upgrade":
+        return earlier.unavailable()
     if kind == "disk-full" and os.geteuid() != 0:
         return "only root may mount a small file system"
     if kind in OWN_DISKS:

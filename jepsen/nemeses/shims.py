@@ -28,7 +28,7 @@ async def clock(injection: Injection, step: Step, leader: str) -> None:
         strobe = STROBE_SECONDS if how == "strobes" else 0.0
         injection.cluster.shims[node].order(skew_seconds=by, strobe_seconds=strobe)
     try:
-        await _confirm(injection, number, nodes, lambda shim: shim.wrong_times, "wrong times were told to")
+        await confirm_hits(injection, number, nodes, lambda shim: shim.wrong_times, "wrong times were told to")
         await trio.sleep(step.seconds)
     finally:
         _release(injection, nodes)
@@ -42,7 +42,7 @@ async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
     for node in nodes:
         injection.cluster.shims[node].order(sync_seconds=injection.rng.uniform(*SLOW_SYNC_SECONDS))
     try:
-        await _confirm(injection, number, nodes, lambda shim: shim.hit_syncs, "syncs were slow of")
+        await confirm_hits(injection, number, nodes, lambda shim: shim.hit_syncs, "syncs were slow of")
         await trio.sleep(step.seconds)
     finally:
         _release(injection, nodes)
@@ -61,10 +61,10 @@ async def disk_error(injection: Injection, step: Step, leader: str) -> None:
     cluster.may_end(node)
     if what == "writes":
         cluster.shims[node].order(write_errno=errno.EIO)
-        await _confirm(injection, number, (node,), lambda shim: shim.failed_writes, "writes failed of")
+        await confirm_hits(injection, number, (node,), lambda shim: shim.failed_writes, "writes failed of")
     else:
         cluster.shims[node].order(sync_errno=errno.EIO)
-        await _confirm(injection, number, (node,), lambda shim: shim.hit_syncs, "syncs failed of")
+        await confirm_hits(injection, number, (node,), lambda shim: shim.hit_syncs, "syncs failed of")
     with trio.move_on_after(_END_SECONDS_MAX):
         while cluster.is_running(node):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
@@ -82,9 +82,10 @@ def _release(injection: Injection, nodes: tuple[str, ...]) -> None:
         injection.cluster.shims[node].order()
 
 
-async def _confirm(
+async def confirm_hits(
     injection: Injection, number: int, nodes: tuple[str, ...], count: Callable[[Shim], int], told: str
 ) -> None:
+    """Wait until each of these brokers has met its faked clock or disk."""
     shims = injection.cluster.shims
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
         while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (no event to wait for)

@@ -26,7 +26,7 @@ from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM, KINDS, draw
 from jepsen.workloads import WORKLOADS
 
-ALL = [(scenario.name, scenario.kinds) for scenario in SCENARIOS.values()]
+ALL = [(scenario.name, scenario.kinds, scenario.workload) for scenario in SCENARIOS.values()]
 
 
 @pytest.mark.parametrize("profile", [CI, NIGHTLY])

@@ -6,7 +6,18 @@ import pytest
 
 from chaos.planted.__main__ import names
 from jepsen.nemeses import NEMESES
-from jepsen.proof import BEGIN, END, HEAD, PAGE, ROWS, put_lines
+from jepsen.proof import (
+    BEGIN,
+    END,
+    HEAD,
+    PAGE,
+    ROWS,
+    SCENARIO_ROWS,
+    SCENARIOS_BEGIN,
+    SCENARIOS_HEAD,
+    put_lines,
+)
+from jepsen.scenarios import SCENARIOS
 from jepsen.schedule import CALM
 from jepsen.workloads import WORKLOADS
 
@@ -16,6 +27,10 @@ def test_rows_name_what_there_is() -> None:
         assert row.mistake in names()
         assert row.workload in WORKLOADS
         assert row.nemesis in (*NEMESES, CALM)
+    for row in SCENARIO_ROWS:
+        assert row.mistake in names()
+        assert row.workload in WORKLOADS
+        assert row.scenario in SCENARIOS
 
 
 def test_lines_replace_older_ones_and_leave_others() -> None:
@@ -32,3 +47,4 @@ def test_page_without_a_table_is_refused() -> None:
 
 def test_page_has_the_table() -> None:
     assert put_lines(PAGE.read_text(), [])
+    assert put_lines(PAGE.read_text(), [], begin=SCENARIOS_BEGIN, head=SCENARIOS_HEAD)

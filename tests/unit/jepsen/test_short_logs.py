@@ -139,3 +139,13 @@ def test_queue_that_begins_later_at_a_replica_that_did_not_say_where_its_log_beg
     result = check_log(script.history())
     assert result.anomalies == {}
     assert result.unknown == ["n2 did not say where its log begins"]
+
+
+def test_removal_by_a_wrong_clock_is_an_anomaly() -> None:
+    script = Script()
+    script.events[0].v["settings"] = {"segment_bytes": "262144"}
+    script.sent(A, 0, pos=0)
+    script.sent(B, 1, pos=100)
+    for node in NODES:
+        script.final([B], node=node, first=1, base=100)
+    assert check_log(script.history()).anomalies == {"removed-too-early": 3}

@@ -39,6 +39,23 @@ def usual(script: Script) -> None:
     checked(script, C, "commit")
 
 
+def test_late_commit_after_a_rollback_must_not_make_it_visible() -> None:
+    script = Script()
+    usual(script)
+    ended(script, B, "commit", "info")
+    script.final_everywhere([A, B, C])
+    assert check_transactions(script.history()).anomalies == {"seen-after-rollback": 1}
+
+
+def test_commit_and_rollback_are_not_both_confirmed() -> None:
+    script = Script()
+    usual(script)
+    ended(script, A, "rollback")
+    script.final_everywhere([C])
+    anomalies = check_transactions(script.history()).anomalies
+    assert anomalies == {"ended-both-ways": 1, "commit-lost": 1}
+
+
 def test_committed_ones_are_visible_and_others_are_not() -> None:
     script = Script()
     usual(script)

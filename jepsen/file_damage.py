@@ -1,0 +1,77 @@
+"""Damage to any kind of file of a stopped broker: a flipped bit, a missing end, or a missing file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+
+from jepsen.damage import Damaged, closed_files, flip
+
+KEPT = 0.3
+"""At most this part of a truncated file is left."""
+
+
+def _log_indexes(directory: Path) -> list[Path]:
+    return sorted((directory / "commitlog").glob("*.index"))
+
+
+def _below(name: str) -> Callable[[Path], list[Path]]:
+    def found(directory: Path) -> list[Path]:
+        return sorted(path for path in (directory / name).rglob("*") if path.is_file() and path.stat().st_size)
+
+    return found
+
+
+def _named(*names: str) -> Callable[[Path], list[Path]]:
+    def found(directory: Path) -> list[Path]:
+        return [directory / name for name in names if (directory / name).is_file()]
+
+    return found
+
+
+FILES: Mapping[str, Callable[[Path], list[Path]]] = {
+    "closed log file": lambda directory: closed_files(directory / "commitlog"),
+    "sidecar of a log file": _log_indexes,
+    "checkpoint": _named("checkpoint"),
+    "both checkpoints": _named("checkpoint", "checkpoint.previous"),
+    "snapshot": lambda directory: sorted(path for path in directory.rglob("snapshot*") if path.is_file()),
+    "consume queue": _below("queues"),
+    "key index": _below("index"),
+}
+"""By kind: the files of that kind in a broker's directory."""
+
+MANNERS = ("a bit flips", "the end is missing", "it is missing")
+
+
+def break_file(rng: Random, directory: Path, kind: str, manner: str) -> list[Damaged]:
+    """Damage a file of this kind, or both checkpoints; returns the damage, empty if there is no such file.
+
+    A closed log file must come back byte by byte; what is derived from the log may be written in another way.
+    """
+    paths = FILES[kind](directory)
+    if paths and not kind.startswith("both"):
+        paths = [rng.choice(paths)]
+    return [_break(rng, path, manner, returns=kind == "closed log file") for path in paths]
+
+
+def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
+    before = path.read_bytes()
+    match manner:
+        case "a bit flips":
+            written = len(before.rstrip(b"\0")) or len(before)
+            flip(path, rng.randrange(written), rng.randrange(8))
+        case "the end is missing":
+            with path.open("r+b") as file:
+                file.truncate(rng.randrange(int(len(before) * KEPT) + 1))
+        case "it is missing":
+            path.unlink()
+        case _:
+            raise ValueError(f"nobody knows how to damage {path.name}: {manner!r}")
+    return Damaged(path, before, returns=returns)
+
+
+def told(damaged: list[Damaged]) -> str:
+    """What differs, as text; empty if nothing does."""
+    changed = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in damaged]
+    return ", ".join(changed) if damaged and all(each.changed_bytes for each in damaged) else ""

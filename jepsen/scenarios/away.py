@@ -1,0 +1,46 @@
+"""Replicas that acknowledge while one is away, and are away themselves when that one is back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import trio
+
+from jepsen.nemeses.injection import Injection
+from jepsen.nemeses.partitions import cut
+from jepsen.nemeses.power import lose_power
+from jepsen.schedule import apart
+
+AWAY_SECONDS = 4.0
+"""How long a majority continues alone: longer than clients and replicas need to notice."""
+
+Away = Callable[[Injection, int, str], AbstractAsyncContextManager[None]]
+"""``away(injection, fault, node)``: the node takes no part until the block ends; confirms the fault."""
+
+
+def cut_off(injection: Injection, number: int, node: str) -> AbstractAsyncContextManager[None]:
+    """A node receives nothing from the others, and they nothing from it."""
+    others = [each for each in injection.cluster.nodes if each != node]
+    return cut(injection, number, apart(node, others))
+
+
+async def away_then_power_loss(kind: str, away: Away, injection: Injection) -> None:
+    """The leader and one follower acknowledge; then that follower loses power, its leader is away, and the third is
+    back.
+
+    The two that are left are one that missed everything and one that should have it on its disk.
+    """
+    cluster = injection.cluster
+    leader = await cluster.leader()
+    missing, kept = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
+    async with injection.fault(kind, "one follower", (missing,)) as first, away(injection, first, missing):
+        await trio.sleep(AWAY_SECONDS)
+    async with (
+        injection.fault(kind, "the leader", (leader,)) as second,
+        away(injection, second, leader),
+        injection.fault("power-loss", "the other follower", (kept,)) as third,
+    ):
+        await lose_power(injection, third, (kept,))
+        await cluster.start(kept)
+        await trio.sleep(AWAY_SECONDS)

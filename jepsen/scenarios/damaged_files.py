@@ -1,0 +1,73 @@
+"""Files of stopped brokers that are damaged: bits of the log on one or on all replicas, and files of every kind."""
+
+from __future__ import annotations
+
+import trio
+
+from jepsen.damage import closed_files, flip_bits, forget_sidecars, helix
+from jepsen.file_damage import FILES, MANNERS, break_file, told
+from jepsen.nemeses.disks import repaired, wait_for_closed_files
+from jepsen.nemeses.injection import Injection
+
+BITS_MAX = 20
+SETTINGS = {"checkpoint_seconds": "0.2"}
+"""Of the brokers: recent files of every kind."""
+SETTLED_SECONDS = 2.0
+"""So that checkpoints, queues and indexes of recent messages are on the disk."""
+
+
+async def bit_errors(injection: Injection) -> None:
+    """Bits of all closed log files of one replica flip."""
+    cluster = injection.cluster
+    node = injection.rng.choice(cluster.nodes)
+    commitlog = cluster.data_dir(node) / "commitlog"
+    await wait_for_closed_files(cluster, (node,))
+    async with injection.fault("damage", "bits of every closed file", (node,)) as number:
+        await cluster.kill(node)
+        damaged = flip_bits(injection.rng, closed_files(commitlog), bits_max=BITS_MAX)
+        forget_sidecars(commitlog)
+        injection.confirm(number, f"{sum(each.changed_bytes for each in damaged)} bytes of {len(damaged)} files differ")
+        await trio.sleep(1.0)
+        await cluster.start(node)
+        await repaired(injection, node, damaged)
+
+
+async def on_every_replica(injection: Injection) -> None:
+    """All replicas are damaged, no two of them in the same place; all must repair each other."""
+    cluster = injection.cluster
+    await wait_for_closed_files(cluster, cluster.nodes)
+    async with injection.fault("damage", "helix", cluster.nodes, majority=False) as number:
+        for node in cluster.nodes:
+            await cluster.kill(node)
+        logs = {node: cluster.data_dir(node) / "commitlog" for node in cluster.nodes}
+        damaged = helix(injection.rng, logs)
+        if all(each and all(one.is_changed for one in each) for each in damaged.values()):
+            told = ", ".join(f"{sum(one.changed_bytes for one in each)} of {node}" for node, each in damaged.items())
+            injection.confirm(number, f"bytes that differ: {told}; none on two of them")
+        for node in cluster.nodes:
+            forget_sidecars(logs[node])
+            await cluster.start(node)
+        async with trio.open_nursery() as nursery:
+            for node in cluster.nodes:
+                nursery.start_soon(repaired, injection, node, damaged[node])
+
+
+async def files_of_every_kind(injection: Injection) -> None:
+    """A file of one kind is damaged in one manner; each kind in each manner comes before one comes again.
+
+    The broker must start, serve what it served before, and bring back closed log files byte by byte.
+    """
+    cluster = injection.cluster
+    node = injection.rng.choice(cluster.nodes)
+    await wait_for_closed_files(cluster, (node,))
+    await trio.sleep(SETTLED_SECONDS)
+    await cluster.kill(node)
+    directory = cluster.data_dir(node)
+    there = [(kind, manner) for kind in FILES if FILES[kind](directory) for manner in MANNERS]
+    kind, manner = injection.draw("files", there)
+    async with injection.fault("damage", f"{kind}: {manner}", (node,)) as number:
+        damaged = break_file(injection.rng, directory, kind, manner)
+        if differs := told(damaged):
+            injection.confirm(number, f"missing or different: {differs}")
+        await cluster.start(node)
+        await repaired(injection, node, damaged)

@@ -1,0 +1,131 @@
+"""Members that are removed and added while others are dead or cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from jepsen.deployments import operators
+from jepsen.nemeses.injection import Injection
+from jepsen.nemeses.members import (
+    CHANGE_SECONDS_MAX,
+    ELECTION_SECONDS,
+    add,
+    change_members,
+    confirm_members,
+    gone,
+    prepare_spare,
+    readd,
+    remove,
+)
+from jepsen.nemeses.processes import state_of_process
+from jepsen.scenarios.away import cut_off
+from mq.cli.errors import CommandFailed
+from mq.client import ClientError
+
+WITHIN_SECONDS = 1.0
+LOOK_SECONDS = 0.2
+CUT_SECONDS = (1.0, 4.0)
+REST_SECONDS = (0.2, 1.5)
+
+
+async def peer_remove(injection: Injection) -> None:
+    """Of five, one is cut off, another is removed, and within a second three die, among them the leader.
+
+    The two that are left, the one that was cut off among them, are a majority neither of five nor of four: neither may
+    lead, whether the removal was committed or not.
+    """
+    cluster = injection.cluster
+    leader = await cluster.leader()
+    alone, removed, dead, alive = injection.rng.sample([node for node in cluster.nodes if node != leader], 4)
+    async with injection.fault("members", "one is removed", (removed,), majority=False) as change:
+        dying = (leader, removed, dead)
+        async with (
+            injection.fault("partition", "one follower", (alone,), majority=False) as cut,
+            cut_off(injection, cut, alone),
+            injection.fault("kill", "three of five", dying, majority=False) as kill,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_ask_to_remove, injection, removed)
+            await trio.sleep(injection.rng.uniform(0.1, WITHIN_SECONDS))
+            pids = [cluster.pid(node) for node in dying]
+            async with trio.open_nursery() as kills:
+                for node in dying:
+                    kills.start_soon(cluster.kill, node)
+            nursery.cancel_scope.cancel()
+            if not any(map(state_of_process, pids)):
+                injection.confirm(kill, f"no process has the ids {', '.join(map(str, pids))} any more")
+        await look_at_minority(injection, (alone, alive), of=len(cluster.nodes))
+        for node in dying:
+            await cluster.start(node)
+        await change_members(cluster, {removed: None}, remove(removed))
+        await confirm_members(injection, change)
+        await cluster.stop(removed)
+        await cluster.forget(removed)
+        await readd(cluster, removed)
+
+
+async def _ask_to_remove(injection: Injection, node: str) -> None:
+    try:
+        async with operators.open_session(injection.cluster) as session:
+            injection.say(f"  told to remove {node}: {(await session.change('remove', node)).text}")
+    except (ClientError, CommandFailed) as error:
+        injection.say(f"  not known whether {node} is removed: {error}")
+
+
+async def look_at_minority(injection: Injection, nodes: Sequence[str], *, of: int) -> None:
+    """For as long as an election takes: none of these few replicas may lead."""
+    with trio.move_on_after(ELECTION_SECONDS):
+        while True:
+            for node in nodes:
+                table = await injection.cluster.figures(node)
+                if table is not None and table["raftmq.role"] == "leader":
+                    did = f"leads in term {table['raftmq.term']} with {len(nodes)} of {of} replicas alive"
+                    injection.misbehaved(node, did)
+                    return
+            await trio.sleep(LOOK_SECONDS)
+
+
+async def change_under_faults(injection: Injection) -> None:
+    """A fourth replica joins and one leaves; meanwhile one replica after the other is killed or cut off."""
+    cluster = injection.cluster
+    node = await prepare_spare(cluster)
+    async with injection.fault("members", "a fourth joins, one leaves", (node,)) as number:
+        voters = cluster.nodes
+        cluster.joined(node)  # it may lead as soon as it is a voter
+        changed = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_disturb, injection, voters, changed)
+            await change_members(cluster, {node: "voter"}, add(cluster, node, voter=True))
+            changed.set()
+        await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
+        await confirm_members(injection, number)
+        leaves = injection.rng.choice(cluster.nodes)
+        changed = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_disturb, injection, [each for each in cluster.nodes if each != leaves], changed)
+            await change_members(cluster, {leaves: None}, remove(leaves))
+            changed.set()
+        await gone(cluster, leaves)
+
+
+async def _disturb(injection: Injection, nodes: Sequence[str], until: trio.Event) -> None:
+    """One after the other is killed or cut off, at least one of each."""
+    cluster, rng = injection.cluster, injection.rng
+    due = ["kill", "partition"]
+    while due or not until.is_set():
+        kind = due.pop(rng.randrange(len(due))) if due else rng.choice(("kill", "partition"))
+        await trio.sleep(rng.uniform(*REST_SECONDS))
+        node = rng.choice(nodes)
+        async with injection.fault(kind, "one", (node,)) as number:
+            if kind == "partition":
+                async with cut_off(injection, number, node):
+                    await trio.sleep(rng.uniform(*CUT_SECONDS))
+            else:
+                pid = cluster.pid(node)
+                await cluster.kill(node)
+                if not state_of_process(pid):
+                    injection.confirm(number, f"no process has the id {pid} any more")
+                await cluster.start(node)
+                await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)

@@ -1,0 +1,32 @@
+"""What a scenario is: a round of faults in an order that made other systems lose acknowledged messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from jepsen.nemeses.injection import Injection
+
+Round = Callable[[Injection], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A sequence of faults.
+
+    Attributes:
+        kinds: the kinds of faults in each round.
+        workload: what clients do, unless told otherwise.
+        brokers: how many there are.
+        settings: of the brokers, besides those of the workload.
+        from_earlier: brokers start with the software of the earlier release.
+    """
+
+    name: str
+    summary: str
+    kinds: tuple[str, ...]
+    round: Round
+    workload: str = "log"
+    brokers: int = 3
+    settings: Mapping[str, str] = field(default_factory=dict)
+    from_earlier: bool = False
