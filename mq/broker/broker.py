@@ -515,6 +515,7 @@ class Broker:
             "unread_waiting": self._unread.kept_waiting,
             "elections": self._elections,
             "messages": self.appender.messages,
+            "messages_compiled": self.appender.compiled_messages,
             "pending_bytes": self.appender.pending_bytes,
             "held_pulls": len(self._polling),
             "held_bytes": self._polling.nbytes + self.services.pops.polling.nbytes,

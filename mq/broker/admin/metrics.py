@@ -55,6 +55,9 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "raftmq_replies_unread_waiting", _G, "Clients that must read replies before the broker reads their requests."
     ),
     "messages": _Named("raftmq_messages_appended", _C, "Messages appended to the log by this replica as the leader."),
+    "messages_compiled": _Named(
+        "raftmq_messages_appended_compiled", _C, "Messages among them that the compiled send path received."
+    ),
     "elections": _Named("raftmq_elections_won", _C, "Elections won by this replica."),
     "pending_bytes": _Named(
         "raftmq_messages_unacknowledged_bytes", _G, "Bytes of pending writes: messages not acknowledged yet."

@@ -65,6 +65,7 @@ class Appender:
         pending: items that wait for their round. The send handler appends to it, and adds to ``pending_bytes``, itself.
         pending_bytes: bytes of all records that are not committed yet.
         messages: number of messages and commands in all entries so far.
+        compiled_messages: how many of these messages the compiled send path has taken.
         entry_bytes_max: the maximum of an entry with several items.
     """
 
@@ -99,6 +100,7 @@ class Appender:
         self._round_ends: deque[int] = deque()
         self.is_open = False
         self.messages = 0
+        self.compiled_messages = 0
 
     def open(self) -> None:
         """Accept messages: this replica leads, and all older entries are dispatched."""
@@ -240,6 +242,7 @@ class Appender:
                 break
             entry.index = last_index = index
             self.messages += entry.messages
+            self.compiled_messages += entry.compiled_messages
             for framed in entry.framed:
                 framed()
             self._committing.append(entry)

@@ -52,18 +52,30 @@ class Entry:
     Attributes:
         nbytes: bytes of its records.
         messages: how many messages and commands it has.
+        compiled_messages: how many of them are plain sends that the compiled send path has taken.
         replies: replies by connection, to be sent when it is committed.
         callbacks: callbacks with the places of messages and commands, to be called when it is committed.
         framed: callbacks to be called when it is framed.
         annotation, runs: its additions to queues, encoded for other replicas, and as objects for this one.
     """
 
-    __slots__ = ("annotation", "callbacks", "framed", "index", "messages", "nbytes", "replies", "runs")
+    __slots__ = (
+        "annotation",
+        "callbacks",
+        "compiled_messages",
+        "framed",
+        "index",
+        "messages",
+        "nbytes",
+        "replies",
+        "runs",
+    )
 
     def __init__(self, nbytes: int) -> None:
         self.index = 0
         self.nbytes = nbytes
         self.messages = 0
+        self.compiled_messages = 0
         self.replies: list[tuple[ClientConnection, list[bytes]]] = []
         self.callbacks: list[tuple[OnOutcome, Stored]] = []
         self.framed: list[Callable[[], None]] = []
@@ -99,6 +111,7 @@ class EntryBuilder:
                 if isinstance(other, SendBlock):
                     parts.append(other.build(pos, store_ms, touched, entry.replies))
                     entry.messages += other.count - 1
+                    entry.compiled_messages += other.count
                     pos += nbytes
                 elif isinstance(other, PendingBatch):
                     self._build_batch(other, parts, touched, entry, sequenced, pos, store_ms)
