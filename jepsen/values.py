@@ -29,6 +29,11 @@ def tag_of(value: str) -> str:
     return f"t{int(value.split('.')[1]) % 4}"
 
 
+def unique_key_of(value: str) -> str:
+    """The unique key of a value's message, in letters and digits as clients make it."""
+    return value.replace(".", "x")
+
+
 def properties_of(value: str) -> dict[str, str]:
     """The properties that the sender sets on a value's message."""
     return {PROPERTY: value}

@@ -11,7 +11,7 @@ import trio
 
 from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode
-from mq.protocol.frames import split_frames
+from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header, encode_request
 
 OnAnswer = Callable[[Response, bytes], None]
@@ -28,14 +28,31 @@ class Wire:
         self._waiting: dict[int, OnAnswer] = {}
         self._sending = trio.Lock()
 
+    def frame(
+        self,
+        code: int,
+        ext: dict[str, Any] | None,
+        on_answer: OnAnswer | None,
+        body: bytes = b"",
+        *,
+        serialization: int = JSON,
+    ) -> bytes:
+        """The bytes of a request, which the caller sends with `write`. Without ``on_answer``, it wants no response."""
+        opaque = next(self._opaque)
+        if on_answer is not None:
+            self._waiting[opaque] = on_answer
+        fields = None if ext is None else {name: str(value) for name, value in ext.items()}
+        oneway = on_answer is None
+        return encode_request(code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization)
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes as they are. Raises trio.BrokenResourceError."""
+        async with self._sending:
+            await self._stream.send_all(data)
+
     async def post(self, code: int, ext: dict[str, Any] | None, on_answer: OnAnswer, body: bytes = b"") -> None:
         """Send a request. Raises trio.BrokenResourceError."""
-        opaque = next(self._opaque)
-        self._waiting[opaque] = on_answer
-        fields = None if ext is None else {name: str(value) for name, value in ext.items()}
-        request = encode_request(code, opaque, ext=fields, body=body)
-        async with self._sending:
-            await self._stream.send_all(request)
+        await self.write(self.frame(code, ext, on_answer, body))
 
     async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
         """Send a request and wait for its response. Raises trio.BrokenResourceError."""

@@ -1,4 +1,7 @@
-"""Messages with a delay level, a delay or a delivery time; some are recalled before."""
+"""Messages with a delay level, a delay or a delivery time; some are recalled before.
+
+Pipelines have some of them among plain sends, which the broker receives in another way.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,15 @@ import trio
 
 from jepsen.recorder import Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.wire import send_fields
+from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines
+from jepsen.workloads.raw_answers import record_refused
 from jepsen.workloads.readers import LaterWorkload
-from jepsen.workloads.workload import SIZES
+from jepsen.workloads.workload import QUEUES, SIZES
 from mq.client import ClientError, Message, NotRecalled, Producer
+from mq.protocol import properties
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 
 WORKERS = 8
 LEVELS_MS = {1: 1000, 2: 5000}
@@ -33,6 +42,29 @@ class DelaysWorkload(LaterWorkload):
     summary = "messages with delay levels and exact times, some recalled, and readers that note when they come"
 
     async def produce(self) -> None:
+        """Run all workers, and those that write pipelines."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._produce_delayed)
+            nursery.start_soon(send_pipelines, self, self._add_delayed)
+
+    def _add_delayed(self, pipeline: Pipeline, rng: random.Random) -> None:
+        """A message with a delay level, in a pipeline."""
+        worker, value = pipeline.new_message(rng)
+        level = rng.choice(tuple(LEVELS_MS))
+        worker.invoke("schedule", v=value, o=LEVELS_MS[level])
+
+        def answered(answer: Response, body: bytes) -> None:
+            if answer.code == ResponseCode.SUCCESS:
+                worker.ok("schedule", v=value)
+                self.expected.add(value)
+            else:
+                record_refused(worker, "schedule", answer, value)
+
+        own = own_properties(value) | {properties.DELAY: str(level)}
+        fields = send_fields(self.topic, rng.randrange(QUEUES), properties.encode(own))
+        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
+
+    async def _produce_delayed(self) -> None:
         """Run all workers; a message with an unknown outcome is not sent again, so that each is stored once."""
         async with (
             Producer(self.cluster.namesrv, "jepsen_delays", retry_unknown=False) as producer,

@@ -1,7 +1,8 @@
 """A queue as a log: raw requests to any replica append, read, and query the end.
 
 No retries and no hidden client state: the response of a broker is what is recorded. Followers forward appends to the
-leader, and answer reads and queries themselves.
+leader, and answer reads and queries themselves. Most messages have unique keys, as those of clients: a leader receives
+them with the compiled send path. Some clients write pipelines of mixed requests, see `jepsen.workloads.pipelines`.
 """
 
 from __future__ import annotations
@@ -15,42 +16,44 @@ from typing import ClassVar
 import trio
 
 from jepsen.recorder import Worker
-from jepsen.records import values_in
-from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.values import body_of, new_value
 from jepsen.wire import Wire, open_wire, pull_fields, send_fields
+from jepsen.workloads.pipelines import own_properties, send_pipelines
+from jepsen.workloads.raw_answers import record_end, record_pulled, record_sent
 from jepsen.workloads.watching import CONNECT_SECONDS, watch
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
-from mq.client.send_outcome import judge_answer
 from mq.protocol import properties
-from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.codes import RequestCode
 
 ANSWER_SECONDS = (5.0, 5.0, 5.0, 20.0)
 """By worker. One waits longer than a leader is cut off, and so learns how that leader's appends ended."""
 REST_SECONDS = 0.005
 READ_BACK_MAX = 100
 """How far behind the newest acknowledged message a read may begin."""
-
-_NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
+KEYED_CHANCE = 0.9
+"""Chance that a message has a unique key; brokers make one for the others."""
 
 
 class LogWorkload(Workload):
     """See the module."""
 
     workers: ClassVar[int] = 8
+    has_pipelines: ClassVar[bool] = True
     name = "log"
     summary = "raw appends, reads and questions for the end of queues, at any replica"
 
     async def produce(self) -> None:
-        """Run all workers, each doing one operation at a time; and per replica one that queries ends and one that
-        reads.
+        """Run all workers, each doing one operation at a time; some that write pipelines; and per replica one that
+        queries ends and one that reads.
 
-        Those two never wait for an append, so they see what a replica serves while appends are slow.
+        The last two never wait for an append, so they see what a replica serves while appends are slow.
         """
         async with trio.open_nursery() as nursery:
             for node in self.cluster.nodes:
                 nursery.start_soon(watch, self.cluster, node, self._ask_end_apart, self.stopping)
                 nursery.start_soon(watch, self.cluster, node, self._read_newest_apart, self.stopping)
+            if self.has_pipelines:
+                nursery.start_soon(send_pipelines, self)
             for number in range(self.workers):
                 nursery.start_soon(self._work, number, random.Random(self.rng.random()))
 
@@ -88,54 +91,33 @@ class LogWorkload(Workload):
         queue_id = rng.randrange(QUEUES)
         chance = rng.random()
         if chance < 0.7:
-            await self._send(worker, wire, node, queue_id, rng.choice(SIZES))
+            await self._send(worker, wire, node, queue_id, rng)
         elif chance < 0.85:
             await self._read(worker, wire, node, queue_id, rng.randrange(READ_BACK_MAX))
         else:
             await self._ask_end(worker, wire, node, queue_id)
 
-    async def _send(self, worker: Worker, wire: Wire, node: str, queue_id: int, size: int) -> None:
-        value = new_value(worker.process, worker.next_number(), size)
-        own = {properties.TAGS: tag_of(value), properties.KEYS: value, **properties_of(value)}
+    async def _send(self, worker: Worker, wire: Wire, node: str, queue_id: int, rng: random.Random) -> None:
+        value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
+        own = own_properties(value, keyed=rng.random() < KEYED_CHANCE)
         fields = send_fields(self.topic, queue_id, properties.encode(own))
         queue = f"{self.topic}/{queue_id}"
         with unknown_unless_answered(worker, "send", k=queue, v=value, n=node):
             answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
-        if answer.code == ResponseCode.SUCCESS:
-            offset = int(answer.ext["queueOffset"])
-            queue = f"{self.topic}/{answer.ext['queueId']}"
-            position = parse_offset_message_id(answer.ext["msgId"]).physical_offset
-            worker.ok("send", k=queue, v=value, o=offset, n=node, pos=position)
-            self.acknowledge(queue, offset, value)
-            return
-        told = f"code {answer.code}: {answer.remark}"
-        if judge_answer(answer.code, answer.remark).stored == "no":
-            worker.fail("send", told, k=queue, v=value, n=node)
-        else:
-            worker.info("send", told, k=queue, v=value, n=node)
+        record_sent(self, worker, answer, value, queue, node)
 
     async def _read(self, worker: Worker, wire: Wire, node: str, queue_id: int, back: int) -> None:
         queue = f"{self.topic}/{queue_id}"
         offset = max(0, self.newest[queue] - back)
         with unknown_unless_answered(worker, "read", k=queue, n=node, o=offset):
             answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(self.topic, queue_id, offset))
-        if answer.code == ResponseCode.SUCCESS:
-            worker.ok("read", k=queue, n=node, v=values_in(body))
-        elif answer.code == ResponseCode.PULL_OFFSET_MOVED and int(answer.ext["nextBeginOffset"]) < offset:
-            worker.ok("read", k=queue, n=node, v=[], err=f"moved back to {answer.ext['nextBeginOffset']}")
-        elif answer.code in _NOTHING:
-            worker.ok("read", k=queue, n=node, v=[])
-        else:
-            worker.fail("read", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+        record_pulled(worker, answer, body, queue, node, offset)
 
     async def _ask_end(self, worker: Worker, wire: Wire, node: str, queue_id: int) -> None:
         queue = f"{self.topic}/{queue_id}"
         with unknown_unless_answered(worker, "end", k=queue, n=node):
             answer, _ = await wire.ask(RequestCode.GET_MAX_OFFSET, {"topic": self.topic, "queueId": queue_id})
-        if answer.code == ResponseCode.SUCCESS:
-            worker.ok("end", k=queue, n=node, o=int(answer.ext["offset"]))
-        else:
-            worker.fail("end", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+        record_end(worker, answer, queue, node)
 
 
 @contextmanager

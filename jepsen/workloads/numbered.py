@@ -1,24 +1,27 @@
 """Sends with sequence numbers: a send with an unknown outcome is retried until its outcome is known.
 
 Each attempt goes to any replica over its own connection, some to two at once, and some messages are resent although
-they are known to be stored. All responses must report the same place.
+they are known to be stored. All responses must report the same place. Pipelines have numbered messages among plain
+sends, which the broker receives in another way.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import trio
 
 from jepsen.recorder import Worker
-from jepsen.values import body_of, new_value, properties_of, tag_of
+from jepsen.values import body_of, new_value
 from jepsen.wire import ask_once, send_fields
+from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines
+from jepsen.workloads.raw_answers import record_refused
 from jepsen.workloads.workload import QUEUES, SIZES, Workload
-from mq.client.send_outcome import judge_answer
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 
 PRODUCERS = 6
 PATIENCES = (0.05, 0.5, 3.0)
@@ -40,8 +43,9 @@ class NumberedWorkload(Workload):
     patiences: ClassVar[tuple[float, ...]] = PATIENCES
 
     async def produce(self) -> None:
-        """Run all producers, each with its own id and numbers."""
+        """Run all producers, each with its own id and numbers, and those that write pipelines."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_in_pipelines)
             for number in range(PRODUCERS):
                 nursery.start_soon(self._send_all, f"jepsen-{number}", random.Random(self.rng.random()))
 
@@ -59,11 +63,23 @@ class NumberedWorkload(Workload):
                 await self._attempt(producer, *rng.choice(latest), rng)
             await trio.sleep(REST_SECONDS * rng.random())
 
+    async def _send_in_pipelines(self) -> None:
+        """One producer whose numbers are in pipelines; the last one is sent alone until its outcome is known."""
+        producer = _PipelinedProducer(self, "jepsen-pipelines")
+        await send_pipelines(self, producer.add)
+        if (left := producer.under_way) is not None:
+            await self._attempt_until_known(producer.worker, producer.name, *left, random.Random(self.rng.random()))
+
     async def _send_until_known(
         self, worker: Worker, producer: str, number: int, value: str, queue_id: int, rng: random.Random
     ) -> None:
-        """Attempts until one is answered. A numbering producer must not skip a number."""
         worker.invoke("send", k=f"{self.topic}/{queue_id}", v=value)
+        await self._attempt_until_known(worker, producer, number, value, queue_id, rng)
+
+    async def _attempt_until_known(
+        self, worker: Worker, producer: str, number: int, value: str, queue_id: int, rng: random.Random
+    ) -> None:
+        """Attempts until one is answered. A numbering producer must not skip a number."""
         while True:
             answers: list[tuple[str, int] | None] = []
 
@@ -85,33 +101,75 @@ class NumberedWorkload(Workload):
     ) -> tuple[str, int] | None:
         """Send once; returns queue and offset, or None."""
         node = rng.choice(self.cluster.nodes)
-        own = {
-            properties.TAGS: tag_of(value),
-            properties.KEYS: value,
-            properties.PRODUCER_ID: producer,
-            properties.SEQUENCE: str(number),
-            **properties_of(value),
-        }
         attempt = Worker(self.recorder)
         attempt.invoke("attempt", k=f"{self.topic}/{queue_id}", v=value, n=node)
         told = await ask_once(
             self.cluster.network.clients_reach(node),
             RequestCode.SEND_MESSAGE_V2,
-            send_fields(self.topic, queue_id, properties.encode(own)),
+            numbered_fields(self.topic, queue_id, producer, number, value),
             body_of(value),
             rng.choice(self.patiences),
         )
         if told is None:
             attempt.info("attempt", "no answer", v=value, n=node)
             return None
-        answer, _ = told
-        if answer.code == ResponseCode.SUCCESS:
-            queue, offset = f"{self.topic}/{answer.ext['queueId']}", int(answer.ext["queueOffset"])
-            attempt.ok("attempt", k=queue, v=value, o=offset, n=node)
-            return queue, offset
-        error = f"code {answer.code}: {answer.remark}"
-        if judge_answer(answer.code, answer.remark).stored == "no":
-            attempt.fail("attempt", error, v=value, n=node)
-        else:
-            attempt.info("attempt", error, v=value, n=node)
-        return None
+        return record_attempt(self, attempt, told[0], value, node)
+
+
+class _PipelinedProducer:
+    """A producer that sends a number in each pipeline, again in the next one if it got no answer.
+
+    Attributes:
+        name: its producer id.
+        worker: of the sends.
+        under_way: number, value and queue id of the message whose outcome is not known.
+    """
+
+    def __init__(self, workload: NumberedWorkload, name: str) -> None:
+        self.name = name
+        self.worker = Worker(workload.recorder)
+        self.under_way: tuple[int, str, int] | None = None
+        self._workload = workload
+        self._numbers = itertools.count()
+
+    def add(self, pipeline: Pipeline, rng: random.Random) -> None:
+        """Add an attempt to a pipeline, sometimes two."""
+        workload = self._workload
+        if self.under_way is None:
+            value = new_value(self.worker.process, number := next(self._numbers), rng.choice(SIZES))
+            self.under_way = number, value, rng.randrange(QUEUES)
+            self.worker.invoke("send", k=f"{workload.topic}/{self.under_way[2]}", v=value)
+        for _ in range(2 if rng.random() < AT_ONCE_CHANCE else 1):
+            self._add_attempt(pipeline, *self.under_way)
+
+    def _add_attempt(self, pipeline: Pipeline, number: int, value: str, queue_id: int) -> None:
+        workload, attempt = self._workload, Worker(self._workload.recorder)
+        attempt.invoke("attempt", k=f"{workload.topic}/{queue_id}", v=value, n=pipeline.node)
+
+        def answered(answer: Response, body: bytes) -> None:
+            place = record_attempt(workload, attempt, answer, value, pipeline.node)
+            if place is not None and self.under_way is not None and self.under_way[0] == number:
+                self.worker.ok("send", k=place[0], v=value, o=place[1])
+                workload.acknowledge(*place, value)
+                self.under_way = None
+
+        fields = numbered_fields(workload.topic, queue_id, self.name, number, value)
+        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
+
+
+def numbered_fields(topic: str, queue_id: int, producer: str, number: int, value: str) -> dict[str, Any]:
+    """The fields of a send with a sequence number."""
+    own = own_properties(value) | {properties.PRODUCER_ID: producer, properties.SEQUENCE: str(number)}
+    return send_fields(topic, queue_id, properties.encode(own))
+
+
+def record_attempt(
+    workload: NumberedWorkload, attempt: Worker, answer: Response, value: str, node: str
+) -> tuple[str, int] | None:
+    """The end of an `attempt`; returns queue and offset, or None if it was refused."""
+    if answer.code == ResponseCode.SUCCESS:
+        queue, offset = f"{workload.topic}/{answer.ext['queueId']}", int(answer.ext["queueOffset"])
+        attempt.ok("attempt", k=queue, v=value, o=offset, n=node)
+        return queue, offset
+    record_refused(attempt, "attempt", answer, value, n=node)
+    return None

@@ -29,6 +29,7 @@ class RegisterWorkload(LogWorkload):
     """See the module. The first processes share a topic's configuration, the others a group's offset."""
 
     workers: ClassVar[int] = 2 * PROCESSES
+    has_pipelines: ClassVar[bool] = False
     name = "register"
     summary = "a topic's configuration and a group's offset, written and read at any replica"
 

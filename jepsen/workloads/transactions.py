@@ -1,7 +1,8 @@
 """Transactional messages: a half message, then an end or none; if none, the broker checks back.
 
 The outcome of a transaction is drawn before it begins, so that every check gets the same answer. Some are left open on
-purpose, and some checks are answered "unknown".
+purpose, and some checks are answered "unknown". Pipelines have half messages among plain sends; they are left open, so
+the broker asks the SDK's producer.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ import trio
 from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder, Worker
 from jepsen.values import body_of, new_value, properties_of, tag_of, value_of
+from jepsen.wire import send_fields
+from jepsen.workloads.pipelines import Pipeline, own_properties, send_pipelines
+from jepsen.workloads.raw_answers import record_refused
 from jepsen.workloads.readers import LaterWorkload
-from jepsen.workloads.workload import SIZES
+from jepsen.workloads.workload import QUEUES, SIZES
 from mq.client import ClientError, Message, ReceivedMessage, TransactionProducer
+from mq.protocol import properties
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 
 WORKERS = 8
+GROUP = "jepsen_transactions"
+TRANSACTION_PREPARED = 4
+"""The system flag of a half message."""
 COMMIT, ROLLBACK = "commit", "rollback"
 COMMIT_CHANCE = 0.7
 OPEN_CHANCE = 0.25
@@ -57,10 +67,30 @@ class TransactionsWorkload(LaterWorkload):
 
     async def produce(self) -> None:
         """Returns when every transaction is ended or left open; checks continue."""
-        await self._ended.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_pipelines, self, self._add_half)
+            await self._ended.wait()
+
+    def _add_half(self, pipeline: Pipeline, rng: random.Random) -> None:
+        """A half message that its producer does not end, in a pipeline."""
+        worker, value = pipeline.new_message(rng)
+        self._wanted[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
+        worker.invoke("half", v=value)
+
+        def answered(answer: Response, body: bytes) -> None:
+            if answer.code != ResponseCode.SUCCESS:
+                record_refused(worker, "half", answer, value)
+                return
+            worker.ok("half", v=value)
+            if self._wanted[value] == COMMIT:
+                self.expected.add(value)
+
+        own = own_properties(value) | {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: GROUP}
+        fields = send_fields(self.topic, rng.randrange(QUEUES), properties.encode(own)) | {"f": TRANSACTION_PREPARED}
+        pipeline.add(RequestCode.SEND_MESSAGE_V2, fields, answered, body_of(value))
 
     async def _be_producer(self) -> None:
-        async with TransactionProducer(self.cluster.namesrv, "jepsen_transactions", check=self._check) as producer:
+        async with TransactionProducer(self.cluster.namesrv, GROUP, check=self._check) as producer:
             async with trio.open_nursery() as nursery:
                 for _ in range(WORKERS):
                     nursery.start_soon(self._work, producer, random.Random(self.rng.random()))

@@ -1,0 +1,244 @@
+"""Pipelines: many requests of all kinds in one write, cut anywhere, as the compiled receiver of a broker meets them.
+
+A broker takes plain sends from what it receives without looking at them one by one, and leaves the rest to other code:
+here each such border lies at any byte. Frames are cut where a write ends, sends are followed by what is no send, and
+some clients leave in the middle of a frame.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import trio
+
+from jepsen.recorder import Worker
+from jepsen.values import body_of, new_value, properties_of, tag_of, unique_key_of
+from jepsen.wire import OnAnswer, Wire, open_wire, pull_fields, send_fields
+from jepsen.workloads.raw_answers import record_batch_sent, record_end, record_pulled, record_sent
+from jepsen.workloads.watching import CONNECT_SECONDS
+from jepsen.workloads.workload import QUEUES, Workload
+from mq.protocol import properties
+from mq.protocol.batch import BatchedMessage, encode_batch
+from mq.protocol.codes import RequestCode
+from mq.protocol.frames import BINARY, JSON
+from mq.protocol.headers import Response
+
+WRITERS = 3
+FRAMES_MAX = 12
+SIZES = (0, 0, 0, 100, 100, 1000, 1000, 8000, 20_000)
+BATCH_MAX = 5
+CUTS_MAX = 3
+"""A pipeline leaves in up to one more piece than that."""
+CUT_SECONDS = 0.002
+LEAVE_CHANCE = 0.04
+"""Chance that a client leaves in the middle of its last frame."""
+ANSWER_SECONDS = 8.0
+REST_SECONDS = 0.05
+READ_BACK_MAX = 50
+UNKNOWN_CODE = 9_990
+
+AddMore = Callable[["Pipeline", random.Random], None]
+
+
+class Pipeline:
+    """Requests that are written at once. An operation that gets no answer stays without an end: it is unknown.
+
+    Attributes:
+        frames: the requests.
+        waiting: how many of them have no answer yet.
+    """
+
+    def __init__(self, workload: Workload, wire: Wire, node: str) -> None:
+        self.frames: list[bytes] = []
+        self.waiting = 0
+        self.node = node
+        self.workload = workload
+        self._wire = wire
+        self._answered = trio.Event()
+
+    def add(
+        self,
+        code: int,
+        ext: Mapping[str, object] | None,
+        on_answer: Callable[[Response, bytes], None] | None,
+        body: bytes = b"",
+        *,
+        serialization: int = JSON,
+    ) -> None:
+        """A request; without ``on_answer`` it wants none."""
+        self.waiting += on_answer is not None
+
+        def answered(answer: Response, body: bytes) -> None:
+            self.waiting -= 1
+            if on_answer is not None:
+                on_answer(answer, body)
+            if not self.waiting:
+                self._answered.set()
+
+        taken: OnAnswer | None = None if on_answer is None else answered
+        fields = None if ext is None else dict(ext)
+        self.frames.append(self._wire.frame(code, fields, taken, body, serialization=serialization))
+
+    def add_send(
+        self, rng: random.Random, *, keyed: bool = True, oneway: bool = False, serialization: int = JSON
+    ) -> tuple[Worker, str]:
+        """A message; with ``keyed`` in JSON it is one that the compiled form takes. Returns its worker and value."""
+        worker, value = self.new_message(rng)
+        queue_id = rng.randrange(QUEUES)
+        queue = f"{self.workload.topic}/{queue_id}"
+        fields = send_fields(self.workload.topic, queue_id, properties.encode(own_properties(value, keyed=keyed)))
+        worker.invoke("send", k=queue, v=value, n=self.node)
+
+        def answered(answer: Response, body: bytes) -> None:
+            record_sent(self.workload, worker, answer, value, queue, self.node)
+
+        on_answer = None if oneway else answered
+        self.add(RequestCode.SEND_MESSAGE_V2, fields, on_answer, body_of(value), serialization=serialization)
+        return worker, value
+
+    def add_batch(self, rng: random.Random) -> None:
+        """Several messages to one queue."""
+        queue_id = rng.randrange(QUEUES)
+        queue = f"{self.workload.topic}/{queue_id}"
+        messages = [self.new_message(rng, 1000) for _ in range(rng.randint(1, BATCH_MAX))]
+        workers, values = [worker for worker, _ in messages], [value for _, value in messages]
+        for worker, value in messages:
+            worker.invoke("send", k=queue, v=value, n=self.node)
+        batch = [BatchedMessage(body_of(value), properties.encode(own_properties(value)), 0) for value in values]
+        fields = send_fields(self.workload.topic, queue_id, "") | {"m": "true"}
+
+        def answered(answer: Response, body: bytes) -> None:
+            record_batch_sent(self.workload, workers, answer, values, queue, self.node)
+
+        self.add(RequestCode.SEND_BATCH_MESSAGE, fields, answered, encode_batch(batch))
+
+    def add_pull(self, rng: random.Random) -> None:
+        """A read near the end of a queue."""
+        queue_id = rng.randrange(QUEUES)
+        queue = f"{self.workload.topic}/{queue_id}"
+        offset = max(0, self.workload.newest[queue] - rng.randrange(READ_BACK_MAX))
+        worker = Worker(self.workload.recorder)
+        worker.invoke("read", k=queue, n=self.node, o=offset)
+
+        def answered(answer: Response, body: bytes) -> None:
+            record_pulled(worker, answer, body, queue, self.node, offset)
+
+        self.add(RequestCode.PULL_MESSAGE, pull_fields(self.workload.topic, queue_id, offset), answered)
+
+    def add_query(self, rng: random.Random) -> None:
+        """A question for the end of a queue, in JSON or RocketMQ's binary form."""
+        queue_id = rng.randrange(QUEUES)
+        queue = f"{self.workload.topic}/{queue_id}"
+        worker = Worker(self.workload.recorder)
+        worker.invoke("end", k=queue, n=self.node)
+
+        def answered(answer: Response, body: bytes) -> None:
+            record_end(worker, answer, queue, self.node)
+
+        fields = {"topic": self.workload.topic, "queueId": queue_id}
+        self.add(RequestCode.GET_MAX_OFFSET, fields, answered, serialization=rng.choice((JSON, BINARY)))
+
+    def add_odd(self, rng: random.Random) -> None:
+        """A request that is refused, or has nothing but a code; its answer is only waited for."""
+        code = rng.choice((UNKNOWN_CODE, RequestCode.GET_BROKER_RUNTIME_INFO))
+        self.add(code, None, lambda answer, body: None)
+
+    def new_message(self, rng: random.Random, size_max: int | None = None) -> tuple[Worker, str]:
+        """A worker of its own, since all operations of a pipeline overlap, and the value that it sends."""
+        worker = Worker(self.workload.recorder)
+        size = rng.choice([size for size in SIZES if size_max is None or size <= size_max])
+        return worker, new_value(worker.process, worker.next_number(), size)
+
+    async def write(self, rng: random.Random) -> None:
+        """Write all of it, in one to four pieces. Raises trio.BrokenResourceError."""
+        await self._write_pieces(b"".join(self.frames), rng)
+
+    async def write_and_leave(self, rng: random.Random) -> None:
+        """Write all but the end of a last send, which is certainly not stored. The caller closes the connection."""
+        worker, value = self.add_send(rng)
+        *whole, last = self.frames
+        await self._write_pieces(b"".join(whole) + last[: rng.randrange(1, len(last))], rng)
+        worker.fail("send", "its client left before the end of the frame", v=value)
+
+    async def wait_answered(self) -> None:
+        """Until every request has its answer. Raises trio.TooSlowError."""
+        with trio.fail_after(ANSWER_SECONDS):
+            while self.waiting:
+                await self._answered.wait()
+
+    async def _write_pieces(self, data: bytes, rng: random.Random) -> None:
+        cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randint(0, CUTS_MAX)))
+        for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+            if begin:
+                await trio.sleep(CUT_SECONDS * rng.random())  # so that the broker receives them apart
+            await self._wire.write(data[begin:end])
+
+
+def own_properties(value: str, *, keyed: bool = True) -> dict[str, str]:
+    """The properties of a value's message as its sender writes them."""
+    own = {properties.TAGS: tag_of(value), properties.KEYS: value, **properties_of(value)}
+    return own | {properties.UNIQUE_KEY: unique_key_of(value)} if keyed else own
+
+
+async def send_pipelines(workload: Workload, add_more: AddMore | None = None) -> None:
+    """Write one pipeline after the other, over several connections, until the workload stops.
+
+    ``add_more`` adds the workload's own requests to a pipeline. Returns when every request has its answer, or none will
+    come.
+    """
+    async with trio.open_nursery() as nursery:
+        for _ in range(WRITERS):
+            nursery.start_soon(_write_all, workload, random.Random(workload.rng.random()), add_more)
+
+
+async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore | None) -> None:
+    while not workload.stopping.is_set():
+        node = rng.choice(workload.cluster.nodes)
+        try:
+            with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                async with open_wire(*workload.cluster.network.clients_reach(node)) as wire:
+                    connecting.deadline = math.inf
+                    await _session(workload, wire, node, rng, add_more)
+        except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
+            pass  # what was in flight has no end in the history, so it is unknown
+        await trio.sleep(REST_SECONDS * rng.random())
+
+
+async def _session(workload: Workload, wire: Wire, node: str, rng: random.Random, add_more: AddMore | None) -> None:
+    """Some pipelines over one connection. Raises the error that ends it."""
+    for _ in range(rng.randrange(1, 40)):
+        if workload.stopping.is_set():
+            return
+        pipeline = draw(workload, wire, node, rng, add_more)
+        if rng.random() < LEAVE_CHANCE:
+            await pipeline.write_and_leave(rng)
+            return
+        await pipeline.write(rng)
+        await pipeline.wait_answered()
+        await trio.sleep(REST_SECONDS * rng.random())
+
+
+def draw(workload: Workload, wire: Wire, node: str, rng: random.Random, add_more: AddMore | None = None) -> Pipeline:
+    """A pipeline of random requests, mostly plain sends."""
+    pipeline = Pipeline(workload, wire, node)
+    kinds: list[Callable[[random.Random], object]] = [
+        pipeline.add_batch,
+        pipeline.add_pull,
+        pipeline.add_query,
+        pipeline.add_odd,
+        partial(pipeline.add_send, keyed=False),
+        partial(pipeline.add_send, oneway=True),
+        partial(pipeline.add_send, serialization=BINARY),
+    ]
+    more = None if add_more is None else rng.randrange(FRAMES_MAX)
+    for number in range(rng.randint(1, FRAMES_MAX)):
+        if rng.random() < 0.6:
+            pipeline.add_send(rng)
+        else:
+            rng.choice(kinds)(rng)
+        if add_more is not None and number == more:
+            add_more(pipeline, rng)
+    return pipeline

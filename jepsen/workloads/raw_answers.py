@@ -1,0 +1,65 @@
+"""What the answers to raw requests say about operations, recorded in the history."""
+
+from __future__ import annotations
+
+from jepsen.recorder import Worker
+from jepsen.records import values_in
+from jepsen.workloads.workload import Workload
+from mq.client.send_outcome import judge_answer
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.headers import Response
+
+_NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
+
+
+def record_sent(workload: Workload, worker: Worker, answer: Response, value: str, asked_queue: str, node: str) -> None:
+    """The end of a `send` of one message to ``asked_queue``."""
+    record_batch_sent(workload, [worker], answer, [value], asked_queue, node)
+
+
+def record_batch_sent(
+    workload: Workload, workers: list[Worker], answer: Response, values: list[str], asked_queue: str, node: str
+) -> None:
+    """The ends of the `send` operations of one batch, each with its own worker."""
+    if answer.code == ResponseCode.SUCCESS:
+        first = int(answer.ext["queueOffset"])
+        queue = f"{workload.topic}/{answer.ext['queueId']}"
+        ids = answer.ext["msgId"].split(",")
+        assert len(ids) == len(values), f"{len(ids)} ids for a batch of {len(values)}: {answer}"
+        for number, (worker, value, place) in enumerate(zip(workers, values, ids, strict=True)):
+            position = parse_offset_message_id(place).physical_offset
+            worker.ok("send", k=queue, v=value, o=first + number, n=node, pos=position)
+            workload.acknowledge(queue, first + number, value)
+        return
+    for worker, value in zip(workers, values, strict=True):
+        record_refused(worker, "send", answer, value, k=asked_queue, n=node)
+
+
+def record_refused(worker: Worker, name: str, answer: Response, value: str, **fields: str) -> None:
+    """The end of an operation that stores ``value`` and was not answered with success."""
+    told = f"code {answer.code}: {answer.remark}"
+    if judge_answer(answer.code, answer.remark).stored == "no":
+        worker.fail(name, told, v=value, **fields)
+    else:
+        worker.info(name, told, v=value, **fields)
+
+
+def record_pulled(worker: Worker, answer: Response, body: bytes, queue: str, node: str, offset: int) -> None:
+    """The end of a `read` that began at ``offset``."""
+    if answer.code == ResponseCode.SUCCESS:
+        worker.ok("read", k=queue, n=node, v=values_in(body))
+    elif answer.code == ResponseCode.PULL_OFFSET_MOVED and int(answer.ext["nextBeginOffset"]) < offset:
+        worker.ok("read", k=queue, n=node, v=[], err=f"moved back to {answer.ext['nextBeginOffset']}")
+    elif answer.code in _NOTHING:
+        worker.ok("read", k=queue, n=node, v=[])
+    else:
+        worker.fail("read", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+
+
+def record_end(worker: Worker, answer: Response, queue: str, node: str) -> None:
+    """The end of the query `end`."""
+    if answer.code == ResponseCode.SUCCESS:
+        worker.ok("end", k=queue, n=node, o=int(answer.ext["offset"]))
+    else:
+        worker.fail("end", f"code {answer.code}: {answer.remark}", k=queue, n=node)
