@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any
 
 __all__ = ["log"]
@@ -33,20 +34,35 @@ class EventLog:
     def error(self, event: str, **fields: Any) -> None:
         self._write("error", event, fields)
 
-    def exception(self, event: str, **fields: Any) -> None:
-        """Log an error with the traceback of the current exception, without values of variables."""
-        self._write("error", event, fields, exc_info=True)
+    def exception(self, event: str, error: BaseException | None = None, /, **fields: Any) -> None:
+        """Log an error with the traceback of an exception, by default the current one, without values of variables."""
+        self._write("error", event, fields, exc_info=error or True)
 
-    def _write(self, method: str, event: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
+    def _write(
+        self, method: str, event: str, fields: dict[str, Any], *, exc_info: bool | BaseException = False
+    ) -> None:
         level = logging.getLevelNamesMapping()[method.upper()]
         if not self._logger.isEnabledFor(level):
             return
+        try:
+            self._render(level, method, event, fields, exc_info=exc_info)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException:  # noqa: ASYNC103 - nothing is awaited here
+            # A processor or a filter of the application has failed. Like `logging` with its handlers: the program that
+            # logs goes on.
+            if logging.raiseExceptions and sys.stderr is not None:
+                sys.stderr.write(f"the application's logging failed for {event}:\n{traceback.format_exc()}")
+
+    def _render(
+        self, level: int, method: str, event: str, fields: dict[str, Any], *, exc_info: bool | BaseException
+    ) -> None:
         structlog = sys.modules.get("structlog")
         if structlog is None or not structlog.is_configured():
             text = " ".join([event, *(f"{name}={value!r}" for name, value in fields.items())])
             self._logger.log(level, text, exc_info=exc_info)
             return
-        rendered: Any = {**fields, "event": event} | ({"exc_info": True} if exc_info else {})
+        rendered: Any = {**fields, "event": event} | ({"exc_info": exc_info} if exc_info else {})
         try:
             for processor in structlog.get_config()["processors"]:
                 rendered = processor(self._logger, method, rendered)

@@ -4,20 +4,24 @@ A message carries the context of its sending span in its properties (W3C Trace C
 of the application's propagator). A consumer's span links to it; if it handles a single message and there is no other
 span around it, it also continues the producer's trace.
 
-OpenTelemetry is imported only when a client is configured to use it.
+OpenTelemetry is imported only when a client is configured to use it. If it fails, or a part of it that the application
+has written, the message is sent and handled all the same, without its span.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from mq.client.application_code import ends_program
 from mq.client.errors import ClientError
+from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 
 if TYPE_CHECKING:
@@ -30,7 +34,39 @@ SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.30.0"
 OUTCOME: Final = "raftmq.stored"
 """For a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
 
+WARN_SECONDS: Final = 60.0
+"""Between two warnings that spans are missing."""
+
 Attributes = dict[str, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_warn_at = float("-inf")
+
+
+def _harmless(function: Callable[P, R]) -> Callable[P, R | None]:
+    """The function, returning None if it fails: tracing must not stop what it traces."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
+            if ends_program(error):
+                raise
+            _note_failure()
+            return None  # noqa: ASYNC104
+
+    return call
+
+
+def _note_failure() -> None:
+    """Log the current exception, once a minute."""
+    global _warn_at
+    now = time.monotonic()
+    if now >= _warn_at:
+        _warn_at = now + WARN_SECONDS
+        log.exception("span_failed")
 
 
 class TracerProvider(Protocol):
@@ -66,6 +102,7 @@ class Spans:
 
     # Producers.
 
+    @_harmless
     def sending(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
         """Start the span of one request that sends these messages, all of one topic."""
         topic = messages[0].topic if messages else ""
@@ -88,6 +125,7 @@ class Spans:
 
     # Consumers.
 
+    @_harmless
     def processing(self, messages: Sequence[ReceivedMessage], *, is_batch: bool = False) -> Work:
         """Start the span of handling these messages, all of one topic."""
         attributes = self._operation("process", "process", messages[0].topic) | _received(messages, is_batch)
@@ -99,11 +137,12 @@ class Spans:
 
         async def traced(given: ReceivedMessage | list[ReceivedMessage]) -> None:
             is_batch = isinstance(given, list)
-            with self.processing(given if isinstance(given, list) else [given], is_batch=is_batch):
+            with self.processing(given if isinstance(given, list) else [given], is_batch=is_batch) or nullcontext():
                 await handler(given)
 
         return traced
 
+    @_harmless
     def received(self, operation: str, messages: Sequence[ReceivedMessage], began_ns: int, *, is_batch: bool) -> None:
         """Record that the application requested messages at ``began_ns``, in ns since 1970, and has just received
         these.
@@ -116,22 +155,27 @@ class Spans:
     @contextmanager
     def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage] = ()) -> Iterator[None]:
         """The span of settling these messages at a broker; an exception in the block becomes its error."""
+        span = self._settling(operation, topic, messages)
+        try:
+            yield
+        except BaseException as error:
+            if span is not None:
+                _fail_and_end(span, error)
+            raise
+        if span is not None:
+            _end(span)
+
+    @_harmless
+    def _settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage]) -> Span:
         attributes = self._operation(operation, "settle", topic)
         if len(messages) == 1:
             attributes |= _received(messages, is_batch=False)
-        span = self._tracer.start_span(
+        return self._tracer.start_span(
             f"{operation} {topic}",
             kind=self._trace.SpanKind.CLIENT,
             attributes=attributes,
             links=self._links([message.properties for message in messages]),
         )
-        try:
-            yield
-        except BaseException as error:
-            _fail(span, error)
-            raise
-        finally:
-            span.end()
 
     # Common.
 
@@ -190,12 +234,14 @@ class SendSpan:
             return message
         return msgspec.structs.replace(message, properties={**message.properties, **self.carrier})
 
+    @_harmless
     def not_sent(self, error: BaseException) -> None:
         """The message was not sent."""
         _fail(self._span, error)
         self._span.set_attribute(OUTCOME, "no")
         self._span.end()
 
+    @_harmless
     def abandoned(self) -> None:
         """The send was abandoned."""
         self._span.set_attribute(OUTCOME, "unknown")
@@ -211,31 +257,39 @@ class SendSpan:
         """`on_done`, wrapped to also end the span. The application gets the outcome first."""
 
         def done(outcome: SendResult | ClientError) -> None:
-            on_done(outcome)
-            if isinstance(outcome, ClientError):
-                self._failed(outcome, outcome.stored)
-                return
-            span, queue = self._span, outcome.queue
-            span.set_attribute(OUTCOME, "yes")
-            span.set_attribute("messaging.destination.partition.id", _partition(queue))
-            span.set_attribute("raftmq.send.attempts", outcome.attempts)
-            if outcome.maybe_duplicated:
-                span.set_attribute("raftmq.send.maybe_duplicated", True)
-            host, _, port = (leader_of(queue) or "").rpartition(":")
-            if host:
-                span.set_attribute("server.address", host)
-                span.set_attribute("server.port", int(port))
-            span.end()
+            try:
+                on_done(outcome)
+            finally:
+                if isinstance(outcome, ClientError):
+                    self._failed(outcome, outcome.stored)
+                else:
+                    self._stored(outcome, leader_of(outcome.queue))
 
         if "," not in unique_key:  # otherwise it is that of a batch
-            self._span.set_attribute("messaging.message.id", unique_key)
+            _set_attribute(self._span, "messaging.message.id", unique_key)
         return done
 
+    @_harmless
+    def _stored(self, result: SendResult, address: str | None) -> None:
+        span = self._span
+        span.set_attribute(OUTCOME, "yes")
+        span.set_attribute("messaging.destination.partition.id", _partition(result.queue))
+        span.set_attribute("raftmq.send.attempts", result.attempts)
+        if result.maybe_duplicated:
+            span.set_attribute("raftmq.send.maybe_duplicated", True)
+        host, _, port = (address or "").rpartition(":")
+        if host:
+            span.set_attribute("server.address", host)
+            span.set_attribute("server.port", int(port))
+        span.end()
+
+    @_harmless
     def sent(self) -> None:
         """It was sent one-way, so the outcome stays unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.end()
 
+    @_harmless
     def _failed(self, error: ClientError, stored: str) -> None:
         self._span.set_attribute(OUTCOME, stored)
         _fail(self._span, error)
@@ -261,16 +315,19 @@ class Work:
         self._block = block
         self._in_block = False
 
+    @_harmless
     def __enter__(self) -> None:
         self._in_block = True
         self._block.__enter__()
 
+    @_harmless
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         self._block.__exit__(None, None, None)
         if error is not None:
             _fail(self._span, error)
         self._span.end()
 
+    @_harmless
     def settled(self, outcome: str) -> None:
         """They were acknowledged, or returned."""
         self._span.set_attribute("raftmq.delivery.outcome", outcome)
@@ -293,6 +350,22 @@ def _fail(span: Span, error: BaseException) -> None:
     if isinstance(error, Exception):  # not for cancellation
         span.record_exception(error)
     span.set_status(StatusCode.ERROR, str(error) or kind.__qualname__)
+
+
+@_harmless
+def _fail_and_end(span: Span, error: BaseException) -> None:
+    _fail(span, error)
+    span.end()
+
+
+@_harmless
+def _end(span: Span) -> None:
+    span.end()
+
+
+@_harmless
+def _set_attribute(span: Span, name: str, value: str) -> None:
+    span.set_attribute(name, value)
 
 
 def _sent_attributes(message: Message, *, transaction: bool) -> Attributes:

@@ -12,22 +12,25 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 
 from mq.client.admin import Admin
+from mq.client.application_code import failure_in
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions
 from mq.client.consume.push_consumer import PushConsumer, PushConsumerOptions
-from mq.client.errors import ClientClosed
+from mq.client.errors import ClientClosed, ClientError
 from mq.client.filters import Sql
+from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import RemotingSettings
+from mq.client.produce.outgoing_message import Pending
 from mq.client.produce.producer import Producer, ProducerOptions
 from mq.client.produce.transactions import Transaction, TransactionProducer
 
@@ -55,6 +58,26 @@ def _apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(functools.partial(make, *args, **kwargs)).result()
+
+
+async def _outcome(call: Callable[[], Awaitable[R]]) -> tuple[R | None, BaseException | None]:
+    """The result or the exception of a call.
+
+    As a value, since an exception that is no `Exception` would end the event loop as well, and with it all other calls.
+    """
+    try:
+        return await call(), None
+    except anyio.get_cancelled_exc_class():
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _result(outcome: tuple[R | None, BaseException | None]) -> R:
+    result, error = outcome
+    if error is not None:
+        raise error
+    return cast("R", result)
 
 
 class _Facade(Generic[C_co]):
@@ -94,13 +117,17 @@ class _Facade(Generic[C_co]):
         """Call a coroutine function in the event loop."""
         if self._portal is None:
             raise ClientClosed(f"it is not open: use it within 'with {type(self).__name__}(...)'")
-        return self._portal.call(functools.partial(function, *args, **kwargs))
+        return _result(self._portal.call(_outcome, functools.partial(function, *args, **kwargs)))
 
     def _call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a plain function in the event loop, or directly if there is none."""
         if self._portal is None:
             return function(*args, **kwargs)
-        return self._portal.call(functools.partial(function, *args, **kwargs))
+
+        async def call() -> R:
+            return function(*args, **kwargs)
+
+        return _result(self._portal.call(_outcome, call))
 
 
 def _waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concatenate[_Facade[C], P], R]:
@@ -121,6 +148,19 @@ def _at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[_Fa
         return facade._call_now(method, facade._client, *args, **kwargs)
 
     return call
+
+
+async def _settle(future: Future[SendResult], pending: Pending) -> None:
+    """Give the outcome of a message to a future, whose callbacks run here."""
+    outcome = await pending.wait_outcome()
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, ClientError):
+        error = failure_in(future.set_exception, outcome)
+    else:
+        error = failure_in(future.set_result, outcome)
+    if error is not None:  # of a callback; `concurrent.futures` logs only an `Exception`
+        log.exception("send_callback_failed", error, message_id=pending.message_id)
 
 
 class SyncProducer(_Facade[Producer], of=Producer):
@@ -150,7 +190,9 @@ class SyncProducer(_Facade[Producer], of=Producer):
         """Start sending a message, and return a future; blocks only while `in_flight_max` are in flight."""
         pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
         assert self._portal is not None, "submitted without an event loop"
-        return self._portal.start_task_soon(pending.wait)
+        future: Future[SendResult] = Future()
+        self._portal.start_task_soon(_settle, future, pending)
+        return future
 
     @property
     def in_flight(self) -> int:
@@ -179,8 +221,14 @@ class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
         check: Callable[[ReceivedMessage], bool | None],
         **options: Unpack[ProducerOptions],
     ) -> None:
+        def checked(message: ReceivedMessage) -> bool | None:
+            try:
+                return check(message)
+            except SystemExit as error:  # ends a thread, as elsewhere, but not the program
+                raise RuntimeError(f"the check called sys.exit({error.code!r})") from error
+
         async def in_thread(message: ReceivedMessage) -> bool | None:
-            return await anyio.to_thread.run_sync(check, message)
+            return await anyio.to_thread.run_sync(checked, message)
 
         self._transactions = _apart(TransactionProducer, namesrv, group, check=in_thread, **options)
         _Facade.__init__(self, self._transactions)

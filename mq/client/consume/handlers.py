@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 import anyio
 
+from mq.client.application_code import calling_task, failure_of, program_end_in
 from mq.client.consume.delivery import DeliveryBoard
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.subscription import Subscribed
@@ -65,6 +67,7 @@ class Handling:
         self.tracer: Tracer | None = None
         self._fallback: Handler | None = None
         self._scope: anyio.CancelScope | None = None
+        self._caller: asyncio.Task[Any] | None = None
         self._was_run = False
 
     async def remind(self, seconds: float) -> None:
@@ -87,14 +90,23 @@ class Handling:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
         self._fallback = fallback
         self._was_run = True
+        self._caller = calling_task()
+        try:
+            with anyio.CancelScope() as scope:
+                self._scope = scope
+                await self._handle_forever()
+        except BaseExceptionGroup as group:
+            if (end := program_end_in(group)) is not None:
+                raise end from group  # sys.exit() of a handler, with its exit code
+            raise
+
+    async def _handle_forever(self) -> None:
         slots = anyio.Semaphore(self._concurrency)
-        with anyio.CancelScope() as scope:
-            self._scope = scope
-            async with anyio.create_task_group() as tasks:
-                while True:
-                    await slots.acquire()
-                    process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
-                    tasks.start_soon(self._handle, process_queue, messages, slots)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await slots.acquire()
+                process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
+                tasks.start_soon(self._handle, process_queue, messages, slots)
 
     def stop(self) -> None:
         """End `run`, cancelling running handlers."""
@@ -116,10 +128,8 @@ class Handling:
         """The result of handling a message now, for an operator; the group's progress does not change."""
         begun = anyio.current_time()
         result, remark = "CR_SUCCESS", ""
-        try:
-            await self.handle_again(message)
-        except Exception as error:
-            log.exception("handler_failed", message=message, attempt=message.attempt)
+        if (error := await failure_of(self.handle_again, message)) is not None:
+            log.exception("handler_failed", error, message=message, attempt=message.attempt)
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         spent_ms = int((anyio.current_time() - begun) * 1000)
         return ConsumeResult(result, order=self._ordered, remark=remark, spent_ms=spent_ms)
@@ -149,10 +159,14 @@ class Handling:
             while done < len(messages) and handler is not None and process_queue.may_go_on(anyio.current_time()):
                 part = messages[done : done + (batch or 1)]
                 trace = None if self.tracer is None else self.tracer.handling(part)
-                try:
-                    await (handler(part) if batch else handler(part[0]))
-                except Exception:
-                    log.exception("handler_failed", message=part[0], attempt=part[0].attempt)
+                error = await failure_of(handler, part if batch else part[0], self._caller)
+                if error is None:
+                    if trace is not None:
+                        trace.ended(ContextCode.SUCCESS)
+                    for message in part:
+                        self._board.finish(process_queue, message)
+                else:
+                    log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
                     if trace is not None:
                         trace.ended(ContextCode.EXCEPTION)
                     retry_at = self._board.retry_at(part[0])
@@ -164,11 +178,6 @@ class Handling:
                         if self._ordered:
                             return
                         process_queue.give_back(part, retry_at)
-                else:
-                    if trace is not None:
-                        trace.ended(ContextCode.SUCCESS)
-                    for message in part:
-                        self._board.finish(process_queue, message)
                 done += len(part)
         finally:
             if done < len(messages):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio
 import anyio.abc
 
+from mq.client.application_code import failure_in
 from mq.client.consume.allocation import Strategy
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
@@ -124,7 +125,7 @@ class Assignment:
         ours = {queue for queue in self._pullers if queue.topic == topic}
         share = set(route.read_queues)
         if self._allocate is not None:
-            share = set(self._allocate(sorted(share), sorted(members), self._client_id))
+            share = set(self._choose(self._allocate, sorted(share), sorted(members)))
         await self.drop(ours - share)
         if share - ours and len(members) > 1:
             await anyio.sleep(HANDOVER_SECONDS)
@@ -135,6 +136,17 @@ class Assignment:
             log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
             self.changed.set()
         return complete and self.queues_of(topic) == share
+
+    def _choose(self, allocate: Strategy, queues: list[MessageQueue], members: list[str]) -> Sequence[MessageQueue]:
+        """The queues that the application's strategy chooses. Raises its exceptions; they end the client."""
+        chosen: list[MessageQueue] = []
+        error = failure_in(lambda _: chosen.extend(allocate(queues, members, self._client_id)), None)
+        if error is None:
+            return chosen
+        if isinstance(error, Exception):
+            raise error
+        # A CancelledError would look like the end of the client's task.
+        raise RuntimeError(f"the allocation strategy {allocate!r} raised {error!r}") from error
 
     def _tell_postponed(self, topic: str, error: ClientError) -> None:
         """Log now and then that a member cannot begin, unless that lasts only moments."""

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import anyio
 
 from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, SendRejected
-from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage
 from mq.client.produce.send_pipeline import SendPipeline
@@ -262,10 +261,7 @@ class Accumulator:
                 own = _own_result(outcome, member, number, record_ids[number]) if record_ids else outcome
             else:
                 own = _own_error(outcome, member) if len(members) > 1 else outcome
-            try:
-                member.on_done(own)
-            except Exception:
-                log.exception("send_callback_failed", message_id=member.message.unique_key)
+            self._pipeline.call_back(member.on_done, own, member.message.unique_key)
 
 
 def _together(members: list[Member]) -> OutgoingMessage:

@@ -540,7 +540,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         span = None
         if self._spans is not None:
             span = self._spans.sending([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
-            message = span.carried(message)
+            message = message if span is None else span.carried(message)
         try:
             outgoing = make_ready(
                 message,

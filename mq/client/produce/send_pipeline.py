@@ -19,6 +19,7 @@ from functools import partial
 import anyio
 import anyio.abc
 
+from mq.client.application_code import call_back
 from mq.client.errors import (
     BrokerError,
     ClientClosed,
@@ -364,11 +365,12 @@ class SendPipeline:
             return
         self._leave_connection(send)
         self._note_finished()
-        try:
-            send.on_done(outcome)
-        except Exception:
-            # This runs in the task that reads the connection; an exception in a user's callback must not end it.
-            log.exception("send_callback_failed", message_id=send.message.unique_key)
+        # This runs in the task that reads the connection; an exception in a user's callback must not end it.
+        self.call_back(send.on_done, outcome, send.message.unique_key)
+
+    def call_back(self, on_done: OnDone, outcome: SendResult | ClientError, message_id: str) -> None:
+        """Tell the application the outcome of a message."""
+        call_back(on_done, outcome, self._tasks, message_id)
 
     def _leave_connection(self, send: Send) -> None:
         if send.connection is not None:

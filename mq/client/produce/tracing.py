@@ -122,7 +122,12 @@ class Tracer:
         timestamp_ms, begun = _now_ms(), anyio.current_time()
 
         def done(outcome: SendResult | ClientError) -> None:
-            on_done(outcome)
+            try:
+                on_done(outcome)
+            finally:
+                note_sent(outcome)
+
+        def note_sent(outcome: SendResult | ClientError) -> None:
             cost_ms = int((anyio.current_time() - begun) * 1000)
             stored = outcome if isinstance(outcome, SendResult) else None
             if stored is not None and not stored.trace_on:

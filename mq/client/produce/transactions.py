@@ -11,6 +11,7 @@ from typing import Unpack
 import anyio
 import anyio.abc
 
+from mq.client.application_code import failure_of
 from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
@@ -231,16 +232,22 @@ class TransactionProducer(Producer):
     async def _answer_check(
         self, request: CheckTransactionState, message: ReceivedMessage, answer_later: AnswerLater
     ) -> None:
-        try:
+        answers: list[bool | None] = []
+
+        async def ask(message: ReceivedMessage) -> None:
             answer = self._check(message)
             if isawaitable(answer):
                 answer = await answer
-            wanted = None if answer is None else bool(answer)
-        except Exception:
-            log.exception("check_failed", message_id=message.message_id)
-            return
+            answers.append(None if answer is None else bool(answer))
+
+        try:
+            error = await failure_of(ask, message)
         finally:
             self._checks -= 1
+        if error is not None:
+            log.exception("check_failed", error, message_id=message.message_id)
+            return
+        [wanted] = answers
         if self._tracer is not None:
             self._tracer.checked(message, wanted)
         if wanted is None:

@@ -6,10 +6,7 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import Iterator
 
-import anyio
-import anyio.from_thread
 import pytest
 
 from mq.client import (
@@ -31,12 +28,8 @@ from tests.unit.client.fake_cluster import FakeCluster
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with (
-        anyio.from_thread.start_blocking_portal("trio") as portal,
-        portal.wrap_async_context_manager(FakeCluster.start(topics={"T": 1})) as started,
-    ):
-        yield started
+def cluster(threads: FakeCluster) -> FakeCluster:
+    return threads
 
 
 def test_a_round_trip_between_threads(cluster: FakeCluster) -> None:

@@ -1,0 +1,103 @@
+"""Tells failures of the application's own functions from a cancellation of the client, and from the end of the program.
+
+A function of the application may end with an exception that is no `Exception`. The worst is asyncio's CancelledError: a
+handler that awaits a task which it has cancelled gets one, and it looks as if somebody had cancelled the task that
+called the handler. Passed on, it would end that task, and with it the client, without a word. So it is a cancellation
+only if a scope around the caller is cancelled; any other one is a failure of the function, like every other exception.
+SystemExit and KeyboardInterrupt are for the whole program, and are always passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+import anyio.abc
+
+from mq.client.logs import log
+
+__all__ = ["call_back", "calling_task", "ends_program", "failure_in", "failure_of", "program_end_in"]
+
+T = TypeVar("T")
+
+
+def ends_program(error: BaseException) -> bool:
+    """Whether an exception is for the whole program, or contains one that is."""
+    return program_end_in(error) is not None
+
+
+def program_end_in(error: BaseException) -> BaseException | None:
+    """The SystemExit or KeyboardInterrupt in a group of exceptions, or the exception itself if it is one."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := program_end_in(each)) is not None), None)
+    return error if isinstance(error, SystemExit | KeyboardInterrupt) else None
+
+
+def calling_task() -> asyncio.Task[Any] | None:
+    """The current task of asyncio; None on trio."""
+    return asyncio.current_task() if anyio.get_cancelled_exc_class() is asyncio.CancelledError else None
+
+
+async def failure_of(
+    function: Callable[[T], Awaitable[object]], argument: T, caller: asyncio.Task[Any] | None = None
+) -> BaseException | None:
+    """Await a function of the application; returns its failure, or None.
+
+    `caller` is the task that started this one (`calling_task`): when asyncio ends, it cancels all tasks one by one,
+    without a scope. Raises what ends the program. If cancelled, it raises that.
+    """
+    try:
+        await function(argument)
+    except Exception as error:
+        return error
+    except BaseException as error:  # noqa: ASYNC103 - a cancellation is raised again, unless nobody cancelled
+        if ends_program(error) or _is_cancelled(caller):
+            raise
+        return error  # noqa: ASYNC104
+    return None
+
+
+def _is_cancelled(caller: asyncio.Task[Any] | None) -> bool:
+    if anyio.current_effective_deadline() == float("-inf"):
+        return True
+    task = calling_task()
+    if task is None or not task.cancelling():
+        return False
+    if caller is not None and caller.cancelling():
+        return True
+    # The function cancelled the task that called it; the task goes on.
+    while task.cancelling():
+        task.uncancel()
+    return False
+
+
+def failure_in(function: Callable[[T], object], argument: T) -> BaseException | None:
+    """Call a plain function of the application; returns its failure, or None. Raises what ends the program."""
+    try:
+        function(argument)
+    except BaseException as error:  # noqa: ASYNC103 - nothing is awaited, so nobody can have cancelled it
+        if ends_program(error):
+            raise
+        return error  # noqa: ASYNC104
+    return None
+
+
+def call_back(on_done: Callable[[T], object], outcome: T, tasks: anyio.abc.TaskGroup, message_id: str) -> None:
+    """Call a callback of the application, and log its failure.
+
+    If it ends the program, `tasks` fail with that: the caller is in the middle of something, such as reading a
+    connection, and must finish it.
+    """
+    try:
+        error = failure_in(on_done, outcome)
+    except BaseException as end:  # noqa: ASYNC103
+        tasks.start_soon(_raise, end)
+        return  # noqa: ASYNC104
+    if error is not None:
+        log.exception("send_callback_failed", error, message_id=message_id)
+
+
+async def _raise(error: BaseException) -> None:  # noqa: ASYNC910
+    raise error
