@@ -21,6 +21,7 @@ import typer
 
 from chaos.planted.__main__ import PACKAGES, PatchRefused, is_of_clients, plant
 from chaos.planted.__main__ import names as planted_names
+from jepsen.checkers.send_path import BY_COMPILED
 from jepsen.deployments import BACKENDS, default_backend, why_default, why_not
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
@@ -351,7 +352,8 @@ def _known(what: str, name: str, names: Collection[str]) -> str:
 def _tell(verdict: Verdict, directory: Path, _interrupted: bool = False) -> None:
     """Print the verdict by promise and end with its exit code."""
     for result in verdict.results:
-        typer.echo(f"{in_words(result.valid):<8} {result.name}: {result.promise}")
+        told = f" ({result.counts[BY_COMPILED]:,} {BY_COMPILED})" if BY_COMPILED in result.counts else ""
+        typer.echo(f"{in_words(result.valid):<8} {result.name}: {result.promise}{told}")
         for anomaly, count in result.anomalies.items():
             typer.echo(f"           {anomaly}, {count} times: {result.examples[anomaly][0]}")
         for reason in result.unknown:

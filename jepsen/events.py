@@ -138,6 +138,13 @@ class TookPart(msgspec.Struct):
     received: int
 
 
+class SendPaths(msgspec.Struct):
+    """Messages by the form of the send path that they took; see `jepsen.send_paths`."""
+
+    compiled: int
+    others: int
+
+
 class NoteSchema(NamedTuple):
     """The fields of an event of the run itself or of a fault: the type of its value, and required fields."""
 
@@ -169,6 +176,7 @@ NOTES: Mapping[str, NoteSchema] = {
     "said": NoteSchema(str, ("n",)),
     "met": NoteSchema(dict[str, int], ("n",)),
     "took-part": NoteSchema(TookPart, ("n",)),
+    "send-paths": NoteSchema(SendPaths),
     "stream-made-again": NoteSchema(),
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from jepsen.checkers.send_path import BY_COMPILED
 from jepsen.profiles import NIGHTLY, PROFILES, Cell
 from jepsen.promises import promise_lines
 from jepsen.rare import IN_LOGS, STATES
@@ -15,11 +16,15 @@ from jepsen.verdict import EXIT_BROKEN, EXIT_CANNOT_RUN, EXIT_UNKNOWN, EXIT_VALI
 
 REPORTS = Path(__file__).parent.parent / "docs" / "reports"
 NOT_RUN = "not run"
+_OF_ROW = ("coverage", "send-path")
+"""Checkers whose counts are in a row."""
 _BROKEN, _UNKNOWN, _VALID = in_words(False), in_words("unknown"), in_words(True)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run. ``told``: each violation, or why there is no verdict. ``met``: rare states, see `jepsen.rare`."""
+    """One run. ``told``: each violation, or why there is no verdict. ``met``: rare states, see `jepsen.rare`.
+    ``compiled``: messages that took the compiled send path.
+    """
 
     workload: str
     faults: str
@@ -32,6 +37,7 @@ class Row(msgspec.Struct, frozen=True):
     backend: str = ""
     operations: int = 0
     acknowledged: int = 0
+    compiled: int = 0
     injected: int = 0
     confirmed: int = 0
     told: list[str] = []
@@ -51,7 +57,9 @@ def report_of(profile: str, backend: str, directory: Path) -> Path:
 
 def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
     """A judged run, and how often it reached each rare state."""
-    counts = next((result.counts for result in verdict.results if result.name == "coverage"), {})
+    counts = {
+        name: count for result in verdict.results for name, count in result.counts.items() if result.name in _OF_ROW
+    }
     told = [
         f"{result.name}: {anomaly}, {count:,} times: {result.examples[anomaly][0]}"
         for result in verdict.results
@@ -71,6 +79,7 @@ def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
         backend=str(plan.get("backend", "")),
         operations=counts.get("operations", 0),
         acknowledged=counts.get("acknowledged", 0),
+        compiled=counts.get(BY_COMPILED, 0),
         injected=counts.get("faults", 0),
         confirmed=counts.get("faults confirmed", 0),
         told=told,
@@ -162,6 +171,7 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
         "",
         f"{len(rows)} of {planned} runs, {total:,} operations checked, "
         f"{sum(row.acknowledged for row in rows):,} messages acknowledged, "
+        f"{sum(row.compiled for row in rows):,} received by the compiled send path, "
         f"{faults} of {sum(row.injected for row in rows)} faults observed to take effect. "
         + ", ".join(
             f"{count} {verdict}"

@@ -37,6 +37,7 @@ from jepsen.rare import met
 from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import KINDS, draw
+from jepsen.send_paths import SendPathCounts
 from jepsen.workloads import WORKLOADS
 from jepsen.workloads.queue import GROUP, QueueWorkload
 from jepsen.workloads.workload import QUEUES, Workload
@@ -163,8 +164,9 @@ async def _run_with(
     injection = Injection(cluster, recorder, random.Random(f"{plan.seed} targets"), say)
     calm_seconds = QUICK_CALM_SECONDS if plan.quick else CALM_SECONDS
     memory: Counter[str] = Counter()
+    paths = SendPathCounts()
     async with trio.open_nursery() as watchers:
-        watchers.start_soon(_watch, cluster, recorder, memory)
+        watchers.start_soon(_watch, cluster, recorder, memory, paths)
         watchers.start_soon(_tell_progress, workload, say)
         watchers.start_soon(workload.consume)
         async with trio.open_nursery() as producers:
@@ -194,6 +196,7 @@ async def _run_with(
         watchers.cancel_scope.cancel()
     for node, most_bytes in sorted(memory.items()):
         recorder.note("memory", n=node, v=most_bytes)
+    recorder.note("send-paths", v=paths.totals())
     if cluster.nodes != cluster.founders:
         recorder.note("members", v=cluster.nodes)
     say("waiting until all replicas are level, then reading them")
@@ -260,9 +263,9 @@ async def _create_topic(cluster: Cluster, topic: str) -> None:
     raise ClusterFailed(f"the topic {topic} could not be created: {error}")
 
 
-async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str]) -> None:
-    """Record leaders with their terms, unexpected exits, and the peak memory of each server, in bytes, until
-    cancelled.
+async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], paths: SendPathCounts) -> None:
+    """Record leaders with their terms, unexpected exits, the peak memory of each server, in bytes, and how many
+    messages took which send path, until cancelled.
     """
     known: dict[str, tuple[str, str]] = {}
     while True:
@@ -271,6 +274,7 @@ async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str]) -> 
         for node in cluster.nodes:
             memory[node] = max(memory[node], cluster.memory_bytes(node))
         for node, table in (await cluster.all_figures()).items():
+            paths.note(node, table)
             role = (table["raftmq.role"], table["raftmq.term"])
             if known.get(node) != role:
                 known[node] = role

@@ -3,7 +3,8 @@
 A patch whose second line names a workload is for simulated brokers, one whose second line names a test is found by that
 test ("Test: tests/unit/..."), the others are for the log. ``python -m chaos.planted`` tries all, ``python -m
 chaos.planted double-vote --seeds 50`` one; ``--report FILE`` writes the table. The runs use a patched copy of the
-production code.
+production code. A bug in Cython is compiled there; the copy of a bug in Python has no compiled modules, which would
+serve in its place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.__main__ import LOG
-from mq.compiled import PURE_PYTHON
+from raftlog.compiled.building import compile_package
+from raftlog.compiled.sources import PURE_PYTHON
 
 PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
@@ -32,8 +34,7 @@ UNIT_TEST = "unit test"
 _TEST = "Test: "
 _UNINTENDED = re.compile(r"\b(Type|Name|Attribute|Import|Syntax)Error\b")
 """Errors that no patch intends: the code under it has changed."""
-_ENVIRONMENT = {**os.environ, PURE_PYTHON: "1"}
-"""Patches change Python: what is also there in compiled form must not serve in its place."""
+_CYTHON = re.compile(r"^\+\+\+ b/((?:mq|raftlog)/compiled)/\S+\.p(?:yx|xi|xd)$", re.MULTILINE)
 
 
 class PatchRefused(Exception):
@@ -76,10 +77,21 @@ def is_of_clients(name: str) -> bool:
     return "\n+++ b/mq/client/" in (PATCHES / f"{name}.patch").read_text()
 
 
-def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> None:
-    """Copy the packages into ``directory`` and apply the patch there. Raises `PatchRefused`."""
+def compiled_packages(name: str) -> list[str]:
+    """Packages with Cython sources that the patch changes, by path; empty for a bug in Python."""
+    return sorted(set(_CYTHON.findall((PATCHES / f"{name}.patch").read_text())))
+
+
+def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, build: bool = True) -> None:
+    """Copy the packages into ``directory`` and apply the patch there; with ``build``, compile what it changes.
+
+    Raises `PatchRefused`; RuntimeError with what the compiler said.
+    """
+    changed = compiled_packages(name)
+    # Libraries of packages that the patch leaves alone are still those of their sources.
+    ignored = shutil.ignore_patterns("__pycache__", "build-*", *([] if changed else ["*.so"]))
     for package in packages:
-        shutil.copytree(PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
     patch = (PATCHES / f"{name}.patch").read_bytes()
     done = subprocess.run(
         ["patch", "--strip=1", "--batch", "--forward", f"--directory={directory}"],
@@ -89,6 +101,15 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES) -> Non
     )
     if done.returncode:
         raise PatchRefused(f"{name}: {done.stdout.decode(errors='replace').strip()}")
+    for package in changed if build else ():
+        compile_package(package.replace("/", "."), directory / package)
+
+
+def _environment(name: str, directory: Path) -> dict[str, str]:
+    """For a process that runs the planted code."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), *_without_project()])}
+    environment.pop(PURE_PYTHON, None)
+    return environment if compiled_packages(name) else {**environment, PURE_PYTHON: "1"}
 
 
 def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
@@ -99,7 +120,7 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
             return _hunt_by_test(name, Path(directory))
         command = [sys.executable, "-m", "chaos", "--workload", workload(name)]
         command += ["--seeds", f"0-{seeds_max - 1}", "--first", "--jobs", "1"]
-        environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join([directory, *_without_project()])}
+        environment = _environment(name, Path(directory))
         done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
         found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
         if found is None:
@@ -115,11 +136,10 @@ def _hunt_by_test(name: str, directory: Path) -> Finding:
     shutil.copytree(PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
-    environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(directory), *_without_project()])}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=directory,
-        env=environment,
+        env=_environment(name, directory),
         capture_output=True,
         text=True,
         check=False,

@@ -16,6 +16,7 @@ from jepsen.checkers.pops import check_ordered_pops, check_pops
 from jepsen.checkers.registers import check_registers
 from jepsen.checkers.retries import check_retries
 from jepsen.checkers.send_order import check_order
+from jepsen.checkers.send_path import check_send_path
 from jepsen.checkers.servers import check_servers
 from jepsen.checkers.slow_node import check_slow_node
 from jepsen.checkers.total_queue import check_total_queue
@@ -25,21 +26,24 @@ from jepsen.verdict import Result
 
 Checker = Callable[[History], Result]
 
+_SENDING: tuple[Checker, ...] = (check_servers, check_send_path, check_coverage)
+"""Of all workloads that send messages."""
+
 CHECKERS: dict[str, tuple[Checker, ...]] = {
-    "queue": (check_total_queue, check_told_offsets, check_log, check_order, check_servers, check_coverage),
-    "log": (check_log, check_order, check_servers, check_coverage),
-    "order": (check_exclusive, check_total_queue, check_log, check_order, check_servers, check_coverage),
-    "offsets": (check_offsets, check_log, check_order, check_servers, check_coverage),
-    "numbered": (check_numbered, check_log, check_order, check_servers, check_coverage),
-    "transactions": (check_transactions, check_assigned, check_log, check_order, check_servers, check_coverage),
-    "delays": (check_delays, check_assigned, check_log, check_order, check_servers, check_coverage),
-    "pop": (check_pops, check_log, check_order, check_servers, check_coverage),
-    "ordered-pop": (check_ordered_pops, check_pops, check_log, check_order, check_servers, check_coverage),
-    "retries": (check_retries, check_log, check_order, check_servers, check_coverage),
+    "queue": (check_total_queue, check_told_offsets, check_log, check_order, *_SENDING),
+    "log": (check_log, check_order, *_SENDING),
+    "order": (check_exclusive, check_total_queue, check_log, check_order, *_SENDING),
+    "offsets": (check_offsets, check_log, check_order, *_SENDING),
+    "numbered": (check_numbered, check_log, check_order, *_SENDING),
+    "transactions": (check_transactions, check_assigned, check_log, check_order, *_SENDING),
+    "delays": (check_delays, check_assigned, check_log, check_order, *_SENDING),
+    "pop": (check_pops, check_log, check_order, *_SENDING),
+    "ordered-pop": (check_ordered_pops, check_pops, check_log, check_order, *_SENDING),
+    "retries": (check_retries, check_log, check_order, *_SENDING),
     "register": (check_registers, check_servers, check_coverage),
-    "bulk": (check_bulk, check_log, check_order, check_servers, check_coverage),
-    "assigned": (check_assigned, check_log, check_order, check_servers, check_coverage),
     "late-ends": (check_transactions, check_log, check_order, check_servers, check_coverage),
+    "bulk": (check_bulk, check_log, check_order, *_SENDING),
+    "assigned": (check_assigned, check_log, check_order, *_SENDING),
     "nats": (check_log, check_order, check_coverage),
 }
 """The checkers of each workload."""

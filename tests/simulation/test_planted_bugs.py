@@ -56,7 +56,12 @@ def test_there_are_enough_mistakes() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_mistake_can_still_be_made(name: str, tmp_path: Path) -> None:
-    plant(name, tmp_path)
+    plant(name, tmp_path, build=False)
+
+
+def test_a_bug_in_python_is_served_by_no_compiled_module(tmp_path: Path) -> None:
+    plant("ack-before-fsync", tmp_path)
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_patch_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def good_run() -> Script:
     for node in NODES:
         script.add(RUN, "info", "verified", n=node, v="intact")
     script.add(RUN, "info", "compared", v=[])
+    script.add(RUN, "info", "send-paths", v={"compiled": 60, "others": 3})
     script.add(RUN, "info", "end")
     return script
 

@@ -1,0 +1,23 @@
+"""Whether messages took the compiled send path, which carries nearly every message of real clients."""
+
+from __future__ import annotations
+
+from jepsen.history import History
+from jepsen.send_paths import COMPILED, OTHERS
+from jepsen.verdict import Findings, Result
+
+PROMISE = "all of this holds for the compiled send path, which is what carries messages in production"
+
+BY_COMPILED = "messages by the compiled send path"
+"""The name of the count."""
+
+
+def check_send_path(history: History) -> Result:
+    """Check the brokers' own counts; a run in which no message took that path says nothing about it."""
+    findings = Findings("send-path", PROMISE)
+    for event in history.of_run("send-paths"):
+        findings.counts[BY_COMPILED] += event.v[COMPILED]
+        findings.counts["other messages and commands"] += event.v[OTHERS]
+    if not findings.counts[BY_COMPILED]:
+        findings.cannot_tell("no message took the compiled send path (python -m mq.compiled compiles it)")
+    return findings.result()
