@@ -11,16 +11,22 @@ import json
 import random
 from typing import Any, ClassVar
 
+import trio
+
 from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder, Worker
 from jepsen.wire import Wire
-from jepsen.workloads.log import LogWorkload, unknown_unless_answered
+from jepsen.workloads.log import REST_SECONDS, LogWorkload, unknown_unless_answered
+from mq.client import Admin, ClientError, Message, Producer
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 
 OPERATIONS_MAX = (180, 200)
 """Per key, drawn."""
 PROCESSES = 5
+OFFSETS_TOPIC = "RegisterOffsets"
+FILLED_AT_ONCE = 128
+FILL_SECONDS_MAX = 20.0
 VALUES = 1024
 """Numbers of queues that a topic may have. Offsets use the same range, each at most once per key."""
 
@@ -36,6 +42,27 @@ class RegisterWorkload(LogWorkload):
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
         self._keys = [_Key("topic", 0, rng), _Key("offset", 0, rng)]
+
+    async def produce(self) -> None:
+        """Fill the queue whose offsets are committed, since a broker stores none beyond its end; then as the log."""
+        with trio.move_on_after(FILL_SECONDS_MAX):
+            await self._fill()
+        await super().produce()
+
+    async def _fill(self) -> None:
+        async with (
+            Admin(self.cluster.namesrv) as admin,
+            Producer(self.cluster.namesrv, "jepsen_register", retry_unknown=True) as producer,
+        ):
+            end = 0
+            while end < VALUES and not self.stopping.is_set():
+                try:
+                    if not end:
+                        await admin.create_topic(OFFSETS_TOPIC, read_queues=1, write_queues=1)
+                    stored = await producer.send_batch([Message(OFFSETS_TOPIC, b"") for _ in range(FILLED_AT_ONCE)])
+                    end = stored[-1].queue_offset + 1
+                except ClientError:
+                    await trio.sleep(REST_SECONDS)
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
         """A write or a read of the key of this worker's kind."""
@@ -82,7 +109,7 @@ class RegisterWorkload(LogWorkload):
             worker.fail("get", f"code {answer.code}: {answer.remark}", k=key.name, n=node)
 
     def _offset_fields(self, key: _Key, **more: Any) -> dict[str, Any]:
-        return {"consumerGroup": key.name, "topic": self.topic, "queueId": 0, **more}
+        return {"consumerGroup": key.name, "topic": OFFSETS_TOPIC, "queueId": 0, **more}
 
 
 class _Key:

@@ -34,6 +34,7 @@ from mq.broker.consume.cold_reads import ColdReads
 from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.follower_reads import FollowerReads
 from mq.broker.consume.heartbeat import Heartbeats
+from mq.broker.consume.offset_corrections import OffsetCorrections
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.pull import Pulls
 from mq.broker.consume.queue_locks import QueueLockService
@@ -147,7 +148,8 @@ class Services:
             log=context.log,
         )
         rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
-        return self.locks, self.offsets, self.groups, self.subscriptions, self.pulls, rebalance
+        corrections = OffsetCorrections(context, offsets=self.offsets)
+        return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
         """Delayed messages, timers and transactions."""

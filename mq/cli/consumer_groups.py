@@ -249,10 +249,17 @@ def describe(group: Group, as_json: Json = False, namesrv: Namesrv = NAMESRV) ->
             str(queue.queue_id),
             f"{each.offset:,}",
             f"{each.end:,}",
-            f"{max(each.end - each.offset, 0):,}",
+            behind(each),
             time_of(each.last_ms) or "-",
         )
     print_table(table)
+
+
+def behind(progress: GroupProgress) -> str:
+    """How many messages a group has yet to consume from a queue; or how far beyond its end the group's offset is."""
+    if progress.offset > progress.end:
+        return f"beyond the end by {progress.offset - progress.end:,}"
+    return f"{progress.end - progress.offset:,}"
 
 
 def _as_json(
@@ -268,6 +275,7 @@ def _as_json(
                 "offset": each.offset,
                 "next_offset": each.end,
                 "behind": max(each.end - each.offset, 0),
+                "beyond_end": max(each.offset - each.end, 0),
                 "last_consumed_stored": time_of(each.last_ms),
             }
             for queue, each in progress.items()

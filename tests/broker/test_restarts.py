@@ -65,6 +65,7 @@ async def test_a_one_way_offset_survives_a_stop_once_it_was_seen(tmp_path: Path)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
+        await client.fill(7)
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
         assert await client.committed() == 7
     async with running(tmp_path) as broker:

@@ -158,8 +158,9 @@ class StockClient:
             await self.send(b"%s-%d" % (prefix.encode(), number), queue)
             if number % 21 == 0:
                 # Grows from client to client, as the offsets of a group do whose members take over from each other.
-                offset = int(trio.current_time() * SENDS_PER_SECOND)
-                await self.commit(queue, offset, oneway=number % 63 == 0)
+                offset = 1 + max((offset for _, stored_in, offset in self.stored if stored_in == queue), default=-1)
+                if offset:
+                    await self.commit(queue, offset, oneway=number % 63 == 0)
             if number % 50 == 0:
                 await self.look(queue)
             if number % 100 == 0:

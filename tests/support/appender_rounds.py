@@ -20,6 +20,8 @@ class Rounds:
         """The number of uncommitted commands."""
         return len(self._pending)
 
+    has_room = True
+
     def check_room(self) -> None: ...
 
     def add_command(

@@ -176,6 +176,11 @@ class Client:
         ext = send_ext(topic, **given)
         return await self.request(RequestCode.SEND_MESSAGE_V2, ext, body, serialization=serialization)
 
+    async def fill(self, count: int, topic: str = "T", queue_id: int = 0) -> None:
+        """Store so many messages in a queue."""
+        for opaque in [await self.post(RequestCode.SEND_MESSAGE_V2, send_ext(topic, e=queue_id)) for _ in range(count)]:
+            assert (await self.answer(opaque)).code == ResponseCode.SUCCESS
+
     async def pull(self, topic: str = "T", queue_id: int = 0, offset: int = 0, **given: Any) -> Answer:
         return await self.request(RequestCode.PULL_MESSAGE, pull_ext(topic, queue_id, offset, **given))
 

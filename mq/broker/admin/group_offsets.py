@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mq.broker.admin.group_members import subscribes
-from mq.broker.consume.offsets import Offsets
+from mq.broker.consume.offsets import Offsets, beyond_end
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.consumer_group import BROADCASTING
@@ -77,6 +77,7 @@ class GroupOffsets(Service):
         self._store = context.store
         self._clients = context.clients
         self._offsets = offsets
+        self._end = context.queue_offsets.end
         self._lookup = lookup
         self._appender = context.appender
         self._read = context.reads.read
@@ -265,6 +266,8 @@ class GroupOffsets(Service):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"queue id {ext.queue_id} is illegal, {ext.topic} has {queues} queues"
             )
+        if ext.offset is not None and ext.queue_id >= 0 and ext.offset > (end := self._end(ext.topic, ext.queue_id)):
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, beyond_end(ext.topic, ext.queue_id, ext.offset, end))
         if ext.timestamp_ms < END:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"timestamp {ext.timestamp_ms}: a time, or -1 for the end")
         return [ext.queue_id] if ext.queue_id >= 0 else range(queues)
@@ -330,7 +333,9 @@ class GroupOffsets(Service):
                 self._appender.check_room()  # there may be 50,000 topics
                 offsets = self._metadata.consumer_offsets.get((ext.source, topic), {})
                 if topic in self._metadata.topics:
-                    self._offsets.reset(ext.target, topic, dict(offsets), outcomes.append, restart=False)
+                    # The leader may not have corrected an offset of an earlier release yet.
+                    within = {queue_id: min(offset, self._end(topic, queue_id)) for queue_id, offset in offsets.items()}
+                    self._offsets.reset(ext.target, topic, within, outcomes.append, restart=False)
                 yield
             self._offsets.replicate(cloned)
 

@@ -310,13 +310,14 @@ class BrokerMetrics:
         ]
 
     def _lag(self) -> Generator[None, None, list[Family]]:
-        """The lag of each group in messages, computed as `mqadmin consumerProgress` does."""
+        """The lag of each group in messages, as `mqadmin consumerProgress` computes it; and offsets beyond the end."""
         metadata, store = self._context.metadata, self._context.store
         pops = metadata.pops.queues
         # Skip what would exceed the limit anyway: a thousand groups may consume a thousand topics each.
         pairs = islice(metadata.consumer_offsets.items(), self._settings.metrics_series_max)
         lag: list[Sample] = []
         in_flight: list[Sample] = []
+        beyond_end: list[Sample] = []
         queues = 0
         for (group, topic), offsets in list(pairs):
             if queues >= _QUEUES_IN_STEP:
@@ -327,20 +328,29 @@ class BrokerMetrics:
             if config is None:
                 continue
             queues += config.read_queues
-            behind = popped = 0
+            behind = popped = beyond = 0
             for queue_id in range(config.read_queues):
                 pulled = consumed = offsets.get(queue_id, 0)
                 if (open_of := pops.get((group, topic, queue_id))) is not None:
                     pulled, consumed = pulled_and_consumed(pulled, open_of)
                     popped += pulled - consumed
-                behind += max(0, store.max_offset(topic, queue_id) - consumed)
+                distance = store.max_offset(topic, queue_id) - consumed
+                if distance >= 0:
+                    behind += distance
+                else:
+                    beyond -= distance
             values = self._of_group(topic, group)
             lag.append((values, behind))
             in_flight.append((values, popped))
+            if beyond:
+                beyond_end.append((values, beyond))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
         return [
             self._family("consumer_lag_messages", _G, "Consumer lag in messages.", labels, lag),
             self._family("consumer_inflight_messages", _G, "Messages popped and not acknowledged.", labels, in_flight),
+            self._family(
+                "consumer_beyond_end_messages", _G, "How far offsets are beyond the end of queues.", labels, beyond_end
+            ),
         ]
 
     def _connections(self) -> Generator[None, None, list[Family]]:

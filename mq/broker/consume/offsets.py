@@ -5,6 +5,10 @@ commit that wants an answer, and a query of an offset that is in flight, are ans
 that a client has seen never goes back by itself, whichever replica leads next. It goes back when an operator resets it,
 or when the reader of the queue has gone back (`Offsets.note_pull`); both are commands in the log.
 
+An offset beyond the end of its queue is refused, since its consumers would get nothing until the queue has passed it.
+The leader compares with the end that its log gives the queue (`QueueOffsets.end`). A consumer has read a message only
+after it was committed, so a valid commit is never refused, however far this replica has applied its log.
+
 Followers answer queries, too, once they have applied everything that was committed when the query arrived.
 """
 
@@ -14,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -64,6 +69,8 @@ class Offsets(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
+        self._end = context.queue_offsets.end
+        self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._read = context.reads.read
         self._locks = locks
         self._client_id = context.client_id
@@ -76,6 +83,7 @@ class Offsets(Service):
         self._restarted: set[Key] = set()
         self._gathered: dict[Key, int] = {}
         self._replicating: dict[Key, int] = {}
+        self._refused_beyond = 0
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -196,8 +204,21 @@ class Offsets(Service):
             return
         if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
             return
-        if offset > self._highest(key):
-            self._gathered[key] = offset
+        if offset <= self._highest(key):
+            return
+        if offset > (end := self._end(topic, queue_id)):
+            self._refused_beyond += 1
+            self._log.warning(
+                "offset_commit_beyond_end",
+                consumer_group=group,
+                topic=topic,
+                queue_id=queue_id,
+                offset=offset,
+                end=end,
+                refused=self._refused_beyond,
+            )
+            return
+        self._gathered[key] = offset
 
     def replicate(self, on_outcome: OnOutcome | None = None) -> None:
         """Append the batched commits to the log; ``on_outcome`` gets the outcome of all of them.
@@ -219,7 +240,8 @@ class Offsets(Service):
             if on_outcome is not None:
                 on_outcome(outcome)
 
-        rows = [(*key, offset) for key, offset in gathered.items()]
+        # A queue ends earlier than before if its topic was deleted in the meantime.
+        rows = [(*key, offset) for key, offset in gathered.items() if offset <= self._end(*key[1:])]
         if not rows and on_outcome is None:
             return
         while len(rows) > COMMAND_ROWS_MAX:
@@ -250,6 +272,10 @@ class Offsets(Service):
         if self._locks.fences(call.connection, ext.consumer_group, ext.topic, ext.queue_id, only_known=True):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"another client of {ext.consumer_group} has locked queue {ext.queue_id}"
+            )
+        if ext.commit_offset > (end := self._end(ext.topic, ext.queue_id)):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, beyond_end(ext.topic, ext.queue_id, ext.commit_offset, end)
             )
         self._appender.check_room()
         key = (ext.consumer_group, ext.topic, ext.queue_id)
@@ -415,6 +441,14 @@ class Offsets(Service):
             if not self._metadata.has_room_for_offsets(group, topic):
                 return False
         return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
+
+
+def beyond_end(topic: str, queue_id: int, offset: int, end: int) -> str:
+    """Why an offset is refused."""
+    return (
+        f"offset {offset} is beyond the end of queue {queue_id} of {topic}: its next message gets offset {end}, so"
+        f" {end} is the highest offset that a group may have"
+    )
 
 
 def _offset_reply(call: Call[Any], offset: int) -> bytes:

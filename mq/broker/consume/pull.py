@@ -26,7 +26,7 @@ from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
 from raftlog.segment import EntryGone, StorageCorrupt
 
-COMMIT_OFFSET, SUSPEND = 1, 2
+COMMIT_OFFSET, SUSPEND, LITE_PULL = 1, 2, 16
 _READABLE = 4
 _OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
 """Limits for an SQL92 expression on old messages, in messages and bytes: all of them are loaded into memory, matching
@@ -110,6 +110,7 @@ class Pulls(Service):
         self._reset_to = offsets.reset_to
         self._note_pull = offsets.note_pull
         self._confirm = context.reads.read_once
+        self._appender = context.appender
         self._note_got = context.traffic.note_got
         self._missed = context.traffic.missed
         self._clock = context.clock
@@ -204,7 +205,7 @@ class Pulls(Service):
         elif offset < low:
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
         elif offset > high:
-            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, high, low, high, "OFFSET_OVERFLOW_BADLY")
+            return self._sent_back(pull, low, high)
         elif offset < high:
             if pull.call.connection.waiting_bytes < _WAITING_BYTES_MAX:
                 try:
@@ -220,6 +221,26 @@ class Pulls(Service):
             if self._hold(pull._replace(deadline=deadline), deadline):
                 return None
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
+
+    def _sent_back(self, pull: HeldPull, low: int, high: int) -> bytes:
+        """Answer a pull beyond the end: its reader read another history of the queue, such as before a restore.
+
+        A reader that goes where its group is continues at the group's offset, or at the first message: at the end it
+        would skip what was written since. Others continue at the end. The leader decides, since pulls of other replicas
+        do not say which of both a stock client is.
+        """
+        ext = pull.call.request.ext
+        if not self._appender.is_open:
+            offset = pull.offset
+            return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "OFFSET_OVERFLOW_BADLY")
+        stored = self._metadata.consumer_offset(ext.consumer_group, ext.topic, ext.queue_id)
+        target = high
+        if ext.sys_flag & COMMIT_OFFSET or ext.forward_only:
+            target = low if stored is None else stored
+        elif stored is not None and (ext.sys_flag & LITE_PULL or isinstance(pull.call.request, LitePullMessage)):
+            target = stored
+        target = min(max(target, low), high)
+        return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, target, low, high, "OFFSET_OVERFLOW_BADLY")
 
     def _while_restored(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
         """Answer a pull of a damaged queue block: it waits a moment, then its client may try another replica."""

@@ -104,6 +104,13 @@ class QueueOffsets(Service):
         config = self._metadata.topics[topic]
         return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
+    def end(self, topic: str, queue_id: int) -> int:
+        """The queue offset of the next message. No commit that is later in the log may name a higher one."""
+        tail = self._tails.get((topic, queue_id))
+        if tail is not None:
+            return tail.next_offset
+        return 0 if topic in self._deletions else self._next_offset(topic, queue_id)
+
     def get(self, topic: str, queue_id: int) -> NextOffset:
         """The tail of one queue, regardless of the topic's configuration."""
         tail = self._tails.get((topic, queue_id))
@@ -112,6 +119,5 @@ class QueueOffsets(Service):
             if name is None:
                 name = self._names[topic] = TopicName(topic)
             # Nothing was written after a deletion that is not applied yet, otherwise there would be a tail.
-            next_offset = 0 if topic in self._deletions else self._next_offset(topic, queue_id)
-            tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, next_offset)
+            tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, self.end(topic, queue_id))
         return tail

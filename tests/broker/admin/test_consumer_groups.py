@@ -86,12 +86,13 @@ async def test_an_offset_that_was_answered_for_is_there(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await client.create_topic("T", 2)
+        await client.fill(5)
         assert (await update(client, 5)).code == ResponseCode.SUCCESS
         assert await other.committed() == 5
         assert await other.committed(group="Other", setZeroIfNotFound=False) is None
         assert await other.committed(queue_id=1) == 0
-        assert (await update(client, 2**63 - 1, "T", 1)).code == ResponseCode.SUCCESS
-        assert await other.committed(queue_id=1) == 2**63 - 1
+        assert (await update(client, 2**63 - 1, "T", 1)).code == ResponseCode.INVALID_PARAMETER
+        assert await other.committed(queue_id=1) == 0
 
 
 async def test_an_operator_moves_the_offset_of_an_offline_group_back(tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ async def test_an_operator_moves_the_offset_of_an_offline_group_back(tmp_path: P
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
+        await client.fill(10)
         for offset in (10, 3, 7, 0):
             assert (await update(client, offset)).code == ResponseCode.SUCCESS
             assert await client.committed() == offset
@@ -202,6 +204,7 @@ async def test_one_way_offsets_are_seen_by_every_later_question(tmp_path: Path) 
     async with running(tmp_path, offset_commit_seconds=3600) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
+        await client.fill(7)
         last_index = int((await client.info())["raftmq.lastIndex"])
         for offset in (1, 7, 4):
             await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(offset), oneway=True)
@@ -216,6 +219,7 @@ async def test_one_way_offsets_are_replicated_by_themselves(tmp_path: Path) -> N
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
+        await client.fill(1)
         last_index = int((await client.info())["raftmq.lastIndex"])
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1), oneway=True)
         await client.wait_for(lambda info: int(info["raftmq.appliedIndex"]) > last_index)
@@ -229,6 +233,7 @@ async def test_more_offsets_than_a_file_of_the_log_could_hold_at_once(tmp_path: 
         client = await broker.connect()
         topic, groups = "t" * 127, [f"{number:0120}" for number in range(600)]
         await client.create_topic(topic, 1)
+        await client.fill(7, topic)
         frames = [
             client.frame(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(7, topic, 0, group), oneway=True)[1]
             for group in groups
@@ -336,6 +341,7 @@ async def test_clients_cannot_make_names_without_end(tmp_path: Path, monkeypatch
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
+        await client.fill(1)
         monkeypatch.setattr(metadata, "TOPICS_MAX", 1 + SYSTEM_TOPICS + 1)
         monkeypatch.setattr(metadata, "OFFSET_TABLES_MAX", 2)
         assert (await client.send("T2", d=1)).code == ResponseCode.SUCCESS

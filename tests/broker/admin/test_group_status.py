@@ -334,7 +334,7 @@ async def test_without_force_only_backwards(tmp_path: Path) -> None:
         assert await reset(client, times[1], isForce=False) == {KEY % 0: 1}
         assert await client.committed() == 1
         assert await reset(client, 0, queueId=0, offset=2) == {KEY % 0: 2}
-        assert await reset(client, 0, queueId=0, offset=2**40) == {KEY % 0: 3}
+        assert await reset(client, 0, queueId=0, offset=3) == {KEY % 0: 3}
 
 
 @pytest.mark.parametrize("language", ["JAVA", "CPP"])
@@ -398,6 +398,7 @@ async def test_resets_that_are_refused(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
+        await client.fill(1)
         await commit(client, 1)
         last_index = (await client.info())["raftmq.lastIndex"]
         for given in (
@@ -411,6 +412,8 @@ async def test_resets_that_are_refused(tmp_path: Path) -> None:
             {"timestamp": 2**64},
             {"queueId": 1},
             {"queueId": 2**31 - 1},
+            {"queueId": 0, "offset": 2},
+            {"queueId": 0, "offset": 2**40},
         ):
             answer = await client.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset_ext() | given)
             assert answer.code == ResponseCode.SYSTEM_ERROR, (given, answer)
@@ -422,6 +425,7 @@ async def test_offsets_are_cloned(tmp_path: Path) -> None:
         client = await broker.connect()
         for topic in ("T", "U"):
             await client.create_topic(topic, 2)
+            await client.fill(9, topic, 1)
             await commit(client, 5, 1, topic=topic)
         await commit(client, 9, 1, "Other")
         ext = {"srcGroup": "G", "destGroup": "Other", "topic": "T", "offline": False}

@@ -171,6 +171,7 @@ async def test_groups_are_created_changed_shown_and_deleted(tmp_path: Path, seri
         assert sorted(table["subscriptionGroupTable"]) == ["G", "H", "I"]
         assert table["subscriptionGroupTable"]["G"] == SHOWN_GROUP
         assert table["forbiddenTable"] == {}
+        await client.fill(1)
         for name, flag, left in (("G", {}, 1), ("H", {"removeOffset": True}, 0), ("I", {"cleanOffset": True}, 0)):
             where = {"consumerGroup": name, "topic": "T", "queueId": 0}
             await client.request(Code.UPDATE_CONSUMER_OFFSET, where | {"commitOffset": 1})
@@ -184,6 +185,7 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path, serialization: int) 
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
+        await client.fill(5, queue_id=1)
         await client.request(
             Code.UPDATE_CONSUMER_OFFSET, {"consumerGroup": "G", "topic": "T", "queueId": 1, "commitOffset": 5}
         )

@@ -57,7 +57,8 @@ async def test_disk_full_offsets_and_locks_are_refused_and_connections_stay(
     async with running(tmp_path, offset_commit_seconds=60) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
-        await client.send()
+        for queue_id in (0, 1):
+            await client.fill(1, queue_id=queue_id)
         await client.heartbeat("c", "G")
         commit = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 1}
         queues = [{"brokerName": "broker-a", "queueId": queue_id, "topic": "T"} for queue_id in (0, 1)]
@@ -133,6 +134,7 @@ async def test_offsets_of_which_some_found_no_room_are_not_told_to_be_cloned(
         client = await broker.connect()
         for topic in ("T", "U"):
             await client.create_topic(topic, 1)
+            await client.fill(5, topic)
             ext = {"consumerGroup": "G", "topic": topic, "queueId": 0, "commitOffset": 5}
             assert (await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == ResponseCode.SUCCESS
         clone = {"srcGroup": "G", "destGroup": "H", "offline": True}

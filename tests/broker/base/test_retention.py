@@ -39,11 +39,11 @@ async def test_the_oldest_files_go_and_the_rest_is_served(tmp_path: Path) -> Non
         client = await broker.connect()
         assert (await client.create_topic("T", 1)).code == 0
         assert (await client.send("Early", b"first of all")).code == 0
+        await fill(client)
         await client.request(
             RequestCode.UPDATE_CONSUMER_OFFSET,
             {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 3},
         )
-        await fill(client)
         await shortened(client, tmp_path / "commitlog")
         assert int((await client.info())["raftmq.baseIndex"]) > 0
         assert (await client.pull(offset=0)).code == ResponseCode.PULL_OFFSET_MOVED
@@ -112,8 +112,8 @@ async def test_app_snapshot_and_log_cut(tmp_path: Path, monkeypatch: pytest.Monk
         client = await broker.connect()
         assert (await client.create_topic("T", 1)).code == 0
         assert (await client.send("Early", b"first of all")).code == 0
-        await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(3))
         await fill(client)
+        await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit(3))
         snapshot_now = brokers[0].snapshot()
         assert snapshot_now is not None
         index, encode = snapshot_now

@@ -153,7 +153,8 @@ async def test_the_former_holder_commits_nothing(tmp_path: Path, monkeypatch: py
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         old, new, asking = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)
-        await old.send()
+        for queue_id in (0, 1):
+            await old.fill(10, queue_id=queue_id)
         await old.heartbeat("old", "G")
         await new.heartbeat("new", "G")
         assert await lock(old, "old", 0, 1) == [0, 1]
@@ -184,6 +185,7 @@ async def test_a_lock_that_is_over_is_no_fence(tmp_path: Path, monkeypatch: pyte
     async with running(tmp_path) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 1)
+        await one.fill(1)
         await other.heartbeat("c2", "G")
         assert await lock(one, "c1", 0) == [0]
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code != ResponseCode.SUCCESS

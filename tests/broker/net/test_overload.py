@@ -43,6 +43,7 @@ async def test_changes_are_refused_while_too_much_waits(
     async with running(tmp_path, pending_bytes_max=2**20) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
+        await client.fill(1)
         await client.request(RequestCode.LOCK_BATCH_MQ, body=lock_body("c1", 0))
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT | {"commitOffset": 0})
         with monkeypatch.context() as patched:
@@ -64,6 +65,8 @@ async def test_an_answered_commit_is_not_ignored_however_many_wait(
     async with running(tmp_path, offset_commit_seconds=1000) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
+        for queue_id in (0, 1):
+            await client.fill(1, queue_id=queue_id)
         await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT, oneway=True)
         answer = await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, COMMIT | {"queueId": 1})
         assert answer.code == ResponseCode.SUCCESS

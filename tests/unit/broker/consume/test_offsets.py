@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import structlog
+import structlog.testing
 
+from mq.broker.consume.offset_corrections import OffsetCorrections
 from mq.broker.consume.offsets import Offsets
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.settings import BrokerSettings
-from mq.broker.state.commands import PutTopic, ResetOffset, TopicConfig
+from mq.broker.state.commands import CommitOffsets, PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandRefused
+from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateConsumerOffset
 from mq.protocol.requests import UpdateConsumerOffsetExt
@@ -32,17 +36,23 @@ class Stage:
         self.metadata = Metadata()
         self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
         self.rounds = Rounds(self.metadata)
+        self.tails = QueueOffsets(self.metadata, lambda topic, queue_id: 0)
+        self.tails.get("T", 0).next_offset = 100
         nothing: Any = None
+        self.context = context_of(
+            settings=BrokerSettings(),
+            metadata=self.metadata,
+            store=nothing,
+            appender=self.rounds,
+            queue_offsets=self.tails,
+            log=structlog.get_logger(),
+            wall_clock_ms=lambda: 0,
+            reads__read=lambda on_read: on_read(True),
+            client_id=lambda connection, group: None,
+            clients__consumer_group=lambda group: None,
+        )
         self.offsets = Offsets(
-            context_of(
-                settings=BrokerSettings(),
-                metadata=self.metadata,
-                store=nothing,
-                appender=self.rounds,
-                reads__read=lambda on_read: on_read(True),
-                client_id=lambda connection, group: None,
-                clients__consumer_group=lambda group: None,
-            ),
+            self.context,
             locks=NoLocks(),  # type: ignore[arg-type]
             in_memory=lambda position: True,
         )
@@ -213,3 +223,50 @@ def test_a_commit_with_a_pull_of_a_group_that_cannot_be_changes_nothing() -> Non
     stage.offsets.replicate_gathered()
     stage.rounds.commit(1)
     assert stage.stored == 7
+
+
+def test_commit_up_to_last_entry_in_log_counts() -> None:
+    """A consumer may have read from a follower that has applied more than the leader."""
+    stage = Stage()
+    stage.tails.get("T", 0).next_offset = 120
+    stage.commit(120)
+    stage.rounds.commit(1)
+    assert stage.stored == 120
+
+
+def test_commit_gathered_before_deletion_does_not_outlive_it() -> None:
+    stage = Stage()
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.tails.reset("T")
+    stage.commit(70)
+    assert stage.rounds.waiting == 0
+    stage.offsets.replicate_gathered()
+    assert stage.rounds.waiting == 0
+
+
+def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
+    stage = Stage()
+    for group, offset in (("G", 130), ("H", 100), ("I", 101)):
+        stage.metadata.apply(CommitOffsets(offsets=[(group, "T", 0, offset)]))
+    corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
+    corrections.look()
+    assert stage.rounds.waiting == 0
+    corrections.lead()
+    with structlog.testing.capture_logs() as logged:
+        corrections.look()
+        stage.rounds.commit(4)
+    assert [stage.metadata.consumer_offset(group, "T", 0) for group in "GHI"] == [100, 100, 100]
+    named = sorted((event["consumer_group"], event["offset"], event["end"]) for event in logged)
+    assert named == [("G", 130, 100), ("I", 101, 100)]
+    corrections.look()
+    assert stage.rounds.waiting == 0
+
+
+def test_resigned_leader_corrects_nothing() -> None:
+    stage = Stage()
+    stage.metadata.apply(CommitOffsets(offsets=[("G", "T", 0, 130)]))
+    corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
+    corrections.lead()
+    corrections.resign()
+    corrections.look()
+    assert stage.rounds.waiting == 0

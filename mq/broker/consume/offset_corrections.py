@@ -1,0 +1,76 @@
+"""Corrects stored consumer offsets beyond the ends of their queues.
+
+The leader refuses such offsets (`mq.broker.consume.offsets`), but earlier releases stored them. With one of them a
+group gets nothing until the queue has passed it, and then misses what came before. So a new leader looks through all
+stored offsets, and sets those beyond the end to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mq.broker.consume.offsets import Offsets
+from mq.broker.context import BrokerContext
+from mq.broker.net.service import Periodic, Service
+from mq.broker.write_path.outcome import Outcome, Stored
+
+_SECONDS = 0.1
+_ROWS_AT_A_STRETCH = 5_000
+"""Stored offsets examined in one call: about a millisecond."""
+
+
+class OffsetCorrections(Service):
+    """Looks through the stored offsets once after each election of this replica.
+
+    Args:
+        offsets: resets the offsets.
+    """
+
+    def __init__(self, context: BrokerContext, *, offsets: Offsets) -> None:
+        self._metadata = context.metadata
+        self._appender = context.appender
+        self._end = context.queue_offsets.end
+        self._log = context.log
+        self._offsets = offsets
+        self._unseen: list[tuple[str, str]] = []
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions, with intervals in seconds; see `Service`."""
+        yield _SECONDS, self.look
+
+    def lead(self) -> None:
+        """This replica leads from now on."""
+        self._unseen = list(self._metadata.consumer_offsets)
+
+    def resign(self) -> None:
+        """This replica stopped leading: the next leader looks itself."""
+        self._unseen.clear()
+
+    def look(self) -> None:
+        """Examine some of the stored offsets, and correct those beyond the end."""
+        rows = 0
+        while self._unseen and rows < _ROWS_AT_A_STRETCH and self._appender.has_room:
+            group, topic = self._unseen.pop()
+            stored = self._metadata.consumer_offsets.get((group, topic), {})
+            rows += 1 + len(stored)
+            ends = {queue_id: self._end(topic, queue_id) for queue_id in stored}
+            beyond = {queue_id: end for queue_id, end in ends.items() if stored[queue_id] > end}
+            if beyond:
+                self._correct(group, topic, beyond, {queue_id: stored[queue_id] for queue_id in beyond})
+
+    def _correct(self, group: str, topic: str, ends: dict[int, int], stored: dict[int, int]) -> None:
+        def settled(outcome: Outcome) -> None:
+            if not isinstance(outcome, Stored):
+                return  # this replica stopped leading, or its disk is full: then the next leader corrects them
+            furthest = max(ends, key=lambda queue_id: stored[queue_id] - ends[queue_id])
+            self._log.warning(
+                "offsets_beyond_end_corrected",
+                consumer_group=group,
+                topic=topic,
+                queues=len(ends),
+                queue_id=furthest,
+                offset=stored[furthest],
+                end=ends[furthest],
+            )
+
+        self._offsets.reset(group, topic, ends, settled, restart=False)
