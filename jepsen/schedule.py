@@ -237,6 +237,12 @@ def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
     return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
 
 
+def halves(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
+    """The first half and the rest receive nothing from each other."""
+    first, second = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
+    return {node: frozenset(second if node in first else first) for node in nodes}
+
+
 def bridge(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
     """The two halves receive nothing from each other; the node in the middle receives everything."""
     half = len(nodes) // 2

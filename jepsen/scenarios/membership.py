@@ -19,14 +19,18 @@ from jepsen.nemeses.members import (
     readd,
     remove,
 )
+from jepsen.nemeses.partitions import cut
 from jepsen.nemeses.processes import state_of_process
 from jepsen.scenarios.away import cut_off
+from jepsen.schedule import halves
 from mq.cli.errors import CommandFailed
 from mq.client import ClientError
 
 WITHIN_SECONDS = 1.0
 LOOK_SECONDS = 0.2
 CUT_SECONDS = (1.0, 4.0)
+HALVES_SECONDS = (4.0, 7.0)
+"""Long enough for a second leader, if half of the voters were enough to elect one."""
 REST_SECONDS = (0.2, 1.5)
 
 
@@ -111,15 +115,24 @@ async def change_under_faults(injection: Injection) -> None:
 
 
 async def _disturb(injection: Injection, nodes: Sequence[str], until: trio.Event) -> None:
-    """One after the other is killed or cut off, at least one of each."""
+    """One after the other is killed or cut off, or the group is cut in halves; at least one of each."""
     cluster, rng = injection.cluster, injection.rng
-    due = ["kill", "partition"]
+    due = ["one killed", "one cut off", "halves"]
+    kinds = tuple(due)
     while due or not until.is_set():
-        kind = due.pop(rng.randrange(len(due))) if due else rng.choice(("kill", "partition"))
+        what = due.pop(rng.randrange(len(due))) if due else rng.choice(kinds)
         await trio.sleep(rng.uniform(*REST_SECONDS))
         node = rng.choice(nodes)
-        async with injection.fault(kind, "one", (node,)) as number:
-            if kind == "partition":
+        if what == "halves":
+            everybody = rng.sample(cluster.nodes, len(cluster.nodes))
+            async with (
+                injection.fault("partition", what, tuple(everybody), majority=False) as number,
+                cut(injection, number, halves(everybody)),
+            ):
+                await trio.sleep(rng.uniform(*HALVES_SECONDS))
+            continue
+        async with injection.fault("kill" if what == "one killed" else "partition", what, (node,)) as number:
+            if what == "one cut off":
                 async with cut_off(injection, number, node):
                     await trio.sleep(rng.uniform(*CUT_SECONDS))
             else:

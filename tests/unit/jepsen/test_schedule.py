@@ -18,6 +18,7 @@ from jepsen.schedule import (
     bridge,
     draw,
     grudges,
+    halves,
     ring,
     targets,
 )
@@ -28,6 +29,12 @@ NODES = ("n0", "n1", "n2")
 def test_seed_decides() -> None:
     assert draw(Random(3), ["kill", "pause"], 60) == draw(Random(3), ["kill", "pause"], 60)
     assert draw(Random(3), ["kill", "pause"], 60) != draw(Random(4), ["kill", "pause"], 60)
+
+
+def test_halves_hear_only_themselves() -> None:
+    cut = halves(["n0", "n1", "n2", "n3"])
+    assert cut["n0"] == cut["n1"] == {"n2", "n3"}
+    assert cut["n2"] == cut["n3"] == {"n0", "n1"}
 
 
 def test_calm_has_no_fault() -> None:
