@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from jepsen.charts import charts
+from jepsen.evidence import Line, lines_of, time_of_day, values_in_examples
 from jepsen.history import Fault, History
 from jepsen.timeline import draw
 from jepsen.verdict import Result, Verdict, in_words
@@ -35,11 +38,12 @@ def page(history: History, verdict: Verdict) -> str:
         _outside(history),
         "<h2>Promises</h2>",
         _promises(verdict.results),
-        *(_anomalies(result) for result in verdict.results if result.anomalies),
+        *(_anomalies(history, result) for result in verdict.results if result.anomalies),
         "<h2>Timeline</h2>",
         "<p>Each dot is a send, by start and duration (green: acknowledged, red: refused, orange: outcome "
         "unknown). Bands are faults. The bars below show which replica led.</p>",
         draw(history),
+        charts(history),
         "<h2>Faults</h2>",
         _faults(history.faults, history.began),
         "<p>An unknown outcome is not a failure of the broker: the message may or may not be stored, and both are "
@@ -75,12 +79,34 @@ def _promises(results: Iterable[Result]) -> str:
     return f"<table>{head}{''.join(rows)}</table>"
 
 
-def _anomalies(result: Result) -> str:
+def _anomalies(history: History, result: Result) -> str:
+    """Each anomaly with its examples, and what the history and the servers' logs have about them."""
     parts = [f"<h2>Broken: {escape(result.promise)}</h2>"]
+    values = values_in_examples(example for each in result.examples.values() for example in each)
+    found = lines_of(history, values)
     for anomaly, count in result.anomalies.items():
-        examples = "".join(f"<li>{escape(example)}</li>" for example in result.examples[anomaly])
+        examples = "".join(
+            f"<li>{escape(example)}{_evidence(history, example, found)}</li>" for example in result.examples[anomaly]
+        )
         parts.append(f"<h3>{escape(anomaly)}, {count:,} times</h3><ul>{examples}</ul>")
     return "".join(parts)
+
+
+def _evidence(history: History, example: str, found: Mapping[str, Sequence[Line]]) -> str:
+    """The lines of the history that name the values of an example, and the logs of its replicas at that time."""
+    lines = [line for value in values_in_examples([example]) for line in found.get(value, ())]
+    if not lines:
+        return ""
+    listed = "".join(
+        f"<li><a href='history.jsonl'>history.jsonl</a> line {line.number}: {escape(line.says)}</li>" for line in lines
+    )
+    nodes = {node for node in history.nodes if re.search(rf"\b{re.escape(node)}\b", example)}
+    nodes |= {line.node for line in lines if line.node is not None}
+    first, last = (time_of_day(history, choose(line.at for line in lines)) for choose in (min, max))
+    when = f" from {first} to {last}" if first else ""
+    logs = ", ".join(f"<a href='logs/{escape(node)}.log'>{escape(node)}</a>" for node in sorted(nodes))
+    told = f"<li>the logs of {logs}{when}</li>" if nodes else ""
+    return f"<details><summary>{len(lines)} lines of the history</summary><ul>{listed}{told}</ul></details>"
 
 
 def _faults(faults: list[Fault], start: int) -> str:

@@ -38,6 +38,7 @@ from jepsen.recorder import Recorder
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import KINDS, draw
 from jepsen.send_paths import SendPathCounts
+from jepsen.skew import ClockSkews
 from jepsen.workloads import WORKLOADS
 from jepsen.workloads.queue import GROUP, QueueWorkload
 from jepsen.workloads.workload import QUEUES, Workload
@@ -244,6 +245,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "java": java_missing(plan.nemeses) or "takes part",
         "settings": dict(cluster.settings),
         "version": version("raftmq"),
+        "wall_ns": time.time_ns(),
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
 
@@ -264,10 +266,11 @@ async def _create_topic(cluster: Cluster, topic: str) -> None:
 
 
 async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], paths: SendPathCounts) -> None:
-    """Record leaders with their terms, unexpected exits, the peak memory of each server, in bytes, and how many
-    messages took which send path, until cancelled.
+    """Record leaders with their terms, wrong clocks, unexpected exits, the peak memory of each server, in bytes, and
+    how many messages took which send path, until cancelled.
     """
     known: dict[str, tuple[str, str]] = {}
+    skews = ClockSkews()
     while True:
         for node, code in cluster.ended_by_themselves().items():
             recorder.note("ended", n=node, err=f"exit code {code}")
@@ -275,6 +278,8 @@ async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], pat
             memory[node] = max(memory[node], cluster.memory_bytes(node))
         for node, table in (await cluster.all_figures()).items():
             paths.note(node, table)
+            if (skew := skews.news(node, table, time.time_ns() / 1e9)) is not None:
+                recorder.note("skew", n=node, v=skew)
             role = (table["raftmq.role"], table["raftmq.term"])
             if known.get(node) != role:
                 known[node] = role

@@ -1,0 +1,77 @@
+"""Where an anomaly shows in a history: the lines that name its values, and the servers' logs at that time. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from jepsen.history import History, Operation
+
+VALUE = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?![\w.])")
+"""A value of a message, see `jepsen.values`."""
+LINES_MAX = 20
+BEGAN = "%Y-%m-%d %H:%M:%S UTC"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """An operation that names a value: the line of the history where it begins, from 1, and what it says."""
+
+    number: int
+    says: str
+    at: int
+    node: str | None = None
+
+
+def values_in_examples(examples: Iterable[str]) -> list[str]:
+    """The values that examples of anomalies name, each once."""
+    return list(dict.fromkeys(value for example in examples for value in VALUE.findall(example)))
+
+
+def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[Line]]:
+    """By value: the first operations that sent, read or ended it, at most `LINES_MAX`."""
+    found: dict[str, list[Line]] = {value: [] for value in values}
+    if not found:
+        return found
+    for operation in history.operations:
+        for value in _named(operation, found):
+            if len(found[value]) < LINES_MAX:
+                found[value].append(
+                    Line(operation.index + 1, _says(operation, history.began), operation.began, operation.node)
+                )
+    return found
+
+
+def _named(operation: Operation, wanted: Mapping[str, Any]) -> set[str]:
+    named = set()
+    for part in (operation.value, operation.result):
+        if isinstance(part, str):
+            named.add(part)
+        elif isinstance(part, list):
+            for each in part:
+                named.update(text for text in ([each] if isinstance(each, str) else each) if isinstance(text, str))
+    return named & wanted.keys()
+
+
+def _says(operation: Operation, began: int) -> str:
+    where = f" {operation.place}" if operation.queue is not None else ""
+    at = f" at {operation.node}" if operation.node is not None else ""
+    why = f" ({operation.error})" if operation.error else ""
+    took = "" if operation.ended is None else f" after {(operation.ended - operation.began) / 1e9:.3f} s"
+    seconds = (operation.began - began) / 1e9
+    return f"{seconds:.3f} s: process {operation.process} {operation.name}{where}{at}: {operation.outcome}{took}{why}"
+
+
+def time_of_day(history: History, at: int) -> str:
+    """The time of a moment as the servers' logs have it, to about a second; empty if the run does not say its own."""
+    try:
+        began = datetime.strptime(str(history.plan.get("began")), BEGAN).replace(tzinfo=UTC)
+    except ValueError:
+        return ""
+    wall_ns = history.plan.get("wall_ns")
+    if isinstance(wall_ns, int):
+        began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return (began + timedelta(microseconds=(at - history.began) // 1000)).strftime("%Y-%m-%dT%H:%M:%S")

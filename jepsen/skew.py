@@ -1,0 +1,42 @@
+"""How far the clocks of brokers are from that of this machine, from what they report about themselves. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+TOLD_FROM_SECONDS = 2.0
+"""Brokers report whole seconds, and an answer takes a moment."""
+_RUNTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
+
+
+def broker_time(table: Mapping[str, str]) -> float | None:
+    """The wall clock of a broker when it wrote these figures, in seconds since the epoch; None if it is not in them.
+
+    Only for a clock that is not behind the time at which the broker started: the runtime is never negative.
+    """
+    runtime = _RUNTIME.fullmatch(table.get("runtime", ""))
+    booted = table.get("bootTimestamp", "")
+    if runtime is None or not booted.isdigit():
+        return None
+    days, hours, minutes, seconds = map(int, runtime.groups())
+    return int(booted) / 1000 + ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+class ClockSkews:
+    """What was last told of each broker."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def news(self, node: str, table: Mapping[str, str], now: float) -> float | None:
+        """Seconds by which a broker's clock is ahead, if that has changed; None if it has not, or is not known."""
+        told = broker_time(table)
+        if told is None:
+            return None
+        skew = told - now
+        skew = 0.0 if abs(skew) < TOLD_FROM_SECONDS else skew
+        if abs(skew - self._told.get(node, 0.0)) < TOLD_FROM_SECONDS:
+            return None
+        self._told[node] = skew
+        return round(skew, 1)
