@@ -22,6 +22,7 @@ from chaos.log_sim.process import LogProcess
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
 from mq.broker.base.process_tuning import DescriptorLimits
+from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment
 from mq.broker.server import periodic_actions
@@ -161,7 +162,7 @@ class BrokerProcess(LogProcess):
             rng=random.Random(rng.getrandbits(32)),
             clock=node.clock,
             thread_clock=node.clock,
-            wall_clock_ms=partial(cluster.wall_ms, node),
+            wall_clock_ms=SteadyWallClock(partial(cluster.wall_ms, node), node.clock, cast("Any", self._lines)),
             process_id=1,
             connect_failure=lambda node: "",
             secrets=lambda: _SECRETS,

@@ -513,6 +513,8 @@ class Broker:
             "unfinished_waiting": self._intake.waiting,
             "unread_bytes": self._unsent.nbytes,
             "unread_waiting": self._unread.kept_waiting,
+            "clock_jumps": self._environment.wall_clock_ms.jumps,
+            "clock_disbelieved_ms": self._environment.wall_clock_ms.disbelieved_ms,
             "elections": self._elections,
             "messages": self.appender.messages,
             "messages_compiled": self.appender.compiled_messages,

@@ -14,6 +14,7 @@ from mq.broker.base.counters import TrafficCounters
 from mq.broker.base.disk import disk_used
 from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.base.rate_limited_log import Log
+from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.linearizable_reads import LinearizableReads
@@ -34,7 +35,7 @@ from raftlog.log_numbers import LogIndex
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, for stored timestamps only."""
+    """Milliseconds since the epoch, by the clock of this machine."""
     return time.time_ns() // 1_000_000
 
 
@@ -46,7 +47,7 @@ class Environment:
         store_ip: the IPv4 address in message ids.
         clock: monotonic seconds.
         thread_clock: the same for worker threads, with another origin.
-        wall_clock_ms: milliseconds since the epoch; may go back.
+        wall_clock_ms: milliseconds since the epoch; may jump, also back, but only to a time that has held for a while.
         process_id: part of the unique keys of messages without one.
         connect_failure: why the last connection to another replica failed; empty while one is open.
         secrets: the group secrets that are valid now.
@@ -67,7 +68,7 @@ class Environment:
     reactor: Reactor
     rng: random.Random
     clock: Callable[[], float]
-    wall_clock_ms: Callable[[], int]
+    wall_clock_ms: SteadyWallClock
     thread_clock: Callable[[], float]
     process_id: int
     connect_failure: Callable[[str], str]

@@ -23,6 +23,7 @@ from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import repeat
 from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
 from mq.broker.base.rate_limited_log import Log
+from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment, wall_clock_ms
 from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
@@ -62,6 +63,7 @@ from raftlog import (
     serve_node,
     stored_segment_bytes,
 )
+from raftlog.lease_clock import boot_time
 from raftlog.segment import SNAPSHOT_NAME, FormatTooNew, compiled_writer
 
 _READERS = 4
@@ -293,7 +295,7 @@ class _Host:
             rng=random.Random(int.from_bytes(os.urandom(8), "big")),
             clock=trio.current_time,
             thread_clock=time.monotonic,
-            wall_clock_ms=wall_clock_ms,
+            wall_clock_ms=SteadyWallClock(wall_clock_ms, boot_time, log),
             process_id=os.getpid(),
             connect_failure=lambda node: run.transport.failures.get(NodeId(node), ""),
             secrets=lambda: run.secrets.current,

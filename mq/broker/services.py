@@ -214,6 +214,7 @@ class Services:
             leased_pos=self.leases.first_pos,
             disk_usage=usage,
             wall_clock_ms=context.wall_clock_ms,
+            clock=context.clock,
             log=context.log,
         )
         return (

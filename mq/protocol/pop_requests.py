@@ -25,9 +25,9 @@ class PopExt(
 ):
     """The maximum number of messages, and the queue; -1 stands for any.
 
-    The messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from
-    ``born_ms``, an epoch time; 0 stands for the time at which the broker receives it. ``init_mode`` is where a new
-    group begins: 0 at the first message, 1 at the last.
+    The messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from its arrival
+    on; ``born_ms``, when the client sent it by its own clock, decides nothing. ``init_mode`` is where a new group
+    begins: 0 at the first message, 1 at the last.
     """
 
     consumer_group: str

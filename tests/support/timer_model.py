@@ -179,6 +179,8 @@ class TimerMachine(RuleBasedStateMachine):
             queue_offsets=self.tails,
             replica__log__pread=self.log.read,
             replica__log__memory_pos=0,  # none of it is on a disk
+            replica__log__first_index=1,
+            replica__log__last_index=0,
             environment__in_background=None,
             wall_clock_ms=self.wall_clock_ms,
             log=structlog.get_logger(),

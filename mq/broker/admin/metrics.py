@@ -62,6 +62,10 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "pending_bytes": _Named(
         "raftmq_messages_unacknowledged_bytes", _G, "Bytes of pending writes: messages not acknowledged yet."
     ),
+    "clock_jumps": _Named("raftmq_clock_jumps", _C, "Jumps of the machine's clock by more than a second."),
+    "clock_disbelieved_ms": _Named(
+        "raftmq_clock_disbelieved_seconds", _G, "How far the machine's clock is ahead of the time that is used.", 1e-3
+    ),
     "held_pulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
     "held_bytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
     "longest_delay_ms": _Named(

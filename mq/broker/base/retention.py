@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from mq.broker.base.disk import used_part
+from mq.broker.base.file_times import FileTimes, PlausibleTime
 from mq.broker.base.rate_limited_log import Log
+from mq.broker.base.stored_times import NEAR, stored_ms
 from mq.broker.settings import BrokerSettings
-from mq.protocol.records import RecordError, decode_record, iter_sizes
+from mq.protocol.records import RecordError
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
-from raftlog import EntryKind, PeerState, Replica, SegmentError
+from raftlog import PeerState, Replica, SegmentError
 from raftlog.log_numbers import index_range
-from raftlog.segment import HEADER_BYTES, RetentionPolicy, SegmentInfo, Situation, droppable
+from raftlog.segment import RetentionPolicy, SegmentInfo, Situation, droppable
 
 LAG_GRACE_SEGMENTS = 2
 """A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.
 """
 
 _HOUR_MS = 3_600_000
-_LOOK_BACK_ENTRIES = 16
 
 
 class Retention:
@@ -38,6 +40,7 @@ class Retention:
         leased_pos: physical offset below which no reader has a lease.
         disk_usage: free and total bytes of the log's disk.
         wall_clock_ms: milliseconds since the epoch.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Retention:
         leased_pos: Callable[[], int],
         disk_usage: Callable[[], tuple[int, int]],
         wall_clock_ms: Callable[[], int],
+        clock: Callable[[], float],
         log: Log,
     ) -> None:
         self._replica = replica
@@ -60,8 +64,10 @@ class Retention:
         self._leased_pos = leased_pos
         self._disk_usage = disk_usage
         self._wall_clock_ms = wall_clock_ms
+        self._clock = clock
         self._log = log
-        self._newest_ms: dict[int, int | None] = {}
+        self._time: PlausibleTime | None = None
+        self._files = FileTimes(self._stamps, clock, log)
         self._warned = False
         self._is_held = False
         self.settings_changed(settings)
@@ -82,16 +88,18 @@ class Retention:
         log = self._replica.log
         free, total = self._disk_usage()
         self._warn_of_disk(used_part(free, total))
-        now_ms = self._wall_clock_ms()
+        segments = log.segments()
+        wall_ms = self._wall_clock_ms()
+        now_ms = self._plausible_ms(segments, wall_ms)
+        self._files.look(segments, now_ms)
         now = Situation(
             now_ms=now_ms,
-            hour=time.localtime(now_ms / 1000).tm_hour,
+            hour=time.localtime(wall_ms / 1000).tm_hour,
             floor_pos=self._floor_pos(),
             wanted_pos=min(self._wanted_pos(), self._leased_pos()),
             disk_used_bytes=total - free,
             disk_total_bytes=total,
         )
-        segments = log.segments()
         try:
             base_pos = self._droppable(segments, now)
             if base_pos is not None and not self._replica.drop_prefix(base_pos):
@@ -100,7 +108,6 @@ class Retention:
             self._log.error("retention_failed", error=str(error))
             return
         if base_pos is not None:
-            self._newest_ms = {start: newest for start, newest in self._newest_ms.items() if start >= base_pos}
             dropped = sum(segment.end <= base_pos for segment in segments)
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
         self._store.expire_some(log.base_pos)
@@ -109,12 +116,12 @@ class Retention:
         """The new beginning of the log. Undelivered messages are only looked up if a file would be deleted. Raises
         StoreError.
         """
-        candidate_pos = droppable(segments, self._newest, self._policy, now)
+        candidate_pos = droppable(segments, self._files.newest_ms, self._policy, now)
         if candidate_pos is None or (waiting_pos := self._waiting_pos()) >= candidate_pos:
             self._is_held &= candidate_pos is None
             return candidate_pos
         base_pos = droppable(
-            segments, self._newest, self._policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
+            segments, self._files.newest_ms, self._policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
         )
         if base_pos != candidate_pos and not self._is_held:
             self._is_held = True
@@ -133,21 +140,25 @@ class Retention:
         grace = LAG_GRACE_SEGMENTS * self._settings.segment_bytes
         return wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos
 
-    def _newest(self, segment: SegmentInfo) -> int | None:
-        """Store time of the last message in a closed file; None if there is none near its end."""
-        if segment.start not in self._newest_ms:
-            self._newest_ms[segment.start] = self._read_newest(segment)
-        return self._newest_ms[segment.start]
+    def _plausible_ms(self, segments: Sequence[SegmentInfo], wall_ms: int) -> int:
+        """The time by which files are deleted."""
+        if self._time is None:
+            newest: Sequence[int] = ()
+            with suppress(SegmentError, RecordError):  # an unreadable message must not keep a full disk full
+                newest = next(filter(None, map(self._stamps, reversed(segments))), ())
+            self._time = PlausibleTime(self._clock, max(newest, default=None), self._log)
+        return self._time.look(wall_ms)
 
-    def _read_newest(self, segment: SegmentInfo) -> int | None:
-        oldest = max(segment.first_index, segment.last_index - _LOOK_BACK_ENTRIES)
-        for index in index_range(segment.last_index, oldest - 1, -1):
-            [ref, *_], data = self._replica.log.read_entries(index, 1)
-            if ref.kind == EntryKind.NORMAL:
-                body = memoryview(data)[HEADER_BYTES:]
-                *_, (at, _) = iter_sizes(body)
-                return decode_record(body, verify=False, offset=at).store_timestamp_ms
-        return None
+    def _stamps(self, segment: SegmentInfo) -> Sequence[int]:
+        """Store times of the first and the last message of a file, as far as they are near its ends."""
+        log, first, last = self._replica.log, segment.first_index, segment.last_index
+        if last < first:
+            return ()
+        found: list[int | None] = []
+        with suppress(SegmentError, RecordError):  # the last message decides
+            found.append(stored_ms(log, index_range(first, min(first + NEAR, last) + 1)))
+        found.append(stored_ms(log, index_range(last, max(first, last - NEAR) - 1, -1)))
+        return [stamp for stamp in found if stamp is not None]
 
     def _warn_of_disk(self, used: float) -> None:
         settings = self._settings

@@ -36,14 +36,13 @@ from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Store
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import pop_retry_topic
-from mq.protocol.pop_requests import Notification, NotificationExt, PollingInfo, PopExt, PopMessage
+from mq.protocol.pop_requests import Notification, PollingInfo, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.protocol.replies import PollingInfoReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
 _ANY = -1
-_TOO_LATE_MS = 500
 """A request this long after its deadline is not served: its client has stopped waiting."""
 _PATIENCE_SECONDS = 3.0
 """A filtered pop continues its search for this long after its deadline."""
@@ -232,9 +231,6 @@ class Pops(Service):
     def handle_pop(self, call: Call[PopMessage]) -> bytes | None:
         """Request code 200050: answered when the pop is committed, or held. Raises RequestRefused."""
         ext = call.request.ext
-        wait_ms = self._wait_ms(ext)
-        if wait_ms < -_TOO_LATE_MS:
-            raise RequestRefused(ResponseCode.POLLING_TIMEOUT, f"the client stopped waiting {-wait_ms} ms ago")
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         self._selection.check_count(ext.max_messages)
         if ext.invisible_ms < 1:
@@ -243,7 +239,7 @@ class Pops(Service):
             length = len(ext.attempt_id or "")
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"attemptId has {length} characters")
         subscription = self._subscriptions.of_pop(ext)
-        seconds = min(wait_ms / 1000, call.connection.hold_seconds_max) if ext.poll_ms > 0 else 0
+        seconds = _hold_seconds(call)
         call.drop_body()
         self._serve(HeldPop(call, subscription, self._clock() + seconds))
         return None
@@ -252,8 +248,7 @@ class Pops(Service):
         """Request code 200054. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
-        wait_ms = self._wait_ms(ext)
-        seconds = min(wait_ms / 1000, call.connection.hold_seconds_max) if ext.poll_ms > 0 else 0
+        seconds = _hold_seconds(call)
         call.drop_body()
         self._serve_notification(HeldPop(call, EVERYTHING, self._clock() + seconds))
 
@@ -267,14 +262,11 @@ class Pops(Service):
         )
         return call.response(ext=PollingInfoReply(polling_num=waiting).fields())
 
-    def _wait_ms(self, ext: PopExt | NotificationExt) -> int:
-        """How long the client still waits for an answer, in milliseconds; negative if it has stopped waiting.
-
-        RocketMQ's proxy sends no born time. Setting it here keeps the deadline if the request is served again.
-        """
-        now_ms = self._wall_clock_ms()
-        ext.born_ms = ext.born_ms or now_ms
-        return ext.born_ms + ext.poll_ms - now_ms
+    def _hand_on(self, pop: HeldPop) -> None:
+        """Let the new leader serve a pop, which waits for what is left of its time."""
+        ext = pop.call.request.ext
+        ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
+        pop.call.dispatch()
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
@@ -357,7 +349,7 @@ class Pops(Service):
                 return
             pop.call.connection.held_pulls -= 1
             if not pop.call.connection.closed:
-                pop.call.dispatch()
+                self._hand_on(pop)
 
         if pop.text_bytes > _OLD_TEXT_BYTES_MAX or not self._cold_reads.load(old.places, ended):
             pop.call.connection.held_pulls -= 1
@@ -387,7 +379,7 @@ class Pops(Service):
             if pop.call.connection.closed:
                 return
             if isinstance(outcome, LeadershipLost):
-                pop.call.dispatch()
+                self._hand_on(pop)
             elif isinstance(outcome, Refused):
                 pop.call.answer(pop.call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             elif isinstance(outcome, Unknown):
@@ -448,6 +440,11 @@ class Pops(Service):
     def _answer_nothing(self, pop: HeldPop, code: ResponseCode = ResponseCode.POLLING_TIMEOUT) -> None:
         if not pop.call.connection.closed:
             pop.call.answer(nothing_found(pop, code, self._wall_clock_ms()))
+
+
+def _hold_seconds(call: Call[PopMessage] | Call[Notification]) -> float:
+    """How long a request may be held, from its arrival. The client says when it sent it, but by its own clock."""
+    return min(max(call.request.ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
 
 
 class _Watched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mq.broker.context import BrokerContext
@@ -85,6 +86,17 @@ def tail_of(topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets) 
     if not 0 <= queue_id < max(config.read_queues, config.write_queues):
         queue_id %= config.write_queues
     return tails.get(topic, queue_id)
+
+
+def relative_wait_ms(properties: Mapping[str, str], levels_ms: Sequence[int]) -> int | None:
+    """For how long a stored message was to wait; None if it was to be delivered at a time, or does not say."""
+    for name, unit_ms in ((props.DELAY, 0), (props.TIMER_DELAY_SEC, 1000), (props.TIMER_DELAY_MS, 1)):
+        if (text := properties.get(name)) is not None:
+            if _NUMBER.fullmatch(text) is None or int(text) < 0:
+                return None
+            number = int(text)
+            return number * unit_ms if unit_ms else levels_ms[min(max(number, 1), len(levels_ms)) - 1]
+    return None
 
 
 def _level(properties: dict[str, str]) -> int:

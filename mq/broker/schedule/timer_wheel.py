@@ -17,7 +17,8 @@ from array import array
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from mq.protocol.delay import TIMER_SLOT_MS, TIMER_SLOTS, timer_slot
+from mq.broker.base.stored_times import TOLERANCE_MS
+from mq.protocol.delay import TIMER_SLOT_MS, TIMER_SLOTS, TURN_MS_MAX, timer_slot
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 
@@ -93,15 +94,24 @@ class TimerWheel:
     Args:
         queue: the consume queue of a slot, None if it never had an entry.
         marks: which of its entries are done.
+        again: records in this range of physical offsets have their turn at once. So have all whose turn is further away
+            than it ever is: a clock ahead has stamped them.
 
     Attributes:
         gathered: entries gathered and not taken.
         lost: slots whose entries up to an offset are gone from the log; the reader clears it.
     """
 
-    def __init__(self, queue: Callable[[int], SlotQueue | None], marks: Callable[[int], SlotMarks]) -> None:
+    def __init__(
+        self,
+        queue: Callable[[int], SlotQueue | None],
+        marks: Callable[[int], SlotMarks],
+        again: range = range(0),
+    ) -> None:
         self._queue = queue
         self._marks = marks
+        self._again = again
+        self._turn_max_ms = NEVER
         self._slots: dict[int, _Slot] = {}
         self._runs: list[tuple[int, int, _Run]] = []
         self._run_number = 0
@@ -115,6 +125,7 @@ class TimerWheel:
 
         Raises OSError, StoreError if a queue could not be read; the others were scanned all the same.
         """
+        self._turn_max_ms = now_ms + TURN_MS_MAX + TOLERANCE_MS
         failure: OSError | StoreError | None = None
         pieces = _PIECES_HOT
         for shift in (-1, 0, 1):  # overdue entries first; that slot rarely gets new entries, the others may always
@@ -191,7 +202,10 @@ class TimerWheel:
         is_done = self._marks(queue_id).is_done
         ready: list[int] = []
         index = 0
-        for _, _, turn_ms in QUEUE_ENTRY.iter_unpack(queue.read(first, PIECE_ENTRIES)):
+        begin, end, turn_max_ms = self._again.start, self._again.stop, self._turn_max_ms
+        for position, _, turn_ms in QUEUE_ENTRY.iter_unpack(queue.read(first, PIECE_ENTRIES)):
+            if turn_ms > turn_max_ms or begin <= position < end:
+                turn_ms = 0
             if turn_ms > horizon_ms:
                 if turn_ms < next_ms:
                     next_ms = turn_ms

@@ -7,6 +7,10 @@ that mark (`mq.broker.schedule.delivery`). A message due later than a day from n
 day in the same way, so that retention does not reach it. A recalled one is only marked.
 
 A message that cannot be read from this disk is marked as done only if the log has deleted it.
+
+A leader whose clock was ahead has stored messages that would wait too long. When the clock goes back, and when a leader
+begins, those with store times in the future are looked at. One that was to wait for some time is copied to wait for
+that time from now on; one that was to be delivered at a time keeps it.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from collections.abc import Generator, Iterator
 from typing import Final
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
+from mq.broker.base.stored_times import TOLERANCE_MS, first_from_the_future
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
 from mq.broker.schedule.delivery import DELIVER_SECONDS, Delivery, Due, Moved
-from mq.broker.schedule.placement import tail_of
+from mq.broker.schedule.placement import relative_wait_ms, tail_of
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.state.commands import Command, encode_command
@@ -33,6 +38,7 @@ from mq.protocol.records import split_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
+from raftlog import SegmentError
 
 Timer = tuple[int, int]
 """A waiting message: queue id in the timer topic, and offset."""
@@ -61,9 +67,13 @@ class Timers(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._delivery: Delivery[int] | None = None
+        self._levels_ms: Final = context.settings.delay_levels_ms
+        self._again = range(0)
+        """Physical offsets of messages that a clock ahead has stamped."""
         self._wheel = self._new_wheel()
         self._under_way: set[Timer] = set()
         self._unreadable = ReadBackoff()
+        self._seen_ms = 0
         self.delivered = 0
         self.rolled = 0
         self.recalled = 0
@@ -79,7 +89,9 @@ class Timers(Service):
         """This replica leads, and everything committed before is applied."""
         self._unreadable = ReadBackoff()
         self._under_way = set()
+        self._again, self._seen_ms = range(0), self._wall_clock_ms()
         self._wheel = self._new_wheel()
+        self._look_into_the_future(self._seen_ms)
         self._delivery = Delivery(self._context, self, unreadable=self._unreadable, log=self._log)
 
     def resign(self) -> None:
@@ -95,6 +107,9 @@ class Timers(Service):
         if self._delivery is None or not self._appender.is_open:
             return
         now_ms = self._wall_clock_ms()
+        if now_ms < self._seen_ms - TOLERANCE_MS:
+            self._look_into_the_future(now_ms)
+        self._seen_ms = now_ms
         wheel = self._wheel
         try:
             wheel.advance(now_ms)
@@ -174,7 +189,21 @@ class Timers(Service):
     # -- delivery ------------------------------------------------------------------------------------------------------
 
     def _new_wheel(self) -> TimerWheel:
-        return TimerWheel(self._queue, self._marks)
+        return TimerWheel(self._queue, self._marks, self._again)
+
+    def _look_into_the_future(self, now_ms: int) -> None:
+        """Gather the messages again that a clock ahead has stamped: this clock went back, or this leader begins."""
+        log = self._context.replica.log
+        try:
+            begin = first_from_the_future(log, now_ms)
+        except SegmentError as error:
+            self._log.warning("timers_unreadable", error=str(error))
+            return
+        if begin is not None:
+            first = min(begin, self._again.start) if self._again else begin
+            self._again = range(first, log.end_pos)
+            self._wheel = self._new_wheel()
+            self._log.warning("messages_from_the_future", begin_pos=begin, end_pos=log.end_pos)
 
     def _queue(self, queue_id: int) -> ConsumeQueue | None:
         return self._store.get(TIMER_TOPIC, queue_id)
@@ -214,6 +243,11 @@ class Timers(Service):
         raw = split_record(record)
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))
+        if due_ms > now_ms and raw.store_timestamp_ms > now_ms + TOLERANCE_MS:
+            wait_ms = relative_wait_ms(properties, self._levels_ms)
+            if wait_ms is not None and due_ms > now_ms + wait_ms:
+                due_ms = now_ms + wait_ms
+                properties[props.TIMER_OUT_MS] = str(due_ms)
         if due_ms > now_ms:
             tail = self._tails.get(TIMER_TOPIC, timer_slot(due_ms))
             added = {props.TIMER_ROLL_TIMES: str(_number(properties.get(props.TIMER_ROLL_TIMES)) + 1)}

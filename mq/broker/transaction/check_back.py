@@ -327,7 +327,7 @@ class CheckBacks(Service):
         wanted_ms = immunity_ms(
             message.properties.get(props.CHECK_IMMUNITY_SECONDS), round(self._timeout_seconds * 1000)
         )
-        age_ms = self._wall_clock_ms() - message.born_timestamp_ms
+        age_ms = self._wall_clock_ms() - message.store_timestamp_ms
         return max(wanted_ms - age_ms, 0) if age_ms >= 0 else 0
 
     def _ask(self, message: StoredMessage, number: int) -> None:

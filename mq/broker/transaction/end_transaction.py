@@ -245,7 +245,7 @@ class Transactions(Service):
         if immunity is None:
             return
         allowed_ms = max(immunity_ms(immunity, self._timeout_ms), self._timeout_ms)
-        age_ms = self._wall_clock_ms() - raw.born_timestamp_ms
+        age_ms = self._wall_clock_ms() - raw.store_timestamp_ms
         if age_ms > allowed_ms:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,

@@ -114,7 +114,7 @@ def _discarded_at(offset: int) -> int:
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:
-    """For how long after its creation a message is not checked; ``text`` is its property, in seconds.
+    """For how long after it was stored a message is not checked; ``text`` is its property, in seconds.
 
     Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
     """

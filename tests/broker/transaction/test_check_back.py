@@ -143,14 +143,15 @@ async def test_nobody_to_ask_is_counted_and_the_next_time_somebody_is_there(tmp_
 
 
 @pytest.mark.trio
-async def test_who_wants_more_time_gets_it_and_is_asked_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong_ms", [0, -20_000, 10**9])
+async def test_who_wants_more_time_gets_it_and_is_asked_all_the_same(tmp_path: Path, wrong_ms: int) -> None:
     async with running(tmp_path, transaction_checks_max=2, **FAST) as broker:
         client, producer = await broker.connect(), await broker.connect()
         await produce(producer)
         born_ms = time.time_ns() // 1_000_000
         text = half_text(CHECK_IMMUNITY_TIME_IN_SECONDS="3")
-        half = await client.send(i=text, f=PREPARED, g=born_ms)
-        prompt = await client.send(i=text, f=PREPARED, g=born_ms)
+        half = await client.send(i=text, f=PREPARED, g=born_ms + wrong_ms)
+        prompt = await client.send(i=text, f=PREPARED, g=born_ms + wrong_ms)
         await trio.sleep(0.6)  # both checks would have been made
         assert await figure(client, "transactionChecks") == 0
         assert (await end(client, prompt, COMMIT)).code == 0

@@ -343,7 +343,7 @@ class TransactionsMachine(RuleBasedStateMachine):
                     self.positions.append(record.physical_offset)
                     self.committed_at[record.queue_offset] = self.now
                     if "CHECK_IMMUNITY_TIME_IN_SECONDS" in record.properties:
-                        self.immune_from_ms[record.queue_offset] = record.born_timestamp_ms
+                        self.immune_from_ms[record.queue_offset] = record.store_timestamp_ms
                     self.queue.entries.append(QUEUE_ENTRY.pack(record.physical_offset, record.size, 0))
                 elif record.topic == META_TOPIC:
                     command = decode_command(record.body)

@@ -1,0 +1,144 @@
+"""How old the files of a log are, also if clocks were wrong when they were written.
+
+The age of a file is that of its newest message. Its stored time may be in the future, or long ago, since the clock of
+the leader was wrong. So three bounds hold the stored times in place:
+
+- a file is no younger than a later file: if it has a time in the future, the next plausible time after it counts, or
+  the time when this process first saw the file;
+- a file is no older than an earlier file;
+- a file is no older than the time since this process last saw messages being added to it.
+
+The current time may be wrong too. What a jump ahead has added to it does not count for an hour: see `PlausibleTime`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mq.broker.base.rate_limited_log import Log
+from raftlog.segment import SegmentInfo
+
+PROOF_SECONDS: Final = 3600.0
+"""How long a clock must run on after a jump ahead before files are deleted by its word."""
+JUMP_MS: Final = 60_000
+
+Stamps = Callable[[SegmentInfo], Sequence[int]]
+"""Store times of some messages of a file, the last one among them; none for a file without messages."""
+
+
+class PlausibleTime:
+    """The wall clock without what a recent jump ahead has added to it.
+
+    Args:
+        clock: monotonic seconds.
+        newest_ms: the newest store time in the log at the start; before that, this replica may have been stopped or its
+            clock set.
+    """
+
+    def __init__(self, clock: Callable[[], float], newest_ms: int | None, log: Log) -> None:
+        self._clock = clock
+        self._log = log
+        self._seen: tuple[float, int] | None = None if newest_ms is None else (clock(), newest_ms)
+        self._added_ms = 0
+        self._proven_at = 0.0
+
+    def look(self, wall_ms: int) -> int:
+        """The time by which files are deleted, at the time ``wall_ms``; to be called every some seconds."""
+        now = self._clock()
+        if self._seen is not None:
+            jump_ms = wall_ms - self._seen[1] - round((now - self._seen[0]) * 1000)
+            if jump_ms > JUMP_MS:
+                self._added_ms += jump_ms
+                self._proven_at = now + PROOF_SECONDS
+                self._log.warning("retention_waits_for_clock", ahead_seconds=self._added_ms // 1000)
+            elif jump_ms < -JUMP_MS:
+                self._added_ms = max(self._added_ms + jump_ms, 0)
+        self._seen = now, wall_ms
+        if now >= self._proven_at:
+            self._added_ms = 0
+        return wall_ms - self._added_ms
+
+
+class FileTimes:
+    """The times of the files of one log, for one look at all of them after the other, oldest first.
+
+    Args:
+        stamps: reads store times of a file.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log) -> None:
+        self._stamps = stamps
+        self._clock = clock
+        self._log = log
+        self._read: dict[int, Sequence[int]] = {}
+        self._grew_at: dict[int, float] = {}
+        self._first_seen: dict[int, float] = {}
+        self._warned: set[int] = set()
+        self._segments: Sequence[SegmentInfo] = ()
+        self._now_ms = 0
+        self._earlier_ms = 0
+        self._found: dict[int, int | None] = {}
+
+    def look(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
+        """Begin a look at these files, at the time ``now_ms``."""
+        self._segments, self._now_ms, self._earlier_ms, self._found = segments, now_ms, 0, {}
+        starts = {segment.start for segment in segments}
+        for known in (self._read, self._grew_at, self._first_seen):
+            for start in known.keys() - starts:
+                del known[start]
+        self._warned &= starts
+        now = self._clock()
+        for segment in segments:
+            self._first_seen.setdefault(segment.start, now)
+            if not segment.closed:
+                self._grew_at[segment.start] = now
+
+    def newest_ms(self, segment: SegmentInfo) -> int | None:
+        """When the newest message of a closed file was stored; None for a file without messages.
+
+        To be called for the oldest file first.
+        """
+        if segment.start not in self._found:
+            self._found[segment.start] = self._find(segment)
+        return self._found[segment.start]
+
+    def _find(self, segment: SegmentInfo) -> int | None:
+        stamps = self._stamps_of(segment)
+        if not stamps:
+            return None
+        if max(stamps) <= self._now_ms:
+            found = max(stamps)
+        else:
+            found = self._next_plausible(segment)
+            if segment.start not in self._warned:
+                self._warned.add(segment.start)
+                self._log.warning(
+                    "file_from_the_future", begin_pos=segment.start, newest_ms=max(stamps), counted_as_ms=found
+                )
+        if (grew_at := self._grew_at.get(segment.start)) is not None:
+            found = max(found, self._before_ms(grew_at))
+        self._earlier_ms = max(self._earlier_ms, found)
+        return self._earlier_ms
+
+    def _next_plausible(self, segment: SegmentInfo) -> int:
+        """A time at which the file was certainly closed."""
+        for later in self._segments:
+            if later.start > segment.start:
+                for stamp in self._stamps_of(later):
+                    if stamp <= self._now_ms:
+                        return stamp
+        # All that follows is from the future too.
+        return self._before_ms(self._first_seen[segment.start])
+
+    def _before_ms(self, at: float) -> int:
+        """The time when the monotonic clock was there."""
+        return self._now_ms - round((self._clock() - at) * 1000)
+
+    def _stamps_of(self, segment: SegmentInfo) -> Sequence[int]:
+        if not segment.closed:
+            return self._stamps(segment)
+        if segment.start not in self._read:
+            self._read[segment.start] = self._stamps(segment)
+        return self._read[segment.start]

@@ -1,0 +1,76 @@
+"""The wall clock of a broker, which does not believe a jump at once.
+
+Stored times, delays and invisible times come from the wall clock. A time server, a hypervisor or a person may set it to
+a wrong time for some seconds. A time that held for a minute is believed more than one that has just appeared: after a
+jump the broker counts on from the old time, and follows the clock if it is still there a minute later. In the first
+minute after the start, and after a jump that was followed, it follows at once: neither time has proven itself, and a
+machine that boots often has a wrong time until its time server answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mq.broker.base.rate_limited_log import Log
+
+JUMP_MS: Final = 1000
+"""Smaller steps are followed at once: time servers make them every day."""
+PROOF_SECONDS: Final = 60.0
+"""How long a time must hold to be believed."""
+
+
+class SteadyWallClock:
+    """Milliseconds since the epoch; see the module.
+
+    Args:
+        wall_clock_ms: the clock of the machine.
+        steady_clock: seconds that nobody can set, including time in which the machine was suspended.
+
+    Attributes:
+        jumps: how often the clock of the machine jumped.
+    """
+
+    def __init__(self, wall_clock_ms: Callable[[], int], steady_clock: Callable[[], float], log: Log) -> None:
+        self._wall_clock_ms = wall_clock_ms
+        self._steady_clock = steady_clock
+        self._log = log
+        self._since = steady_clock()
+        """When the time that is believed appeared."""
+        self._offset_ms = wall_clock_ms() - round(self._since * 1000)
+        """From the steady clock to the time that is believed."""
+        self._other: tuple[float, int] | None = None
+        """When a time appeared that is not believed, and its offset."""
+        self.jumps = 0
+
+    def __call__(self) -> int:
+        """The time that is believed."""
+        steady, wall_ms = self._steady_clock(), self._wall_clock_ms()
+        offset_ms = wall_ms - round(steady * 1000)
+        jump_ms = offset_ms - self._offset_ms
+        if -JUMP_MS <= jump_ms <= JUMP_MS:
+            self._offset_ms = offset_ms
+            if self._other is not None:
+                lasted, self._other = steady - self._other[0], None
+                self._log.info("clock_jump_over", lasted_seconds=round(lasted, 1))
+            return wall_ms
+        if self._other is None or abs(offset_ms - self._other[1]) > JUMP_MS:
+            self._other = steady, offset_ms
+            self.jumps += 1
+            believed = steady < self._since + PROOF_SECONDS
+            self._log.warning("clock_jumped", seconds=round(jump_ms / 1000, 1), followed=believed)
+        else:
+            self._other = self._other[0], offset_ms
+            believed = steady >= self._other[0] + PROOF_SECONDS
+            if believed:
+                self._log.warning("clock_jump_followed", seconds=round(jump_ms / 1000, 1))
+        if not believed:
+            return self._offset_ms + round(steady * 1000)
+        self._since, self._other = self._other[0], None
+        self._offset_ms = offset_ms
+        return wall_ms
+
+    @property
+    def disbelieved_ms(self) -> int:
+        """How far the clock of the machine is ahead of the time that is believed; 0 while they agree."""
+        return 0 if self._other is None else self._other[1] - self._offset_ms

@@ -1,0 +1,69 @@
+"""The store times of messages in the log, and where those begin that a clock ahead has stamped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from mq.protocol.records import RecordError, decode_record, iter_sizes
+from raftlog import EntryKind
+from raftlog.log_numbers import LogIndex, index_range
+from raftlog.segment import HEADER_BYTES, EntryRef
+
+TOLERANCE_MS: Final = 1000
+"""The clocks of replicas differ by less, if they are right."""
+NEAR: Final = 16
+"""Entries that are tried: those of the replicas themselves have no store time."""
+
+
+class StampedLog(Protocol):
+    """A log as far as it is needed here; see `raftlog.segment.log_reader.LogReads`."""
+
+    @property
+    def first_index(self) -> LogIndex: ...
+    @property
+    def last_index(self) -> LogIndex: ...
+    def locate(self, index: LogIndex, /) -> EntryRef: ...
+    def read_entries(self, first_index: LogIndex, bytes_max: int, /) -> tuple[list[EntryRef], bytes]: ...
+
+
+def stored_ms(log: StampedLog, indexes: Iterable[LogIndex]) -> int | None:
+    """The store time of the first of these entries that has one. Raises SegmentError, RecordError."""
+    for index in indexes:
+        [ref, *_], data = log.read_entries(index, 1)
+        if ref.kind == EntryKind.NORMAL:
+            body = memoryview(data)[HEADER_BYTES:]
+            *_, (at, _) = iter_sizes(body)
+            return decode_record(body, verify=False, offset=at).store_timestamp_ms
+    return None
+
+
+def newest_ms(log: StampedLog, last: LogIndex) -> int | None:
+    """The store time of an entry or of one shortly before it. Raises SegmentError, RecordError."""
+    return stored_ms(log, index_range(last, max(log.first_index, last - NEAR) - 1, -1))
+
+
+def first_from_the_future(log: StampedLog, now_ms: int) -> int | None:
+    """The physical offset from which on all messages have store times after ``now_ms``; None if the last one has not.
+
+    They were stored by a leader whose clock was ahead, until now. Reads some entries, since it is a binary search.
+    Raises SegmentError.
+    """
+
+    def is_ahead(index: LogIndex) -> bool:
+        with suppress(RecordError):
+            stamp = newest_ms(log, index)
+            return stamp is not None and stamp > now_ms + TOLERANCE_MS
+        return False
+
+    low, high = log.first_index, log.last_index
+    if high < low or not is_ahead(high):
+        return None
+    while low < high:
+        middle = LogIndex((low + high) // 2)
+        if is_ahead(middle):
+            high = middle
+        else:
+            low = LogIndex(middle + 1)
+    return log.locate(low).pos
