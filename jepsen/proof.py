@@ -86,7 +86,7 @@ ROWS = (
 
 SCENARIO_ROWS = (
     Row("queue-damage-served", "log", "", 60, "every-file"),
-    Row("half-elects", "log", "", 20, "members-under-faults"),
+    Row("majority-too-small", "log", "", 20, "members-under-faults"),
     Row("half-elects", "log", "", 20, "peer-remove"),
     Row("waits-for-the-slowest", "log", "", 20, "slow-node"),
     Row("ack-before-fsync", "log", "", 15, "staggered-power-loss"),
