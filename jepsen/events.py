@@ -93,6 +93,7 @@ OPERATIONS: Mapping[str, OperationSchema] = {
     "write": OperationSchema(Register, Register, ("k",)),
     "get": OperationSchema(None, Register, ("k",)),
     "join": OperationSchema(),
+    "recreate": OperationSchema(str, str),
     "leave": OperationSchema(),
 }
 

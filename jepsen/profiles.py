@@ -51,6 +51,9 @@ ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"q
 """Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
 clients.
 """
+_OFTEN = frozenset({CALM, "kill", "pause", "partition", "power-loss", "packets", "members"})
+ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN}
+"""Workloads that profiles run under some kinds only: what they add to *transactions* and *queue* is not about disks."""
 LONG_WORKLOAD = "log"
 Played = tuple[str, tuple[str, ...], str]
 """A scenario: its name, its kinds of faults, its workload."""
@@ -85,7 +88,8 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
         case "ci":
             count = max(len(GROUPS), len(workloads))
             seconds = _seconds_each(CI, count + len(CI_SCENARIOS))
-            once = _in_turns(workloads, GROUPS, count, seconds)
+            restricted_first = sorted(workloads, key=lambda workload: workload not in ONLY_UNDER)
+            once = _in_turns(restricted_first, GROUPS, count, seconds)
             return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds, quick=True)
         case "nightly" | "release":
             pairs = [
@@ -136,7 +140,10 @@ def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count
 
 def _together(workload: str, group: tuple[str, ...]) -> bool:
     return not any(
-        (workload, kind) in NOT_TOGETHER or workload not in ONLY_TOGETHER.get(kind, (workload,)) for kind in group
+        (workload, kind) in NOT_TOGETHER
+        or workload not in ONLY_TOGETHER.get(kind, (workload,))
+        or kind not in ONLY_UNDER.get(workload, (kind,))
+        for kind in group
     )
 
 

@@ -12,6 +12,7 @@ from jepsen.workloads.offsets import OffsetsWorkload
 from jepsen.workloads.order import OrderWorkload
 from jepsen.workloads.pop import OrderedPopWorkload, PopWorkload
 from jepsen.workloads.queue import QueueWorkload
+from jepsen.workloads.recreated import RecreatedWorkload
 from jepsen.workloads.register import RegisterWorkload
 from jepsen.workloads.retries import RetriesWorkload
 from jepsen.workloads.transactions import TransactionsWorkload
@@ -34,6 +35,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         RetriesWorkload,
         RegisterWorkload,
         BulkWorkload,
+        RecreatedWorkload,
     )
 }
 """By name."""
