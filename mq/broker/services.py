@@ -20,6 +20,7 @@ from mq.broker.admin.metrics import BrokerMetrics
 from mq.broker.admin.raft_members import RaftMembers
 from mq.broker.admin.replica_status import ReplicaStatus
 from mq.broker.admin.runtime_info import RuntimeInfo
+from mq.broker.admin.skipping import Skips
 from mq.broker.admin.stats import Stats
 from mq.broker.admin.topic_queries import TopicQueries
 from mq.broker.admin.topics import Topics
@@ -165,7 +166,7 @@ class Services:
 
     def _production(self, context: BrokerContext) -> tuple[Service, ...]:
         self.dedup = Dedup(context)
-        retries = Retries(context, places=self.waiting_queues, locks=self.locks)
+        self.retries = retries = Retries(context, places=self.waiting_queues, locks=self.locks)
         placement = Placement(context, places=self.waiting_queues, repeats=self.dedup, transactions=self.transactions)
         self.sends = Sends(
             context,
@@ -217,13 +218,15 @@ class Services:
             clock=context.clock,
             log=context.log,
         )
+        group_offsets = GroupOffsets(context, offsets=self.offsets, lookup=self.lookup)
         return (
             stats,
             self.group_admin,
             Topics(context),
             TopicQueries(context, store_time=self.lookup.store_time),
             ConsumerGroups(context),
-            GroupOffsets(context, offsets=self.offsets, lookup=self.lookup),
+            group_offsets,
+            Skips(context, retries=self.retries, group_offsets=group_offsets),
             GroupMembers(context, record_at=self.lookup.record_at),
             BrokerConfig(context, is_allowed=self.group_admin.is_allowed, on_changed=self._settings_changed),
             ReplicaStatus(

@@ -159,6 +159,8 @@ class RequestCode(IntEnum):
     """Our own: keep log files for a reader."""
     ASK_TOPIC_ENDS = 9009
     """Our own: first and last offsets of the queues of many topics."""
+    SKIP_MESSAGE = 9010
+    """Our own: a consumer group goes on behind the message at which it stands."""
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from mq.protocol.codes import RequestCode as Code
+from mq.protocol.replies import Reply
 from mq.protocol.requests import Ext, Request
 from mq.protocol.wire_names import I32, I64, wire
 
@@ -169,6 +170,29 @@ class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFF
     """222: set the offsets of a group by store time."""
 
     ext: ResetOffsetExt = msgspec.field(name="extFields")
+
+
+class SkipMessageExt(Ext):
+    """A message at which a group stands, and who skips it."""
+
+    group: str
+    topic: str
+    queue_id: I32
+    offset: I64
+    operator: str = ""
+
+
+class SkipMessage(Request, tag=int(Code.SKIP_MESSAGE)):
+    """9010, our own: make a message a dead letter of a group, and move the group behind it."""
+
+    ext: SkipMessageExt = msgspec.field(name="extFields")
+
+
+class MessageSkipped(Reply):
+    """Where the group goes on, and the topic with the dead letter (9010)."""
+
+    next_offset: I64
+    dead_letter_topic: str
 
 
 class ResetConsumerClientOffset(Request, tag=int(Code.RESET_CONSUMER_CLIENT_OFFSET)):

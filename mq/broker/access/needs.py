@@ -205,6 +205,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
         group_requests.GetBrokerConsumeStats,
         group_requests.CloneGroupOffset,
         group_requests.InvokeBrokerToResetOffset,
+        group_requests.SkipMessage,
         group_requests.InvokeBrokerToGetConsumerStatus,
         group_requests.GetConsumerRunningInfo,
         group_requests.ConsumeMessageDirectly,

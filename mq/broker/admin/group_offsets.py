@@ -23,7 +23,8 @@ from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.pop_checkpoints import PopQueue
 from mq.broker.state.table import CommandRefused
-from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown, answer_outcome
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
+from mq.broker.write_path.pending import PendingGroup
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_bodies import CorrectionOffsets, GroupForbidden
 from mq.protocol.group_requests import (
@@ -246,6 +247,21 @@ class GroupOffsets(Service):
             restart=restart,
         )
 
+    def move(
+        self, group: str, topic: str, queue_id: int, offset: int, on_outcome: OnOutcome, *, before: PendingGroup
+    ) -> None:
+        """Set the offset of a group in one queue, in one entry with the items in ``before``, and tell its members."""
+        online = self._clients.consumer_group(group)
+
+        def moved(outcome: Outcome) -> None:
+            if isinstance(outcome, Stored):
+                told = OffsetsWereResetExt(topic=topic, group=group, timestamp_ms=END, force=True)
+                self._tell_members(told, {QueueRef(topic, self._broker_name, queue_id): offset}, as_list=False)
+            on_outcome(outcome)
+
+        restart = online is None or online.message_model != BROADCASTING
+        self._offsets.reset(group, topic, {queue_id: offset}, moved, restart=restart, before=before)
+
     def _check_group(self, name: str) -> None:
         try:
             check_group(name)
@@ -281,7 +297,7 @@ class GroupOffsets(Service):
             return high
         return self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
 
-    def _tell_members(self, ext: ResetOffsetExt, table: Mapping[QueueRef, int], *, as_list: bool) -> None:
+    def _tell_members(self, ext: OffsetsWereResetExt, table: Mapping[QueueRef, int], *, as_list: bool) -> None:
         group = self._clients.consumer_group(ext.group)
         if group is None:
             return

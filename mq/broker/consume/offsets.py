@@ -28,6 +28,7 @@ from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import CommitOffsets, ResetOffset, encode_command
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown, answer_outcome
+from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import (
     GetMaxOffset,
@@ -162,10 +163,12 @@ class Offsets(Service):
         on_outcome: OnOutcome,
         *,
         restart: bool,
+        before: PendingGroup | None = None,
     ) -> None:
         """Replicate the offsets of a group in the queues of a topic, backwards, too.
 
-        With ``restart``, running consumers have to begin there. If the disk is full, some of the queues may be reset
+        With ``before``, all is stored in one entry behind these items. With ``restart``, running consumers have to
+        begin there. If the disk is full, some of the queues may be reset
         all the same; if leadership is lost, the outcome is unknown, since there are several commands. Raises
         CommandRefused for an invalid offset; then nothing has changed.
         """
@@ -191,9 +194,14 @@ class Offsets(Service):
         for key in keys:
             self._gathered.pop(key, None)
             self._rereading.pop(key, None)
+        last = encode_command(CommitOffsets(offsets=[]))
+        if before is not None:
+            resets = map(PendingCommand, commands)
+            self._appender.add_atomically([*before, *resets, PendingCommand(last, settled)])
+            return
         for command in commands:
             self._appender.add_command(command)
-        self._appender.add_command(encode_command(CommitOffsets(offsets=[])), settled)
+        self._appender.add_command(last, settled)
 
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Batch a commit."""
