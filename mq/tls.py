@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import structlog
 
-from mq.x509 import valid_until
+from mq.x509 import Validity, validity
 
 Log = structlog.stdlib.BoundLogger
 
@@ -18,17 +19,26 @@ TlsMode = Literal["disabled", "permissive", "enforcing"]
 """Clients must not, may, or must use TLS; `permissive` serves both on the same port."""
 
 
+EXPIRES_SOON: Final = dt.timedelta(days=14)
+"""So long before its end, a certificate is warned of, once a day."""
+_WARN_AGAIN: Final = dt.timedelta(days=1)
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+
+
 class CertificateUnusable(Exception):
     """The files do not contain a certificate with its key; the message says why."""
 
 
 class _Loaded(NamedTuple):
-    """Loaded from the files: contexts for clients and for calling replicas, and the certificate itself."""
+    """Loaded from the files: contexts for clients, for calling replicas and for calls, and the certificate itself."""
 
     clients: ssl.SSLContext
     replicas: ssl.SSLContext
+    calls: ssl.SSLContext
     der: bytes
-    valid_until: dt.datetime
+    validity: Validity
+    """Of the whole chain."""
 
 
 class Certificate:
@@ -37,18 +47,30 @@ class Certificate:
     Args:
         certificate, key: PEM files; the first one has the whole chain.
         clients_ca: PEM file with the authorities of accepted client certificates; None to require none.
+        wall_clock_ms: milliseconds since the epoch.
 
-    Raises CertificateUnusable.
+    A certificate that has expired, or is not valid yet, is used only if it is there at the start: some clients do not
+    verify it. Raises CertificateUnusable.
     """
 
-    def __init__(self, certificate: Path, key: Path, clients_ca: Path | None, log: Log) -> None:
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        clients_ca: Path | None,
+        log: Log,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
         self._certificate = certificate
         self._key = key
         self._clients_ca = clients_ca
         self._log = log
+        self._wall_clock_ms = wall_clock_ms
         self._fault = ""
+        self._warned_at: dt.datetime | None = None
         self._stamp = self._read_stamp()
         self._loaded = self._read()
+        self._warn_of_end()
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -58,7 +80,7 @@ class Certificate:
     @property
     def valid_until(self) -> dt.datetime:
         """When it expires, in UTC."""
-        return self._loaded.valid_until
+        return self._loaded.validity.ends
 
     def for_clients(self) -> tuple[ssl.SSLContext, bytes]:
         """The context for client connections; and the certificate (DER)."""
@@ -69,15 +91,17 @@ class Certificate:
         return self._loaded.replicas, self._loaded.der
 
     def refresh(self) -> None:
-        """Reload the files if they have changed. If they are invalid, keep the old certificate and log the reason once.
-        Open connections are not affected. Called by a timer.
+        """Reload the files if they have changed. If they are unusable, keep the old certificate and log the reason
+        once. Open connections are not affected. Called by a timer.
         """
+        self._warn_of_end()
         try:
             stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
-            self._loaded = self._read()
-            self._stamp = stamp
+            loaded = self._read()
+            self._check_time(loaded.validity)
+            self._loaded, self._stamp, self._warned_at = loaded, stamp, None
         except CertificateUnusable as error:
             if str(error) != self._fault:
                 self._fault = str(error)
@@ -90,11 +114,43 @@ class Certificate:
 
     def peer_context(self) -> ssl.SSLContext:
         """The context for connections to other servers of the same kind, which authenticate in another way."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        context.load_cert_chain(self._certificate, self._key)
-        return context
+        return self._loaded.calls
+
+    def _check_time(self, valid: Validity) -> None:
+        if (fault := self._fault_of_time(valid)) is not None:
+            raise CertificateUnusable(f"{self._certificate}: {fault}")
+        if self._clients_ca is not None:
+            faults = [
+                self._fault_of_time(_common_validity(self._clients_ca, [der]))
+                for der in _certificates(self._clients_ca)
+            ]
+            if None not in faults:
+                raise CertificateUnusable(f"{self._clients_ca}: {faults[0]}")
+
+    def _now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._wall_clock_ms() / 1000, dt.UTC)
+
+    def _fault_of_time(self, valid: Validity) -> str | None:
+        now = self._now()
+        if valid.ends <= now:
+            return f"expired at {valid.ends:%Y-%m-%d %H:%M:%S} UTC"
+        return f"not valid before {valid.begins:%Y-%m-%d %H:%M:%S} UTC" if now < valid.begins else None
+
+    def _warn_of_end(self) -> None:
+        """Log once a day that the certificate in use is not valid, or ends soon."""
+        now, valid = self._now(), self._loaded.validity
+        if valid.begins <= now < valid.ends - EXPIRES_SOON:
+            return
+        if self._warned_at is not None and self._warned_at <= now < self._warned_at + _WARN_AGAIN:
+            return
+        self._warned_at = now
+        if (fault := self._fault_of_time(valid)) is not None:
+            reason = "clients that verify certificates cannot connect"
+            self._log.error("certificate_not_valid", path=str(self._certificate), error=fault, reason=reason)
+        else:
+            self._log.warning(
+                "certificate_expires_soon", path=str(self._certificate), valid_until=valid.ends.isoformat()
+            )
 
     def _read(self) -> _Loaded:
         clients, replicas = self._context(), self._context()
@@ -105,20 +161,24 @@ class Certificate:
             except (OSError, ValueError) as error:
                 raise CertificateUnusable(f"{self._clients_ca}: {_reason(error)}") from error
             clients.verify_mode = ssl.CERT_REQUIRED
-        der = _first_certificate(self._certificate)
-        try:
-            return _Loaded(clients, replicas, der, valid_until(der))
-        except ValueError as error:
-            raise CertificateUnusable(f"{self._certificate}: {error}") from error
+        calls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        calls.check_hostname = False
+        calls.verify_mode = ssl.CERT_NONE
+        self._use(calls)
+        chain = _certificates(self._certificate)
+        return _Loaded(clients, replicas, calls, chain[0], _common_validity(self._certificate, chain))
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._use(context)
+        return context
+
+    def _use(self, context: ssl.SSLContext) -> None:
         try:
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except (OSError, ValueError) as error:
             raise CertificateUnusable(f"{self._certificate} and {self._key}: {_reason(error)}") from error
-        return context
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
         paths = [path for path in (self._certificate, self._key, self._clients_ca) if path is not None]
@@ -129,15 +189,31 @@ class Certificate:
         return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
 
 
-def _first_certificate(path: Path) -> bytes:
-    """The server's own certificate (DER), the first in the file. Raises CertificateUnusable."""
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+def _certificates(path: Path) -> list[bytes]:
+    """The certificates (DER) in a file, at least one; the first one is the server's own. Raises CertificateUnusable."""
+    found: list[bytes] = []
     try:
         text = path.read_text()
-        start = text.index(begin)
-        return ssl.PEM_cert_to_DER_cert(text[start : text.index(end, start) + len(end)])
+        while not found or _BEGIN in text:
+            start = text.index(_BEGIN)
+            end = text.index(_END, start) + len(_END)
+            found.append(ssl.PEM_cert_to_DER_cert(text[start:end]))
+            text = text[end:]
     except (OSError, ValueError) as error:
         raise CertificateUnusable(f"{path}: {_reason(error)}") from error
+    return found
+
+
+def _common_validity(path: Path, chain: list[bytes]) -> Validity:
+    """When all certificates of a chain are valid; clients have their own copy of its root. Raises
+    CertificateUnusable.
+    """
+    try:
+        own, *others = map(validity, chain)
+    except ValueError as error:
+        raise CertificateUnusable(f"{path}: {error}") from error
+    needed = [own, *(each for each in others if not each.is_root)]
+    return Validity(max(each.begins for each in needed), min(each.ends for each in needed), own.is_root)
 
 
 def _no_password() -> str:

@@ -1,9 +1,10 @@
-"""Parses what the standard library does not tell a server about its own certificate: its expiry time."""
+"""Parses what the standard library does not tell a server about its own certificate: when it is valid."""
 
 from __future__ import annotations
 
 import datetime as dt
 import enum
+from typing import NamedTuple
 
 
 class _Tag(enum.IntEnum):
@@ -13,19 +14,30 @@ class _Tag(enum.IntEnum):
     VERSION = 0xA0
 
 
-def valid_until(certificate: bytes) -> dt.datetime:
-    """When a certificate (DER, RFC 5280) expires, in UTC. Raises ValueError if it is malformed."""
+class Validity(NamedTuple):
+    """When a certificate is valid, in UTC; and whether it names itself as its authority."""
+
+    begins: dt.datetime
+    ends: dt.datetime
+    is_root: bool
+
+
+def validity(certificate: bytes) -> Validity:
+    """The validity of a certificate (DER, RFC 5280). Raises ValueError if it is malformed."""
     try:
         _, signed = _element(_element(certificate)[1])[:2]
         if signed[0] == _Tag.VERSION:
             signed = _element(signed)[2]
-        for _ in ("serial number", "signature algorithm", "issuer"):
+        for _ in ("serial number", "signature algorithm"):
             signed = _element(signed)[2]
-        tag, validity, _ = _element(signed)
+        _, issuer, signed = _element(signed)
+        tag, times, signed = _element(signed)
         if tag != _Tag.SEQUENCE:
             raise ValueError(f"a validity with the tag {tag:#x}")
-        tag, text, _ = _element(_element(validity)[2])
-        return _time(tag, text.decode("ascii"))
+        first, begins, times = _element(times)
+        last, ends, _ = _element(times)
+        _, subject, _ = _element(signed)
+        return Validity(_time(first, begins.decode("ascii")), _time(last, ends.decode("ascii")), issuer == subject)
     except IndexError as error:
         raise ValueError("the certificate ends too early") from error
 

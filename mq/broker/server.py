@@ -421,7 +421,7 @@ def _certificate(settings: BrokerSettings, log: Log) -> Certificate | None:
     if settings.tls_mode == settings.tls_replication == "disabled":
         return None
     try:
-        return Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log)
+        return Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log, wall_clock_ms)
     except CertificateUnusable as error:
         raise StartRefused(str(error)) from error
 

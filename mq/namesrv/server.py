@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import resource
+import time
 from functools import partial
 
 import structlog
@@ -64,7 +65,8 @@ async def serve(
     handlers = Handlers(table, kv, RunningConfig(settings), clock=trio.current_time, log=log)
     certificate: Certificate | None = None
     if settings.tls_mode != "disabled" and settings.tls_certificate is not None and settings.tls_key is not None:
-        certificate = Certificate(settings.tls_certificate, settings.tls_key, settings.tls_clients_ca, log)
+        files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
+        certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
     server = _Server(settings, handlers, kv, kv_file, certificate, log)
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,7 +28,9 @@ BODY = b"what nobody in between is to read" * 50
 
 
 def certificate(directory: Path, name: str) -> Certificate:
-    return Certificate(*Authority(directory).sign(name, "replica"), None, structlog.get_logger("test"))
+    return Certificate(
+        *Authority(directory).sign(name, "replica"), None, structlog.get_logger("test"), lambda: time.time_ns() // 10**6
+    )
 
 
 def enforcing(directory: Path, name: str) -> ReplicationTls:
