@@ -107,7 +107,7 @@ _HEAD: Final = struct.Struct(">iiiii")
 _LENGTH: Final = struct.Struct(">H")
 OVERHEAD_BYTES: Final = _HEAD.size + _LENGTH.size
 """Bytes of a message in a batch besides its body and properties."""
-_PROPERTIES_BYTES_MAX: Final = 32767
+_PROPERTIES_BYTES_MAX: Final = 29 * 1024
 _COMPRESSED: Final = 0x1
 _CODEC_FLAGS: Final = {"lz4": 0x100, "zstd": 0x200, "zlib": 0x300}
 COMPRESS_BYTES_MIN: Final = 4096

@@ -30,6 +30,7 @@ class PlainSends:
         magic: int,
         client_flags: int,
         body_bytes_max: int,
+        properties_bytes_max: int,
         block_bytes_max: int,
     ) -> None: ...
     def take(

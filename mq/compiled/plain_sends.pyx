@@ -75,6 +75,7 @@ cdef class PlainSends:
         magic: first word of a record of this version.
         client_flags: the bits of the system flag that a sender may set.
         body_bytes_max: larger bodies and batches are left to the reference, which refuses them.
+        properties_bytes_max: longer properties, with the suffix, are left to the reference as well.
         block_bytes_max: bytes of a block; 128 KiB at most.
     """
 
@@ -86,6 +87,7 @@ cdef class PlainSends:
     cdef uint32_t magic
     cdef uint32_t client_flags
     cdef int64_t body_bytes_max
+    cdef int64_t properties_bytes_max
     cdef Py_ssize_t block_bytes_max
     # The block that is being filled.
     cdef uint8_t *records
@@ -125,12 +127,15 @@ cdef class PlainSends:
         int magic,
         int client_flags,
         int64_t body_bytes_max,
+        int64_t properties_bytes_max,
         Py_ssize_t block_bytes_max,
     ):
         assert len(store_host) == HOST_BYTES, f"a store host of {len(store_host)} bytes"
         self.writable = writable
         self.tag_codes = tag_codes
         self.suffix = suffix
+        assert 0 < properties_bytes_max <= PROPERTIES_BYTES_MAX, f"{properties_bytes_max} bytes of properties"
+        self.properties_bytes_max = properties_bytes_max
         self.store_host = store_host
         self.template = _ReplyTemplate(reply_parts, store_host)
         self.magic = <uint32_t>magic
@@ -312,7 +317,7 @@ cdef class PlainSends:
             text[text_bytes] = VALUE_END
             text_bytes += 1
         cdef KeyAndTags found
-        if not find_key_and_tags(text, <uint32_t>text_bytes, &found) or text_bytes + suffix_bytes > PROPERTIES_BYTES_MAX:
+        if not find_key_and_tags(text, <uint32_t>text_bytes, &found) or text_bytes + suffix_bytes > self.properties_bytes_max:
             return 0
         cdef int64_t tag_code = self._tag_code(text + found.tags_at, found.tags_size)
         cdef int queue = self._queue(header.queue_id)
@@ -357,7 +362,7 @@ cdef class PlainSends:
                 own_bytes += 1
             memcpy(text + own_bytes, self.shared, shared_bytes)
             text_bytes = own_bytes + shared_bytes
-            if text_bytes + suffix_bytes > PROPERTIES_BYTES_MAX:
+            if text_bytes + suffix_bytes > self.properties_bytes_max:
                 return 0
             # The key must be the message's own; a tag may be that of the batch.
             if not find_key_and_tags(text, <uint32_t>text_bytes, &found) or found.key_at >= own_bytes:

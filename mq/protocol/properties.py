@@ -14,7 +14,20 @@ from mq.protocol.errors import ProtocolError
 NAME_END: Final = "\x01"
 VALUE_END: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32767
+"""Of a record: its length field has no room for more."""
+SENT_PROPERTIES_BYTES_MAX: Final = 29 * 1024
+"""Of a message when it is first stored, with what the broker adds to each.
+
+The rest is reserved for what brokers and consumers add later: for a delay, a transaction, a redelivery, a dead letter.
+`tests/unit/protocol/test_property_room.py` adds that up.
+"""
 _INT32_DIGITS: Final = 10
+SAFE_BYTES_MAX: Final = 512
+"""Of a text that is stored as a property, see `safe_value`."""
+_CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
+_NAMED_BYTES_MAX: Final = 200
+_OMITTED_BYTES_MAX: Final = 300
+_SMALL_BYTES_MAX: Final = 200
 _VALUE_END: Final = ord(VALUE_END)
 _VALUE_END_BYTE: Final = VALUE_END.encode()
 
@@ -57,6 +70,21 @@ SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 POP_CK: Final = "POP_CK"
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 ORIGIN_GROUP: Final = "ORIGIN_GROUP"
+DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DEAD_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+ORIGIN_BROKER: Final = "RAFTMQ_ORIGIN_BROKER"
+ORIGIN_QUEUE_ID: Final = "RAFTMQ_ORIGIN_QUEUE"
+ORIGIN_OFFSET: Final = "RAFTMQ_ORIGIN_OFFSET"
+"""The place of the original of a redelivered message."""
+FAILURE: Final = "RAFTMQ_FAILURE"
+"""The exception with which the last delivery failed; see `safe_value`."""
+DEAD_GROUP: Final = "RAFTMQ_DEAD_GROUP"
+DEAD_REASON: Final = "RAFTMQ_DEAD_REASON"
+DEAD_ATTEMPTS: Final = "RAFTMQ_DEAD_ATTEMPTS"
+DEAD_MS: Final = "RAFTMQ_DEAD_MS"
+DEAD_BY: Final = "RAFTMQ_DEAD_BY"
+OMITTED: Final = "RAFTMQ_OMITTED"
+"""Which properties a copy of a message lacks, because the record had no room for them; see `fitted`."""
 
 TIMER_PROPERTIES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """Properties that request a later delivery."""
@@ -123,8 +151,18 @@ RESERVED: Final = frozenset(
         "TRACE_CONTEXT",
         "__BORNHOST",
         "BORN_TIMESTAMP",
-        "DLQ_ORIGIN_TOPIC",
-        "DLQ_ORIGIN_MESSAGE_ID",
+        ORIGIN_BROKER,
+        ORIGIN_QUEUE_ID,
+        ORIGIN_OFFSET,
+        FAILURE,
+        DEAD_GROUP,
+        DEAD_REASON,
+        DEAD_ATTEMPTS,
+        DEAD_MS,
+        DEAD_BY,
+        OMITTED,
+        DEAD_TOPIC,
+        DEAD_MESSAGE_ID,
     }
 )
 """Property names reserved for the system."""
@@ -142,6 +180,40 @@ class PropertyRefused(ProtocolError):
 def encode(properties: Mapping[str, str]) -> str:
     """The encoded ``properties``, in their order. Names and values must not contain the two separators."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+
+
+def safe_value(text: str) -> str:
+    """Any text, such as that of an exception, as the value of a property: one line, 512 bytes at most."""
+    line = text.translate(_CONTROLS).encode("utf-8", "replace")
+    return line[:SAFE_BYTES_MAX].decode("utf-8", "ignore").strip()
+
+
+def fitted(properties: Mapping[str, str], suffix: bytes = b"") -> bytes:
+    """The encoded ``properties`` of a copy of a stored message, and ``suffix``: `PROPERTIES_BYTES_MAX` bytes at most.
+
+    If they are longer, the largest ones are left out, reserved names of ordinary size last. Then `OMITTED` says how
+    many, how many bytes they have, and some names.
+    """
+    encoded = encode(properties).encode()
+    excess = len(encoded) + len(suffix) - PROPERTIES_BYTES_MAX
+    if excess <= 0:
+        return encoded + suffix
+    kept = {name: value for name, value in properties.items() if name != OMITTED}
+    sizes = {name: len(name.encode()) + len(value.encode()) + 2 for name, value in kept.items()}
+    omitted: list[str] = []
+    needed = {name for name in kept if name == FAILURE or (is_reserved(name) and sizes[name] <= _SMALL_BYTES_MAX)}
+    for name in sorted(kept, key=lambda name: (name in needed, -sizes[name])):
+        if excess + _OMITTED_BYTES_MAX <= 0:
+            break
+        del kept[name]
+        omitted.append(name)
+        excess -= sizes[name]
+    nbytes = sum(sizes[name] for name in omitted)
+    names = " ".join(omitted).encode()[:_NAMED_BYTES_MAX].decode("utf-8", "ignore")
+    kept[OMITTED] = f"{len(omitted)} properties of {nbytes} bytes: {names}"
+    encoded = encode(kept).encode() + suffix
+    assert len(encoded) <= PROPERTIES_BYTES_MAX, f"fitted properties of {len(encoded)} bytes"
+    return encoded
 
 
 def decode(text: str) -> dict[str, str]:

@@ -122,8 +122,19 @@ class SendBatchMessage(Request, tag=int(Code.SEND_BATCH_MESSAGE)):
     ext: SendExt = msgspec.field(name="extFields")
 
 
-class SendBackExt(Ext, rename=wire(physical_offset="offset", original_message_id="originMsgId")):
-    """A message that failed in a consumer group. ``physical_offset`` is not a queue offset."""
+class SendBackExt(
+    Ext,
+    rename=wire(
+        physical_offset="offset",
+        original_message_id="originMsgId",
+        failure="raftmqFailure",
+        attempts="raftmqAttempts",
+    ),
+):
+    """A message that failed in a consumer group. ``physical_offset`` is not a queue offset.
+
+    ``failure`` and ``attempts`` are our own: the text of the exception, and how often the message was delivered.
+    """
 
     physical_offset: PhysicalOffset64
     group: str
@@ -132,6 +143,8 @@ class SendBackExt(Ext, rename=wire(physical_offset="offset", original_message_id
     origin_topic: str | None = None
     unit_mode: bool = False
     max_reconsume_times: I32 | None = None
+    failure: str | None = None
+    attempts: I32 | None = None
 
 
 class ConsumerSendMsgBack(Request, tag=int(Code.CONSUMER_SEND_MSG_BACK)):

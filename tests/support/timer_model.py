@@ -20,7 +20,6 @@ from mq.broker.schedule.timers import Timers
 from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
-from mq.broker.write_path.internal_messages import encode_properties
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import QueueOffsets
@@ -28,6 +27,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import RecallMessage, SendReplyTemplate
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.properties import fitted
 from mq.protocol.recall import RecallHandle
 from mq.protocol.records import decode_record, encode_host
 from mq.protocol.requests import RecallExt
@@ -201,7 +201,7 @@ class TimerMachine(RuleBasedStateMachine):
             record = InternalRecord(
                 tail=tail,
                 body=message.name.encode(),
-                properties=encode_properties(properties),
+                properties=fitted(properties),
                 born_timestamp_ms=1,
                 born_host=HOST,
                 on_outcome=message.stored,

@@ -26,6 +26,7 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
+from mq.protocol.dead_letters import with_origin
 from mq.protocol.names import pop_retry_topic
 from mq.protocol.records import StoredMessage, decode_record
 
@@ -59,6 +60,7 @@ class PopRevival:
         ordered_clock: OrderedClock,
     ) -> None:
         self._context = context
+        self._broker_name = context.settings.group
         self._metadata = context.metadata
         self._store = context.store
         self._tails = context.queue_offsets
@@ -176,7 +178,7 @@ class PopRevival:
     def copy(self, due: Due[Place], record: bytes, now_ms: int) -> InternalRecord:
         """See `Source`."""
         (group, _, _), _, pop_time_ms = due.key
-        return _copy(decode_record(memoryview(record)), self._tail, group, pop_time_ms)
+        return _copy(decode_record(memoryview(record)), self._tail, group, pop_time_ms, self._broker_name)
 
     def mark(self, moved: Moved[Place], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`. A message that the log has deleted leaves its checkpoint without a copy."""
@@ -239,18 +241,9 @@ class PopRevival:
         return now_ms + self._ordered_clock.wait_ms(key, ordered, now_ms)
 
 
-def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int) -> InternalRecord:
+def _copy(message: StoredMessage, tail: NextOffset, group: str, pop_time_ms: int, broker_name: str) -> InternalRecord:
     """A message in the form of the retry topic."""
-    properties = {
-        props.RETRY_TOPIC: message.topic,
-        props.ORIGIN_MESSAGE_ID: message.offset_message_id,
-        props.FIRST_POP_TIME: str(pop_time_ms),
-        **message.properties,
-        props.ORIGIN_GROUP: group,
-    }
-    encoded = props.encode(properties).encode()
-    if len(encoded) > props.PROPERTIES_BYTES_MAX:
-        # The name of another group would hide it from this one.
-        kept = {name: value for name, value in message.properties.items() if name != props.ORIGIN_GROUP}
-        encoded = props.encode(kept).encode()
-    return copy_record(message, tail, encoded[: props.PROPERTIES_BYTES_MAX], attempts=1)
+    properties = with_origin(message, broker_name)
+    properties.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
+    properties[props.ORIGIN_GROUP] = group
+    return copy_record(message, tail, props.fitted(properties), attempts=1)

@@ -9,6 +9,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.pending import BatchElement, PendingBatch, SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -127,7 +128,7 @@ class BatchSends:
             unique_key = self._unique_keys.next().encode()
             properties += UNIQUE_KEY + unique_key + b"\x02"
         properties += shared
-        _check_properties(properties, number)
+        check_sent_bytes(len(properties), number)
         # The properties of the batch come after those of the message: its tag, if it has one, is what readers see.
         return unique_key, properties, self._tag_codes[props.value_of(properties, TAGS)]
 
@@ -159,7 +160,7 @@ def _keep_new(batch: PendingBatch, numbers: SequenceRange, stored: Sequence[Stor
         first, *others = batch.elements[low - numbers.first : high + 1 - numbers.first]
         mark = props.encode(range_properties(part)).encode()
         properties = first.properties + mark
-        _check_properties(properties, low - numbers.first)
+        check_sent_bytes(len(properties), low - numbers.first)
         elements += (first._replace(size=first.size + len(mark), properties=properties), *others)
     batch.elements = elements
     batch.parts = parts
@@ -177,14 +178,6 @@ def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, in
     if low <= numbers.last:
         new.append((low, numbers.last))
     return new
-
-
-def _check_properties(properties: bytes, number: int) -> None:
-    if len(properties) > props.PROPERTIES_BYTES_MAX:
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"message {number} has properties of {len(properties)} bytes; maximum: {props.PROPERTIES_BYTES_MAX}",
-        )
 
 
 def _may_be_special(properties: bytes) -> bool:

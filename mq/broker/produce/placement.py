@@ -39,7 +39,10 @@ class Placement:
             RequestRefused: the message was not stored, and will not be.
         """
         # A message to a retry topic is a consumer's copy of a received message, with all its properties.
-        if props.SEQUENCE not in properties or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+        is_copy = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        if not is_copy:
+            self._made.check_sent(call.request.ext.properties)
+        if is_copy or props.SEQUENCE not in properties:
             self._add(call, properties, topic, queue_id, None)
             return
         flight = self._repeats.admit(call, properties)

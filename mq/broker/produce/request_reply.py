@@ -23,6 +23,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.produce.send import Sends
 from mq.broker.replication.peer_calls import PeerCalls
+from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.protocol import properties as props
@@ -132,11 +133,10 @@ class Replies(Service):
             return
         text = ext.properties
         stored_properties = (text if not text or text[-1] == props.VALUE_END else text + props.VALUE_END).encode()
-        if len(call.body) > self._body_bytes_max or len(stored_properties) > props.PROPERTIES_BYTES_MAX:
+        check_sent_bytes(len(stored_properties))
+        if len(call.body) > self._body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {len(call.body)} bytes and properties of {len(stored_properties)}; "
-                f"maximum: {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(call.body)} bytes; maximum: {self._body_bytes_max}"
             )
         reply = _Reply(call, len(call.body) + len(stored_properties))
         reply.queue_id = tail.queue_id

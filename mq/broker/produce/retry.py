@@ -6,7 +6,7 @@ attempt it goes to the group's dead letter topic, which is consumed only on requ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from struct import Struct
 
@@ -17,12 +17,12 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.write_path.internal_messages import encode_properties
-from mq.broker.write_path.outcome import Stored, answer_outcome
+from mq.broker.write_path.outcome import OnOutcome, Stored, answer_outcome
 from mq.broker.write_path.pending import PendingCommand, PendingGroup, SendRequest
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
+from mq.protocol.dead_letters import dead_letter, with_origin
 from mq.protocol.headers import ConsumerSendMsgBack
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
 from mq.protocol.records import FIXED, MAGIC_V1, MAGIC_V2, RecordError, StoredMessage, decode_record
@@ -41,6 +41,7 @@ class Retries(Service):
     """Handles messages that consumers send back."""
 
     def __init__(self, context: BrokerContext, *, places: WaitingQueues, locks: QueueLockService) -> None:
+        self._broker_name = context.settings.group
         self._pending_bytes_max = context.settings.pending_bytes_max
         self._figures = context.traffic
         self._metadata = context.metadata
@@ -69,7 +70,7 @@ class Retries(Service):
         if config is None:
             config = self._new_group(ext.group)
             group.append(self._command(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True)))
-        if config.retry_queues <= 0:
+        if config.retry_queues <= 0 and ext.delay_level >= 0:
             return call.response()
         message = self._message_at(ext.physical_offset)
         if (ext.group, message.topic) in self._metadata.queue_locks and self._locks.fences(
@@ -79,34 +80,79 @@ class Retries(Service):
 
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         dead = message.reconsume_times >= limit or ext.delay_level < 0
-        topic = dead_letter_topic(ext.group) if dead else retry_topic(ext.group)
-        commands, queues = self._topic(topic, 1 if dead else config.retry_queues)
-        properties = {
-            props.RETRY_TOPIC: message.topic,
-            props.ORIGIN_MESSAGE_ID: message.offset_message_id,
-            **message.properties,
-        }
-        if dead:
-            tail = self._tails.get(topic, 0)
-            properties.pop(props.DELAY, None)
-        else:
-            level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
-            queue_id = self._rng.randrange(queues)
-            tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
-
-        def stored(_: Stored) -> bytes:
-            self._figures.note_sent_back(properties[props.RETRY_TOPIC], ext.group)
-            return call.response()
-
-        record = copy_record(
-            message,
-            tail,
-            encode_properties(properties),
-            attempts=1,
-            on_outcome=partial(answer_outcome, call, "a message was being stored", stored),
+        on_outcome = partial(
+            answer_outcome, call, "a message was being stored", self._sent_back(call, message, ext.group)
         )
+        if dead:
+            attempts = ext.attempts or message.reconsume_times + 1
+            letter = self._dead_letter(
+                message,
+                ext.group,
+                reason=f"given up after {attempts} deliveries",
+                attempts=attempts,
+                failure=ext.failure,
+                on_outcome=on_outcome,
+            )
+            self._appender.add_atomically([*group, *letter])
+            return None
+        topic = retry_topic(ext.group)
+        commands, queues = self._topic(topic, config.retry_queues)
+        properties = with_origin(message, self._broker_name)
+        if ext.failure:
+            properties[props.FAILURE] = props.safe_value(ext.failure)
+        level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
+        queue_id = self._rng.randrange(queues)
+        tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
+        record = copy_record(message, tail, props.fitted(properties), attempts=1, on_outcome=on_outcome)
         self._appender.add_atomically([*group, *commands, record])
         return None
+
+    def _sent_back(
+        self, call: Call[ConsumerSendMsgBack], message: StoredMessage, group: str
+    ) -> Callable[[Stored], bytes]:
+        topic = message.properties.get(props.RETRY_TOPIC, message.topic)
+
+        def stored(_: Stored) -> bytes:
+            self._figures.note_sent_back(topic, group)
+            return call.response()
+
+        return stored
+
+    def dead_letter_of(
+        self, physical_offset: PhysicalOffset, group: str, *, reason: str, given_up_by: str
+    ) -> PendingGroup:
+        """The dead letter of a group for the message at a position, with the command that creates its topic.
+
+        Raises RequestRefused if there is no message.
+        """
+        message = self._message_at(physical_offset)
+        attempts = message.reconsume_times + 1
+        return self._dead_letter(message, group, reason=reason, attempts=attempts, given_up_by=given_up_by)
+
+    def _dead_letter(
+        self,
+        message: StoredMessage,
+        group: str,
+        *,
+        reason: str,
+        attempts: int,
+        failure: str | None = None,
+        given_up_by: str | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> PendingGroup:
+        topic = dead_letter_topic(group)
+        commands, _ = self._topic(topic, 1)
+        properties = dead_letter(
+            with_origin(message, self._broker_name),
+            group=group,
+            reason=reason,
+            attempts=attempts,
+            now_ms=self._wall_clock_ms(),
+            failure=failure,
+            given_up_by=given_up_by,
+        )
+        tail = self._tails.get(topic, 0)
+        return [*commands, copy_record(message, tail, props.fitted(properties), attempts=1, on_outcome=on_outcome)]
 
     def _new_group(self, name: str) -> GroupConfig:
         """The configuration of an unknown group. Raises RequestRefused if it cannot be created."""
@@ -189,8 +235,14 @@ class Retries(Service):
             return False
         topic = dead_letter_topic(name)
         commands, _ = self._topic(topic, 1)
-        properties.pop(props.DELAY, None)
-        self._made.add(call, tail=self._tails.get(topic, 0), properties=properties, queue_id=0, before=commands)
+        letter = dead_letter(
+            properties,
+            group=name,
+            reason=f"given up after {ext.reconsume_times} deliveries",
+            attempts=ext.reconsume_times,
+            now_ms=self._wall_clock_ms(),
+        )
+        self._made.add(call, tail=self._tails.get(topic, 0), properties=letter, queue_id=0, before=commands)
         return True
 
     def creation(self, topic: str) -> PutTopic | None:

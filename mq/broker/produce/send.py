@@ -22,6 +22,7 @@ from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
 from mq.broker.state.topic_rules import auto_create
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS
+from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -29,8 +30,8 @@ from mq.compiled import IS_COMPILED, PlainSends, ReadySenders
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2, SendReplyTemplate
-from mq.protocol.names import RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
-from mq.protocol.records import MAGIC_V1
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
+from mq.protocol.records import MAGIC_V1, tag_code_of
 from raftlog import Begun, Ready
 
 _WRITABLE = 2
@@ -176,12 +177,16 @@ class Sends(Service):
             code = self._tag_codes[tags]
         properties += self._suffix
         body_bytes = len(call.body)
-        if body_bytes > self._body_bytes_max or len(properties) > props.PROPERTIES_BYTES_MAX:
+        if body_bytes > self._body_bytes_max:
             raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"body of {body_bytes} bytes and properties of {len(properties)}; "
-                f"maximum: {self._body_bytes_max} and {props.PROPERTIES_BYTES_MAX}",
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {body_bytes} bytes; maximum: {self._body_bytes_max}"
             )
+        if len(properties) > props.SENT_PROPERTIES_BYTES_MAX:
+            if not ext.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+                check_sent_bytes(len(properties))
+            # A consumer's copy of a received message: it is stored in any case.
+            properties = props.fitted(props.decode(properties.decode()))
+            code = tag_code_of(properties)
         tail = tails[queue_id]
         size = tail.fixed_bytes + body_bytes + len(properties)
         appender.pending.append((size, call, tail, properties, code, unique_key))
@@ -221,6 +226,7 @@ class Sends(Service):
             magic=MAGIC_V1,
             client_flags=CLIENT_FLAGS,
             body_bytes_max=self._body_bytes_max,
+            properties_bytes_max=props.SENT_PROPERTIES_BYTES_MAX,
             block_bytes_max=context.appender.entry_bytes_max,
         )
 

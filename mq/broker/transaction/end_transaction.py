@@ -24,7 +24,6 @@ from mq.broker.schedule.placement import WaitingQueues, tail_of
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
-from mq.broker.write_path.internal_messages import encode_properties
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -84,7 +83,7 @@ class Transactions(Service):
         self._places = places
         self._host = context.store_host
         self._wall_clock_ms = context.wall_clock_ms
-        self._ended_properties = encode_properties({props.TAGS: _ENDED_TAG})
+        self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
         self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
         self._gathering: _Ends | None = None
         self._ending: dict[int, _Ends] = {}
@@ -266,7 +265,7 @@ class Transactions(Service):
         if "DELAY\x01" in text or "TIMER_" in text:
             now_ms = self._wall_clock_ms()
             tail, waiting = self._places.place(props.decode(text), topic, tail.queue_id, now_ms)
-            properties = encode_properties(waiting)
+            properties = props.fitted(waiting)
         return copy_record(raw, tail, properties, transaction=COMMITTED, prepared_offset=position)
 
     def _add(self, offset: int, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:

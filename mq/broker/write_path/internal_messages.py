@@ -16,15 +16,18 @@ from mq.protocol.hashes import UniqKeyGenerator, tag_code
 from mq.protocol.sequencing import SequenceRange
 
 
-def encode_properties(properties: dict[str, str], suffix: bytes = b"") -> bytes:
-    """The encoded properties of a record, with ``suffix`` appended. Raises RequestRefused if they are too long."""
-    encoded = props.encode(properties).encode() + suffix
-    if len(encoded) > props.PROPERTIES_BYTES_MAX:
+def check_sent_bytes(nbytes: int, number: int | None = None) -> None:
+    """Raises RequestRefused if the properties of a sent message leave no room for a redelivery.
+
+    ``nbytes`` includes what the broker adds; ``number`` is the place of the message in a batch.
+    """
+    if nbytes > props.SENT_PROPERTIES_BYTES_MAX:
+        which = "" if number is None else f"message {number} has "
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"properties of {len(encoded)} bytes; maximum: {props.PROPERTIES_BYTES_MAX}",
+            f"{which}properties of {nbytes} bytes; maximum: {props.SENT_PROPERTIES_BYTES_MAX}, so that a redelivery "
+            "has room for more",
         )
-    return encoded
 
 
 class InternalMessages:
@@ -42,6 +45,10 @@ class InternalMessages:
         self._unique_keys = unique_keys
         self._suffix = props.encode(props.of_cluster(cluster)).encode()
         self._body_bytes_max = body_bytes_max
+
+    def check_sent(self, text: str) -> None:
+        """Raises RequestRefused if ``text``, the properties of a client's message, leaves no room for a redelivery."""
+        check_sent_bytes(len(text.encode()) + len(self._suffix))
 
     def add(
         self,
@@ -67,7 +74,7 @@ class InternalMessages:
         if not unique_key:
             unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
         # Overrides properties of the same names from the client: the last of equal names wins.
-        encoded = encode_properties(properties, self._suffix)
+        encoded = props.fitted(properties, self._suffix)
         tags = properties.get(props.TAGS)
         send = PendingSend(
             tail.fixed_bytes + len(call.body) + len(encoded),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+from dataclasses import dataclass
+
 import anyio
 
 from mq.client.errors import ClientError, NoRoute, RequestTimeout
@@ -14,11 +18,12 @@ from mq.client.produce.send_pipeline import send_fields
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import CODEC_MASK, COMPRESSED
+from mq.protocol.dead_letters import with_origin
 from mq.protocol.names import retry_topic
 from mq.protocol.requests import SendBackExt
 from mq.protocol.wire_names import INT32_MAX
 
-__all__ = ["give_back"]
+__all__ = ["failure_text", "give_back"]
 
 TAKE_SECONDS = 3.0
 """A leader that does not answer may have stored the message; then it is delivered twice."""
@@ -32,18 +37,56 @@ _NOT_COPIED = frozenset(
 """Only meaningful for the original send, or set by each broker."""
 
 
+@dataclass(slots=True)
+class SentBack:
+    """A message to give back, and what its copy says."""
+
+    group: str
+    message: ReceivedMessage
+    max_reconsume_times: int | None
+    failure: str | None
+    delay_level: int = 0
+    """0 grows with each attempt, -1 makes it a dead letter."""
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered: redeliveries by the broker, and by this process."""
+        return self.message.reconsume_times + self.message.attempt
+
+
+def failure_text(error: BaseException) -> str:
+    """What a dead letter says of an exception: its type, its text and where it was raised, bounded in length."""
+    try:
+        text = str(error)
+    except Exception:  # the application's own, and it is broken
+        text = "without a text"
+    place = ""
+    if frames := traceback.extract_tb(error.__traceback__, limit=-1):
+        place = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno} in {frames[0].name})"
+    said = f"{type(error).__name__}: {text}".encode("utf-8", "replace")[: props.SAFE_BYTES_MAX - len(place.encode())]
+    return props.safe_value(said.decode("utf-8", "ignore") + place)
+
+
 async def give_back(
-    remoting: ClientCore, group: str, message: ReceivedMessage, *, max_reconsume_times: int | None
+    remoting: ClientCore,
+    group: str,
+    message: ReceivedMessage,
+    *,
+    max_reconsume_times: int | None,
+    failure: str | None = None,
+    is_dead: bool = False,
 ) -> bool:
     """Returns whether a broker has `message` for redelivery. If False, a broker may have it all the same.
 
     First asks the message's own broker to take it back, then sends a copy to the group's retry topic at any broker
-    group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. Takes at most 5
-    s.
+    group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. With `is_dead`
+    it becomes a dead letter at once. `failure` is what the dead letter will say. Takes at most 5 s.
     """
+    sent = SentBack(group, message, max_reconsume_times=0 if is_dead else max_reconsume_times, failure=failure)
+    sent.delay_level = -1 if is_dead else 0
     try:
         with anyio.fail_after(TAKE_SECONDS):
-            await _ask_to_take(remoting, group, message, max_reconsume_times)
+            await _ask_to_take(remoting, sent)
             return True
     except TimeoutError:
         reason = f"no answer within {TAKE_SECONDS:g} s"
@@ -52,7 +95,7 @@ async def give_back(
     log.info("message_not_taken_back", message=message, reason=reason)
     try:
         with anyio.fail_after(COPY_SECONDS):
-            await _send_copy(remoting, group, message, max_reconsume_times)
+            await _send_copy(remoting, sent)
             return True
     except TimeoutError:
         copy_reason = f"no answer within {COPY_SECONDS:g} s"
@@ -62,16 +105,17 @@ async def give_back(
     return False
 
 
-async def _ask_to_take(
-    remoting: ClientCore, group: str, message: ReceivedMessage, max_reconsume_times: int | None
-) -> None:
+async def _ask_to_take(remoting: ClientCore, sent: SentBack) -> None:
+    message = sent.message
     ext = SendBackExt(
         physical_offset=message.record.physical_offset,
-        group=group,
-        delay_level=0,
+        group=sent.group,
+        delay_level=sent.delay_level,
         original_message_id=message.offset_message_id,
         origin_topic=message.topic,
-        max_reconsume_times=max_reconsume_times,
+        max_reconsume_times=sent.max_reconsume_times,
+        failure=sent.failure,
+        attempts=sent.attempts,
     )
     queue, code = message.queue, RequestCode.CONSUMER_SEND_MSG_BACK
     await call_leader(
@@ -79,15 +123,16 @@ async def _ask_to_take(
     )
 
 
-async def _send_copy(
-    remoting: ClientCore, group: str, message: ReceivedMessage, max_reconsume_times: int | None
-) -> None:
+async def _send_copy(remoting: ClientCore, sent: SentBack) -> None:
     """Send the copy that the broker would have stored. Raises the ClientError of the last broker group tried."""
-    copy = _copy(group, message)
+    message, group = sent.message, sent.group
+    copy = _copy(sent)
     counted = {"j": str(min(message.reconsume_times + 1, INT32_MAX))}
-    if max_reconsume_times is not None:
+    if sent.delay_level < 0:
+        counted = {"j": str(min(sent.attempts, INT32_MAX)), "l": "0"}
+    elif sent.max_reconsume_times is not None:
         # Brokers compare it with the count in the stored copy, which includes this attempt.
-        counted["l"] = str(min(max_reconsume_times + 1, INT32_MAX))
+        counted["l"] = str(min(sent.max_reconsume_times + 1, INT32_MAX))
     route = await remoting.route(copy.topic, refresh=True, auto_create=True)
     own = message.queue.broker_name
     failure: ClientError = NoRoute(copy.topic, "no queue is writable")
@@ -106,14 +151,17 @@ async def _send_copy(
     raise failure
 
 
-def _copy(group: str, message: ReceivedMessage) -> OutgoingMessage:
+def _copy(sent: SentBack) -> OutgoingMessage:
+    message = sent.message
     record = message.record
-    properties = {name: value for name, value in record.properties.items() if name not in _NOT_COPIED}
-    properties.setdefault(props.ORIGIN_MESSAGE_ID, message.offset_message_id)
+    given = with_origin(record, message.queue.broker_name)
+    properties = {name: value for name, value in given.items() if name not in _NOT_COPIED}
     properties[props.RETRY_TOPIC] = message.topic
     properties[props.DELAY] = str(FIRST_LEVEL + message.reconsume_times)
+    if sent.failure:
+        properties[props.FAILURE] = sent.failure
     return OutgoingMessage(
-        topic=retry_topic(group),
+        topic=retry_topic(sent.group),
         body=record.body,
         properties=props.encode(properties),
         sys_flag=record.sys_flag & (COMPRESSED | CODEC_MASK),

@@ -87,8 +87,10 @@ def make_ready(
         properties_bytes = len(properties.encode())
     except UnicodeEncodeError as error:
         raise MessageRefused(f"the properties are no valid text: {error}") from error
-    if properties_bytes > props.PROPERTIES_BYTES_MAX:
-        raise MessageRefused(f"the properties have {properties_bytes} bytes; {props.PROPERTIES_BYTES_MAX} are allowed")
+    if properties_bytes > props.SENT_PROPERTIES_BYTES_MAX:
+        raise MessageRefused(
+            f"the properties have {properties_bytes} bytes; {props.SENT_PROPERTIES_BYTES_MAX} are allowed"
+        )
     return OutgoingMessage(
         topic=message.topic,
         body=body,

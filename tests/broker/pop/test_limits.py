@@ -17,8 +17,16 @@ pytestmark = pytest.mark.trio
 FOUND, NOT_FOUND, FULL, TIMEOUT = 0, 19, 209, 210
 
 
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker accepts what earlier releases accepted."""
+    monkeypatch.setattr(props, "SENT_PROPERTIES_BYTES_MAX", props.PROPERTIES_BYTES_MAX)
+
+
 @pytest.mark.parametrize("room", [0, 160, 400])
-async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_again(tmp_path: Path, room: int) -> None:
+async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_again(
+    tmp_path: Path, room: int, older: None
+) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T")
@@ -31,11 +39,25 @@ async def test_a_message_whose_properties_leave_no_room_for_a_receipt_comes_agai
             assert (message.body, message.message.reconsume_times) == (b"large", times)
             assert message.receipt.mark == "1"
             assert message.message.properties["KEYS"] == "k"
+            assert ("n" in message.message.properties) != (props.OMITTED in message.message.properties)
         assert await ack(client, message) == FOUND
         assert await client.alive()
 
 
-async def test_a_large_message_that_names_another_group_comes_again(tmp_path: Path) -> None:
+async def test_the_longest_message_comes_again_with_all_its_properties(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.create_topic("T")
+        value = "v" * (props.SENT_PROPERTIES_BYTES_MAX - 150)
+        assert (await client.send(body=b"large", i=properties(n=value))).code == FOUND
+        (message,) = await popped(client, invisibleTime=1)
+        for times in (1, 2):
+            (message,) = await again(client, invisibleTime=300)
+            assert (message.message.properties["n"], message.message.reconsume_times) == (value, times)
+            assert message.message.properties["POP_CK"] == message.receipt.encode()
+
+
+async def test_a_large_message_that_names_another_group_comes_again(tmp_path: Path, older: None) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T")

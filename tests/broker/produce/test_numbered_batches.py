@@ -165,7 +165,7 @@ async def test_a_batch_without_room_for_its_numbers_is_refused_and_new_when_it_c
             assert answer.code == ResponseCode.SUCCESS or "properties of" in str(answer.remark)
             return answer.code == ResponseCode.SUCCESS
 
-        plain = range(props.PROPERTIES_BYTES_MAX - 200, props.PROPERTIES_BYTES_MAX - 20)
+        plain = range(props.SENT_PROPERTIES_BYTES_MAX - 200, props.SENT_PROPERTIES_BYTES_MAX - 20)
         most = max([nbytes for nbytes in plain if await fits(nbytes, "")])
         assert not await fits(most, numbered(1))
         assert await fits(most - 100, numbered(1))

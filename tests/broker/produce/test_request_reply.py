@@ -107,7 +107,7 @@ async def test_properties_of_the_greatest_length_pass_and_longer_ones_are_refuse
     async with running(tmp_path) as broker:
         asker = await broker.connect()
         await produces(asker, "asker")
-        room = props.PROPERTIES_BYTES_MAX - len(reply_ext(correlation_id="")["i"])
+        room = props.SENT_PROPERTIES_BYTES_MAX - len(reply_ext(correlation_id="")["i"])
         opaque = await asker.post(V2, reply_ext(correlation_id="\x7f" * room), b"")
         question, body = await pushed(asker)
         assert (len(props.decode(question.ext.properties)["CORRELATION_ID"]), body) == (room, b"")

@@ -62,6 +62,9 @@ async def test_a_message_given_back_comes_again_later(tmp_path: Path, clock: Wal
             "RETRY_TOPIC": "T",
             "ORIGIN_MESSAGE_ID": first.offset_message_id,
             "DELAY": "3",
+            "RAFTMQ_ORIGIN_BROKER": "broker-a",
+            "RAFTMQ_ORIGIN_QUEUE": "1",
+            "RAFTMQ_ORIGIN_OFFSET": "0",
             "REAL_TOPIC": RETRY,
             "REAL_QID": "0",
         }
@@ -86,9 +89,51 @@ async def test_each_repetition_waits_longer_and_the_last_failure_is_the_end(tmp_
         assert dead.properties["RETRY_TOPIC"] == "T"
         assert dead.properties["ORIGIN_MESSAGE_ID"] == first.offset_message_id
         assert "DELAY" not in dead.properties
+        said = {
+            "RAFTMQ_DEAD_REASON": "given up after 17 deliveries",
+            "RAFTMQ_DEAD_ATTEMPTS": "17",
+            "RAFTMQ_DEAD_MS": str(clock.now_ms),
+            "RAFTMQ_DEAD_GROUP": "G",
+            "DLQ_ORIGIN_TOPIC": "T",
+            "DLQ_ORIGIN_MESSAGE_ID": first.offset_message_id,
+            "RAFTMQ_ORIGIN_BROKER": "broker-a",
+            "RAFTMQ_ORIGIN_QUEUE": str(first.queue_id),
+            "RAFTMQ_ORIGIN_OFFSET": str(first.queue_offset),
+        }
+        assert said.items() <= dead.properties.items()
+        assert "RAFTMQ_FAILURE" not in dead.properties
         clock.now_ms += 10_000_000
         await beats(client)
         assert (len(await stored(client, RETRY)), len(await stored(client, DEAD))) == (16, 1)
+
+
+async def test_dead_letter_says_why_the_last_delivery_failed(tmp_path: Path, clock: WallClock) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        message = await one_message(client)
+        failure = "ValueError: a\x01b\x02c\n" + "\u20ac" * 400
+        assert (await give_back(client, message, raftmqFailure=failure, raftmqAttempts=7)).code == 0
+        clock.now_ms += DELAY_LEVELS_MS[2]
+        [again] = await wait_stored(client, 1, RETRY)
+        assert again.properties["RAFTMQ_FAILURE"].startswith("ValueError: a b c \u20ac")
+        assert (await give_back(client, again, delayLevel=-1, raftmqFailure="KeyError: 5", raftmqAttempts=7)).code == 0
+        [dead] = await stored(client, DEAD)
+        assert (dead.properties["RAFTMQ_FAILURE"], dead.properties["RAFTMQ_DEAD_ATTEMPTS"]) == ("KeyError: 5", "7")
+        assert dead.properties["RAFTMQ_ORIGIN_OFFSET"] == str(message.queue_offset)
+
+
+async def test_copy_of_a_consumer_becomes_a_dead_letter_that_says_so(tmp_path: Path, clock: WallClock) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        await client.heartbeat("c", "G")
+        await client.create_topic("Behind")
+        text = properties(UNIQ_KEY="0A0B", RETRY_TOPIC="T", ORIGIN_MESSAGE_ID="0C", RAFTMQ_FAILURE="ValueError: x")
+        assert (await client.send(RETRY, i=text, j=17, l=16)).code == 0
+        [dead] = await stored(client, DEAD)
+        said = {"RAFTMQ_DEAD_REASON": "given up after 17 deliveries", "RAFTMQ_DEAD_ATTEMPTS": "17"}
+        said |= {"RAFTMQ_DEAD_GROUP": "G", "DLQ_ORIGIN_TOPIC": "T", "DLQ_ORIGIN_MESSAGE_ID": "0C"}
+        said |= {"RAFTMQ_FAILURE": "ValueError: x", "RAFTMQ_DEAD_MS": str(clock.now_ms)}
+        assert said.items() <= dead.properties.items()
 
 
 async def test_the_consumer_may_say_when_and_how_often(tmp_path: Path, clock: WallClock) -> None:
@@ -219,13 +264,6 @@ async def test_a_message_whose_topic_was_deleted_cannot_be_given_back(tmp_path: 
         assert (await give_back(client, message)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_properties_that_become_too_long_are_refused(tmp_path: Path, clock: WallClock) -> None:
-    async with running(tmp_path) as broker:
-        client = await broker.connect()
-        message = await one_message(client, i=properties(UNIQ_KEY="k", long="x" * 32_660))
-        assert (await give_back(client, message)).code == ResponseCode.MESSAGE_ILLEGAL
-
-
 async def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path, clock: WallClock) -> None:
     async with running(tmp_path) as broker:
         client = await broker.connect()
@@ -236,3 +274,5 @@ async def test_a_group_without_retry_queues_gets_nothing_again(tmp_path: Path, c
         assert (await give_back(client, message)).code == 0
         for level in range(18):
             assert await stored(client, SCHEDULE_TOPIC, level) == []
+        assert (await give_back(client, message, delayLevel=-1)).code == 0
+        assert len(await stored(client, DEAD)) == 1

@@ -290,10 +290,10 @@ async def test_what_was_taken_can_be_committed_however_long_its_properties_are(
 ) -> None:
     async with running(tmp_path, delay_levels="1s 2d") as broker:
         client = await broker.connect()
-        filler = "x" * (props.PROPERTIES_BYTES_MAX - 100)
+        filler = "x" * (props.SENT_PROPERTIES_BYTES_MAX - 100)
         while (half := await client.send(f=PREPARED, i=half_text(**wanted, filler=filler))).code != 0:
             filler = filler[1:]
-        assert len(filler) > props.PROPERTIES_BYTES_MAX - 300
+        assert len(filler) > props.SENT_PROPERTIES_BYTES_MAX - 300
         assert (await end(client, half, COMMIT)).code == 0
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mq.broker.access.control import AccessControl
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.compiled import IS_COMPILED
-from mq.protocol.properties import PROPERTIES_BYTES_MAX
+from mq.protocol.properties import PROPERTIES_BYTES_MAX, SENT_PROPERTIES_BYTES_MAX
 from mq.protocol.signing import Signer, signed
 from raftlog import Refusal
 from tests.support.model_log import HOST
@@ -168,6 +168,7 @@ def test_a_chunk_may_end_anywhere(cut: int, count: int) -> None:
         properties(UNIQ_KEY="K", TAGS="TIMER_DELAY"),
         properties(UNIQ_KEY="K", TAGS="x", Y="POP_CK") + "POP_CK\x01z\x02",
         properties(UNIQ_KEY="K") + "x" * (PROPERTIES_BYTES_MAX - 20),
+        *(properties(UNIQ_KEY="K") + "x" * (SENT_PROPERTIES_BYTES_MAX + more) for more in range(-70, -54)),
         properties(UNIQ_KEY="K") + "x" * (PROPERTIES_BYTES_MAX + 1),
     ],
 )
