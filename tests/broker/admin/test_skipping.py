@@ -76,7 +76,7 @@ async def test_only_the_message_at_which_a_group_stands_is_skipped(tmp_path: Pat
         await commit(client, 4)
         answer = await skip(client, 4)
         assert (answer.code, "there is no message 4" in str(answer.remark)) == (ResponseCode.ILLEGAL_OPERATION, True)
-        refusals = [
+        refusals: list[tuple[dict[str, Any], int]] = [
             ({"group": "Other"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
             ({"topic": "Other"}, ResponseCode.TOPIC_NOT_EXIST),
             ({"queueId": 1}, ResponseCode.INVALID_PARAMETER),
