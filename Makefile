@@ -30,7 +30,7 @@ BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-cu
 BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
 .PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark
-.PHONY: fmt sanitize sim lock clean
+.PHONY: fmt sanitize fuzz sim lock clean
 
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
@@ -61,6 +61,8 @@ help:
 	@echo 'make bench-spark   throughput and CPU of reads and writes by Spark; needs Java 17; writes docs/performance.md'
 	@echo 'make fmt     format the code'
 	@echo 'make sanitize   tests of the Cython modules with sanitizers for addresses and undefined behaviour; needs gcc'
+	@echo 'make fuzz    mutates requests for half a minute, with sanitizers, where that reaches new code: both forms of the parsers must'
+	@echo '             agree; make fuzz ARGS="--seconds 3600 --grow tests/fuzz/corpus" for long; needs gcc'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
 	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan", or WORKLOAD=pop SEED=42'
 	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from pyproject.toml'
@@ -103,6 +105,9 @@ endif
 
 sanitize: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh $(ARGS)
+
+fuzz: $(INSTALLED)
+	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
 # The simulations come last and alone: they use all processors themselves. A few failures are run again, and told:
 # docs/decisions/0008.
