@@ -87,7 +87,11 @@ class _Answer:
 
 
 class Handlers:
-    """All request handlers. ``clock`` returns monotonic seconds."""
+    """All request handlers. ``clock`` returns monotonic seconds.
+
+    Attributes:
+        close_connection: closes a connection by its name.
+    """
 
     def __init__(
         self, table: RouteTable, kv: KvConfig, config: RunningConfig, *, clock: Callable[[], float], log: Log
@@ -97,6 +101,7 @@ class Handlers:
         self._config = config
         self._clock = clock
         self._log = log
+        self.close_connection: Callable[[Hashable], None] = lambda connection: None
         self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Answer]]] = {
             RegisterBroker: self._register_broker,
             UnregisterBroker: self._unregister_broker,
@@ -205,8 +210,11 @@ class Handlers:
 
     def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Answer:
         broker = _broker(request.ext)
-        if self._table.unregister_broker(broker):
+        registered_by = self._table.unregister_broker(broker)
+        if registered_by is not None:
             self._log.info("broker_unregistered", **_fields(broker))
+            if registered_by != connection:
+                self.close_connection(registered_by)
         return _Answer()
 
     def _query_data_version(self, request: QueryDataVersion, body: memoryview, connection: Hashable) -> _Answer:

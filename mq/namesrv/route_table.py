@@ -130,9 +130,9 @@ class RouteTable:
     ) -> Registered:
         """A broker registers with its id and its topics.
 
-        The topics count only if it leads its group, and only if their version is new. With ``whole`` they are all
-        topics of the group, and others are removed; without, others stay. If it had another id before, it moves. Raises
-        TableFull, NameTooLong, NameUnusual.
+        The topics count only if it leads its group, and only if their version is new, or if they are missing. With
+        ``whole`` they are all topics of the group, and others are removed; without, others stay. If it had another id
+        before, it moves. Raises TableFull, NameTooLong, NameUnusual.
         """
         _check_names(broker, body, ha_address)
         self._check_room(broker, body)
@@ -166,19 +166,21 @@ class RouteTable:
                 if whole:
                     self._forget_topics(broker.group, keep=body.topics)
                 self._take_topics(broker.group, body)
+            elif whole:
+                self._take_topics(broker.group, body, only_missing=True)
             return Registered()
         if LEADER_ID not in group.addresses:
             return Registered()
         leader = self._live[group.addresses[LEADER_ID]]
         return Registered(leader_address=leader.broker.address, leader_ha_address=leader.ha_address)
 
-    def unregister_broker(self, broker: BrokerId) -> bool:
-        """A broker unregisters. Returns whether it was known."""
+    def unregister_broker(self, broker: BrokerId) -> Hashable | None:
+        """A broker unregisters. Returns the connection over which it last registered; None if it is not known."""
         live = self._live.get(broker.address)
         if live is None:
-            return False
+            return None
         self._remove(live)
-        return True
+        return live.connection
 
     def connection_closed(self, connection: Hashable) -> list[BrokerId]:
         """Remove the brokers that last registered over this connection. Returns them."""
@@ -337,10 +339,12 @@ class RouteTable:
         holder = self._live[address]
         return holder if holder.data_version.state_version > version.state_version else None
 
-    def _take_topics(self, group: str, body: RegisterBrokerBody) -> None:
-        # Missing topics stay: a broker may register a single changed topic.
+    def _take_topics(self, group: str, body: RegisterBrokerBody, *, only_missing: bool = False) -> None:
+        # Other topics stay: a broker may register a single changed topic.
         for name, config in body.topics.items():
             queues = self._topics.setdefault(name, {})
+            if only_missing and group in queues:
+                continue
             self._routes += group not in queues
             queues[group] = QueueData(
                 broker_name=group,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import resource
 import time
+from collections.abc import Hashable
 from functools import partial
 
 import structlog
@@ -19,6 +20,7 @@ from mq.namesrv.metrics import collect
 from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
+from mq.namesrv.strangers import Strangers
 from mq.namesrv.tls_streams import Stream, TlsFailed, secured
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
@@ -68,6 +70,7 @@ async def serve(
         files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
         certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
     server = _Server(settings, handlers, kv, kv_file, certificate, log)
+    handlers.close_connection = server.close_connection
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     log.info("listening", host=host, port=port)
@@ -177,8 +180,8 @@ class _Server:
             seconds_max=settings.unfinished_seconds_max,
             on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
         )
-        self._strangers: dict[_Peer, None] = {}
-        """Connections without a complete request yet, oldest first."""
+        self._strangers: Strangers[_Peer] = Strangers(settings.strangers_max, settings.stranger_seconds)
+        self._peers: dict[str, _Peer] = {}
         self._sending: dict[_Peer, int] = {}
         self._sending_bytes = 0
         self._dropped_bytes = 0
@@ -211,15 +214,16 @@ class _Server:
             return
         # The number distinguishes a connection from an earlier one of the same peer and port.
         connection = f"{address}:{port}#{next(self._numbers)}"
-        if self._connections >= self._connections_max:
+        if self._connections >= self._connections_max and not self._make_room(address):
             self._refuse(connection)
             await trio.aclose_forcefully(stream)
             return
         self._connections += 1
-        peer = _Peer(connection)
-        self._strangers[peer] = None
-        if len(self._strangers) > self._settings.strangers_max:
-            self._close_oldest_stranger()
+        peer = self._peers[connection] = _Peer(connection)
+        now = trio.current_time()
+        self._strangers.add(peer, address, now)
+        while (oldest := self._strangers.overdue(now)) is not None:
+            self._close_stranger(oldest)
         try:
             with peer.scope:
                 await self._serve(await self._secured(stream, peer), peer)
@@ -237,7 +241,8 @@ class _Server:
             self._log.exception("connection_failed", peer=connection)
         finally:
             self._connections -= 1
-            self._strangers.pop(peer, None)
+            self._strangers.discard(peer)
+            del self._peers[connection]
             self._intake.finished(peer)
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
@@ -252,12 +257,22 @@ class _Server:
         assert waiting.cancelled_caught, "no stream came, and nothing was cancelled"
         raise TlsFailed("no handshake came")
 
-    def _close_oldest_stranger(self) -> None:
-        """Close the oldest connection without a complete request."""
-        oldest = next(iter(self._strangers))
-        del self._strangers[oldest]
-        self._log.info("connection_silent", peer=oldest.name, unfinished_bytes=oldest.unfinished_bytes)
-        oldest.close("too many strangers")
+    def _make_room(self, address: str) -> bool:
+        """Close a connection without a complete request, of an address that has many more of them."""
+        peer = self._strangers.in_favour_of(address)
+        if peer is not None:
+            self._close_stranger(peer)
+        return peer is not None
+
+    def _close_stranger(self, peer: _Peer) -> None:
+        self._strangers.discard(peer)
+        self._log.info("connection_silent", peer=peer.name, unfinished_bytes=peer.unfinished_bytes)
+        peer.close("too many strangers")
+
+    def close_connection(self, connection: Hashable) -> None:
+        """Close a connection whose broker somebody else has unregistered: if it lives, it registers again at once."""
+        if (peer := self._peers.get(str(connection))) is not None:
+            peer.close("unregistered by another connection")
 
     def _refuse(self, connection: str) -> None:
         self._refused += 1
@@ -288,7 +303,7 @@ class _Server:
                 peer.answering_bytes = consumed
                 peer.unfinished = False
                 self._intake.finished(peer)
-                self._strangers.pop(peer, None)
+                self._strangers.discard(peer)
                 await self._answer(stream, peer, frames)
                 # Only a complete request extends the deadline: single bytes do not keep a connection open.
                 deadline = trio.current_time() + settings.idle_seconds_max

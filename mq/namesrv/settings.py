@@ -55,7 +55,14 @@ class NamesrvSettings(ProcessSettings):
     )
     frame_bytes_max: int = Field(default=16 * MIB, ge=64 * 1024, description="largest request")
     strangers_max: int = Field(
-        default=1000, ge=1, description="connections without a complete request yet; above, the oldest is closed"
+        default=1000,
+        ge=1,
+        description="connections without a complete request yet; above, the oldest are closed after `stranger_seconds`",
+    )
+    stranger_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="time for the first request, TLS handshake included, before `strangers_max` counts",
     )
     idle_seconds_max: float = Field(default=120.0, gt=0, description="longest time without a complete request")
     send_seconds_max: float = Field(

@@ -26,6 +26,8 @@ UNENDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+"""The topic of RocketMQ's benchmarks, in which everybody may send."""
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 """The group whose progress in the topics of half messages shows that of transactions, for tools."""
 METADATA_TOPIC: Final = "rmq_sys_raftmq_meta"
@@ -44,7 +46,7 @@ SEND_FORBIDDEN_TOPICS: Final = frozenset(
     }
 )
 
-SYSTEM_TOPICS: Final = SEND_FORBIDDEN_TOPICS | {AUTO_CREATE_TEMPLATE, "BenchmarkTest", TRACE_TOPIC, "CHECKPOINT_TOPIC"}
+SYSTEM_TOPICS: Final = SEND_FORBIDDEN_TOPICS | {AUTO_CREATE_TEMPLATE, BENCHMARK_TOPIC, TRACE_TOPIC, "CHECKPOINT_TOPIC"}
 
 SYSTEM_GROUPS: Final = frozenset(
     {

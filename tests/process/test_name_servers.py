@@ -14,6 +14,9 @@ from jepsen.deployments.local import open_loopback
 from jepsen.deployments.network import NAME_SERVERS
 from mq.cli.errors import run_trio
 from mq.client import Admin, ClientError, Message, Producer, PullConsumer
+from mq.protocol.bodies import BrokerData
+from mq.protocol.codes import RequestCode, ResponseCode
+from tests.unit.namesrv.serving import Peer, broker_fields
 
 pytestmark = [pytest.mark.process]
 
@@ -56,6 +59,49 @@ async def _clients_work(directory: Path) -> None:
         await _wait_known(servers.namesrv)
         async with Producer(servers.namesrv, "late") as producer:
             await producer.send(Message("Orders", b"a new client while the second is dead"))
+
+
+def test_a_group_that_somebody_unregisters_is_whole_again_at_once(tmp_path: Path) -> None:
+    with held(tmp_path):
+        run_trio(partial(_unregistered_by_others, tmp_path))
+
+
+async def _unregistered_by_others(directory: Path) -> None:
+    settings = {"register_seconds": "60"}  # they come back earlier than that
+    async with (
+        open_loopback(3) as network,
+        open_cluster(directory, network, node_names(3), settings=settings) as servers,
+    ):
+        async with Admin(servers.namesrv) as admin:
+            with trio.fail_after(READY_SECONDS_MAX):
+                while True:
+                    try:
+                        await admin.create_topic("Orders", read_queues=1, write_queues=1)
+                        break
+                    except ClientError:
+                        await trio.sleep(0.1)
+        host, _, port = servers.namesrv.split(";")[0].partition(":")
+        third = Peer(await trio.open_tcp_stream(host, int(port)))
+        async with third.stream:
+            group = await _whole(third, seconds=READY_SECONDS_MAX)
+            leader, *followers = sorted(group.broker_addrs)
+            for wanted in ([leader], followers, [leader, *followers], [*followers, leader]):
+                for broker_id in wanted:
+                    fields = broker_fields(broker_id, group.broker_addrs[broker_id], group.broker_name)
+                    fields["clusterName"] = group.cluster
+                    answer, _ = await third.ask(RequestCode.UNREGISTER_BROKER, fields)
+                    assert answer.code == ResponseCode.SUCCESS
+                assert (await _whole(third, seconds=30.0)).broker_addrs == group.broker_addrs, wanted
+
+
+async def _whole(peer: Peer, seconds: float) -> BrokerData:
+    """The group in the route of Orders, once all its brokers are there."""
+    with trio.fail_after(seconds):
+        while True:
+            route = await peer.route("Orders")
+            if route is not None and len(route.broker_datas[0].broker_addrs) == 3:
+                return route.broker_datas[0]
+            await trio.sleep(0.1)
 
 
 async def _send_and_read(producer: Producer, consumer: PullConsumer, text: str) -> None:

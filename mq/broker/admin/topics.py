@@ -21,7 +21,7 @@ from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import DeleteTopicInBroker, UpdateAndCreateTopic
-from mq.protocol.names import NameRefused, check_topic, is_system_topic
+from mq.protocol.names import BENCHMARK_TOPIC, NameRefused, check_topic, is_system_topic
 from mq.protocol.operator_bodies import TopicConfigList
 from mq.protocol.operator_requests import UpdateAndCreateTopicList
 
@@ -102,7 +102,7 @@ class Topics(Service):
         """The requested configuration. Raises RequestRefused."""
         name = wanted.topic_name
         _check_name(name)
-        if self._is_system(name):
+        if self._is_system(name) and name != BENCHMARK_TOPIC:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"the topic {name} is conflict with system reserved words"
             )

@@ -10,6 +10,7 @@ from mq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import (
     AUTO_CREATE_TEMPLATE,
+    BENCHMARK_TOPIC,
     HALF_OP_TOPIC,
     HALF_TOPIC,
     SCHEDULE_TOPIC,
@@ -70,6 +71,7 @@ def _system_topics(cluster: str, broker: str, default_topic_queues: int) -> Iter
     rules: list[tuple[str, int, int]] = [
         (AUTO_CREATE_TEMPLATE, default_topic_queues, usual | PERM_INHERIT),
         (SELF_TEST_TOPIC, 1, usual),
+        (BENCHMARK_TOPIC, 1024, usual),
         (SCHEDULE_TOPIC, LEVEL_MAX, usual),
         (TIMER_TOPIC, TIMER_SLOTS, usual),
         (HALF_TOPIC, 1, usual),

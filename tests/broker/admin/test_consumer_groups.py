@@ -16,7 +16,7 @@ from tests.support.running_broker import Answer, Client, running
 
 pytestmark = pytest.mark.trio
 
-SYSTEM_TOPICS = 11
+SYSTEM_TOPICS = 12
 """What a new group makes for itself: the template, and those of cluster, broker, self test and delays."""
 
 REBALANCE = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
@@ -429,6 +429,14 @@ async def test_topics_are_made_and_changed(tmp_path: Path) -> None:
         assert (await client.send("T", e=1)).code == ResponseCode.INVALID_PARAMETER
         assert (await client.create_topic("T", 2)).code == ResponseCode.SUCCESS
         assert (await client.send("T", e=1)).ext["queueOffset"] == "2"
+
+
+async def test_the_topic_of_benchmarks_is_there_and_may_be_changed(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        client = await broker.connect()
+        assert (await client.send("BenchmarkTest", e=1023)).code == ResponseCode.SUCCESS
+        assert (await client.create_topic("BenchmarkTest", 4)).code == ResponseCode.SUCCESS
+        assert (await client.send("BenchmarkTest", e=4)).code == ResponseCode.INVALID_PARAMETER
 
 
 async def test_topics_that_cannot_be_made(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ class Server:
         self.address = address
         self.peers: list[Peer] = []
 
-    async def connect(self) -> Peer:
-        peer = Peer(await trio.open_tcp_stream(*self.address))
+    async def connect(self, source: str | None = None) -> Peer:
+        peer = Peer(await trio.open_tcp_stream(*self.address, local_address=source))
         self.peers.append(peer)
         return peer
 

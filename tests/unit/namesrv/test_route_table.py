@@ -124,7 +124,7 @@ def test_a_deposed_leader_takes_nothing_with_it() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1", term=1), "conn-a")
     table.register_broker(1, broker(0, B), topics("T1", term=2), "conn-b")
-    assert not table.unregister_broker(broker(0, A))
+    assert table.unregister_broker(broker(0, A)) is None
     assert table.connection_closed("conn-a") == []
     assert table.expire(120.5) == []
     assert addresses(table) == {0: B}
@@ -179,11 +179,43 @@ def test_unregister() -> None:
     table = RouteTable()
     table.register_broker(0, broker(0, A), topics("T1"), "conn")
     table.register_broker(0, broker(1, B), topics("T1"), "conn-b")
-    assert table.unregister_broker(broker(0, A))
-    assert not table.unregister_broker(broker(0, A))
+    assert table.unregister_broker(broker(0, A)) == "conn"
+    assert table.unregister_broker(broker(0, A)) is None
     assert addresses(table) == {1: B}
-    assert table.unregister_broker(broker(1, B))
+    assert table.unregister_broker(broker(1, B)) == "conn-b"
     assert table.topic_list() == []
+
+
+@pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, A, C), (A,), (B, C)])
+def test_an_unregistered_group_is_whole_after_its_next_registrations(order: tuple[str, ...]) -> None:
+    """All versions are those of before."""
+    table, members = RouteTable(), {A: 0, B: 1, C: 2}
+    for _ in range(3):
+        for again in (order, tuple(reversed(order))):
+            for address, number in members.items():
+                table.register_broker(0, broker(number, address), topics("T1", "T2"), address, whole=True)
+            assert addresses(table) == {0: A, 1: B, 2: C}
+            assert table.topic_list() == ["T1", "T2"]
+            for address in order:
+                table.unregister_broker(broker(members[address], address))
+            for address in again:
+                table.register_broker(0, broker(members[address], address), topics("T1", "T2"), address, whole=True)
+            assert addresses(table) == {0: A, 1: B, 2: C}
+            assert table.topic_list() == ["T1", "T2"]
+
+
+def test_a_whole_registration_brings_back_what_is_missing() -> None:
+    table = RouteTable()
+    table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn", whole=True)
+    table.wipe_write_perm("b-a")
+    table.delete_topic("T1")
+    table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn")
+    assert table.topic_list() == ["T2"]
+    table.register_broker(0, broker(0, A), topics("T1", "T2"), "conn", whole=True)
+    assert table.topic_list() == ["T1", "T2"]
+    route = table.route("T2")
+    assert route is not None
+    assert route.queue_datas[0].perm == 4, "what is there stays as it is"
 
 
 def test_an_address_is_in_one_group() -> None:

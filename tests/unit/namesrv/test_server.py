@@ -282,7 +282,7 @@ async def test_a_connection_without_a_request_is_closed_after_the_idle_time() ->
 
 @pytest.mark.trio
 async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() -> None:
-    async with name_server(strangers_max=2) as server:
+    async with name_server(strangers_max=2, stranger_seconds=1e-9) as server:
         client = await server.connect()
         assert (await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
         strangers = [await server.connect() for _ in range(2)]
@@ -291,6 +291,45 @@ async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() 
         assert await strangers[0].closed()
         for peer in (client, strangers[1], strangers[2]):
             assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+
+
+@pytest.mark.trio
+async def test_many_clients_that_come_at_once_do_not_cut_each_other_off() -> None:
+    async with name_server(strangers_max=2) as server:
+        peers = [await server.connect() for _ in range(50)]
+        for peer in peers:
+            assert (await peer.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+
+
+@pytest.mark.trio
+async def test_connections_that_never_ask_leave_room_for_another_address() -> None:
+    async with name_server(connections_max=20) as server:
+        silent = [await server.connect() for _ in range(20)]
+        assert await (await server.connect()).closed(), "the address has all places"
+        for _ in range(5):
+            client = await server.connect(source="127.0.0.2")
+            assert (await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+        for peer in silent[:5]:
+            assert await peer.closed()
+        assert (await silent[19].ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0
+
+
+@pytest.mark.trio
+async def test_a_broker_that_somebody_else_unregisters_is_disconnected() -> None:
+    """Then it connects and registers again."""
+    async with name_server() as server:
+        leader, follower, third = [await server.connect() for _ in range(3)]
+        await leader.register()
+        await follower.register(broker_id=1, address="10.0.0.2:10911")
+        await third.ask(RequestCode.UNREGISTER_BROKER, broker_fields())
+        assert await leader.closed()
+        route = await third.route()
+        assert route is not None
+        assert [data.broker_addrs for data in route.broker_datas] == [{1: "10.0.0.2:10911"}]
+        leader = await server.connect()
+        await leader.register()
+        await leader.ask(RequestCode.UNREGISTER_BROKER, broker_fields())
+        assert (await leader.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0, "it unregistered itself"
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])

@@ -54,6 +54,7 @@ def test_system_topics_are_created_once_and_marked() -> None:
     assert {name: (config.write_queues, config.perm) for name, config in metadata.topics.items()} == {
         "TBW102": (8, 7),
         "SELF_TEST_TOPIC": (1, 6),
+        "BenchmarkTest": (1024, 6),
         "SCHEDULE_TOPIC_XXXX": (18, 6),
         "rmq_sys_wheel_timer": (1440, 6),
         "RMQ_SYS_TRANS_HALF_TOPIC": (1, 6),
@@ -73,5 +74,5 @@ def test_system_topics_are_created_once_and_marked() -> None:
 def test_a_cluster_whose_name_no_topic_may_have_gets_none() -> None:
     names = [decode_command(body) for body in missing_system_topics(Metadata(), "my.cluster", "TBW102", 50)]
     made = [command.config.name for command in names if isinstance(command, PutTopic)]
-    assert made[:3] == ["TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX"]
+    assert made[:3] == ["TBW102", "SELF_TEST_TOPIC", "BenchmarkTest"]
     assert "my.cluster" not in made

@@ -1,0 +1,62 @@
+"""Connections without a complete request yet: which of them make room for others.
+
+A reconnect of thousands of clients at once, each with a TLS handshake, looks at first like thousands of connections
+that only take up room. So time tells them apart: a connection has some seconds for its first request, however many
+there are. If all places are taken, an address with few such connections gets one from the address with the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+P = TypeVar("P", bound=Hashable)
+
+
+class _Stranger(NamedTuple):
+    address: str
+    since: float
+
+
+class Strangers(Generic[P]):
+    """Connections without a complete request, oldest first. Times are monotonic seconds.
+
+    Args:
+        count_max: with more of them, the oldest have to go whose time is over.
+        seconds_max: how long each may take for its first request.
+    """
+
+    def __init__(self, count_max: int, seconds_max: float) -> None:
+        self._count_max = count_max
+        self._seconds_max = seconds_max
+        self._all: dict[P, _Stranger] = {}
+        self._by_address: dict[str, dict[P, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, peer: P, address: str, now: float) -> None:
+        """A new connection of an address."""
+        self._all[peer] = _Stranger(address, now)
+        self._by_address.setdefault(address, {})[peer] = None
+
+    def discard(self, peer: P) -> None:
+        """It has asked, or is closed."""
+        stranger = self._all.pop(peer, None)
+        if stranger is not None:
+            peers = self._by_address[stranger.address]
+            del peers[peer]
+            if not peers:
+                del self._by_address[stranger.address]
+
+    def overdue(self, now: float) -> P | None:
+        """The oldest one, if there are too many and its time is over; None otherwise."""
+        if len(self._all) <= self._count_max:
+            return None
+        peer, stranger = next(iter(self._all.items()))
+        return peer if now >= stranger.since + self._seconds_max else None
+
+    def in_favour_of(self, address: str) -> P | None:
+        """The oldest one of the address with the most, if ``address`` has far fewer; None if it has to be refused."""
+        most = max(self._by_address.values(), key=len, default={})
+        return next(iter(most)) if len(most) > 2 * len(self._by_address.get(address, ())) + 1 else None

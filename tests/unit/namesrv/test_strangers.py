@@ -1,0 +1,43 @@
+"""Which connections without a request make room for others."""
+
+from __future__ import annotations
+
+from mq.namesrv.strangers import Strangers
+
+
+def test_a_wave_of_clients_has_its_time() -> None:
+    strangers: Strangers[int] = Strangers(count_max=1000, seconds_max=30.0)
+    for number in range(1100):
+        strangers.add(number, f"10.0.{number % 7}.1", number / 1000)
+        assert strangers.overdue(number / 1000) is None
+    assert strangers.overdue(29.9) is None
+    for expected in range(100):
+        assert strangers.overdue(40.0) == expected
+        strangers.discard(expected)
+    assert strangers.overdue(40.0) is None
+    assert len(strangers) == 1000
+
+
+def test_who_has_asked_is_no_stranger() -> None:
+    strangers: Strangers[str] = Strangers(count_max=1, seconds_max=1.0)
+    for peer in ("a", "b", "c"):
+        strangers.add(peer, "10.0.0.1", 0.0)
+    strangers.discard("a")
+    strangers.discard("a")
+    assert strangers.overdue(2.0) == "b"
+    strangers.discard("b")
+    assert strangers.overdue(2.0) is None
+
+
+def test_an_address_with_few_gets_a_place_of_the_one_with_most() -> None:
+    strangers: Strangers[str] = Strangers(count_max=10, seconds_max=30.0)
+    assert strangers.in_favour_of("10.0.0.1") is None
+    for number in range(10):
+        strangers.add(f"many{number}", "10.0.0.1", float(number))
+    for number in range(4):
+        strangers.add(f"few{number}", "10.0.0.2", 0.0)
+    assert strangers.in_favour_of("10.0.0.1") is None, "its own are no reason to close others"
+    assert strangers.in_favour_of("10.0.0.3") == "many0"
+    assert strangers.in_favour_of("10.0.0.2") == "many0"
+    strangers.add("few4", "10.0.0.2", 0.0)
+    assert strangers.in_favour_of("10.0.0.2") is None
