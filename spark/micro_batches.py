@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from mq.protocol.topic_identity import first_offset
 from spark.option_table import QueueName
 from spark.plan import QueueEnds, QueueRange
 from spark.positions import Position, TopicInGroup
@@ -109,8 +110,10 @@ def losses(position: Position, seen: Seen, known: Mapping[QueueName, int]) -> li
             found.append(Loss("cut", queue, ends.end, offset, ends.end))
         elif ends.first > offset:
             found.append(Loss("deleted", queue, offset, ends.first, ends.first))
-    new = seen.ends.keys() - position.offsets.keys()
-    found += [Loss("deleted", queue, 0, first, first) for queue in new if (first := seen.ends[queue].first)]
+    for queue in seen.ends.keys() - position.offsets.keys():
+        begin, first = first_offset(seen.topic_ids.get(queue[:2], ""), queue[2]), seen.ends[queue].first
+        if first > begin:
+            found.append(Loss("deleted", queue, begin, first, first))
     return sorted(found, key=lambda loss: loss.queue)
 
 

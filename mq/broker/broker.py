@@ -359,12 +359,16 @@ class Broker:
                 # The metadata is ahead of the queues; only the effect of deletions on queues is still missing.
                 changed = Changes(deleted_topics=(decoded.name,) if isinstance(decoded, DeleteTopic) else ())
             else:
-                changed = self._metadata.apply(decoded)
+                changed = self._metadata.apply(decoded, self._store.ends)
                 if isinstance(decoded, RaiseLevel):
                     self._level_reached()
             for topic in changed.deleted_topics:
                 self._store.drop_topic(topic)
                 self.queue_offsets.deletion_applied(topic)
+                self.services.topic_deleted(topic)
+            for topic, queue_id, first in changed.begun_queues:
+                if self._store.get(topic, queue_id) is None:  # a message may have come before
+                    self._store.add_empty(topic, queue_id, first)
             for topic in changed.topics:
                 self.services.sends.topic_changed(topic)
             if changed.topics:

@@ -279,6 +279,11 @@ class Services:
         for service in self._services:
             service.connection_closed(connection)
 
+    def topic_deleted(self, topic: str) -> None:
+        """A topic was deleted, here and on every replica at this position of the log."""
+        for service in self._services:
+            service.topic_deleted(topic)
+
     def end_turn(self) -> None:
         """A turn of the event loop ends."""
         for end_turn in self._end_turns:

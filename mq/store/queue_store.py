@@ -156,6 +156,10 @@ class QueueStore:
         queue = self._queues.get((topic, queue_id))
         return 0 if queue is None else queue.max_offset
 
+    def ends(self, topic: str) -> dict[int, int]:
+        """The offset of the next message for each queue of a topic that has or had entries."""
+        return {queue_id: queue.max_offset for (name, queue_id), queue in self._queues.items() if name == topic}
+
     def queues(self) -> Iterator[ConsumeQueue]:
         """All queues that have or had entries, in order of creation."""
         return iter(self._queues.values())
@@ -278,7 +282,7 @@ class QueueStore:
             self._flush(next(iter(self._dirty)))
 
     def drop_topic(self, topic: str) -> None:
-        """Drop the queues of a topic; a later topic of that name begins at offset 0.
+        """Drop the queues of a topic. Later ones of that name begin where `add_empty` or their first run says.
 
         The files are moved aside, not removed: until the next checkpoint, a restart goes back to a state in which the
         topic exists, and finds them there. Raises OSError.

@@ -16,6 +16,7 @@ from mq.broker.state.commands import (
     TopicConfig,
     encode_command,
 )
+from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS
 from mq.broker.state.metadata import TOPICS_MAX
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
@@ -76,10 +77,10 @@ class Topics(Service):
         if self._is_system(topic):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the topic {topic} is conflict with system reserved words")
         # Also if it does not exist: its creation may be in flight.
-        command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
-        replicate(
-            self._appender, [command], call, what="a topic's deletion", on_framed=partial(self._tails.reset, topic)
-        )
+        continued = self._metadata.format_level.level >= LEVEL_OF_CONTINUED_OFFSETS
+        command = encode_command(DeleteTopic(name=topic, timestamp_ms=self._wall_clock_ms(), continued=continued))
+        on_framed = None if continued else partial(self._tails.reset, topic)
+        replicate(self._appender, [command], call, what="a topic's deletion", on_framed=on_framed)
 
     def _put(self, call: Call[Any], topics: Sequence[bodies.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()

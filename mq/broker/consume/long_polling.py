@@ -157,6 +157,11 @@ class LongPolling(Generic[PullT]):
                 self._release(held)
         return woken
 
+    def take_topic(self, topic: str) -> list[PullT]:
+        """Remove and return the pulls of all queues of a topic."""
+        keys = [key for key in self._by_queue if key[0] == topic]
+        return [pull for key in keys for pull in self.take_matching(key, lambda _: True)]
+
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
         """The pulls of a queue, longest waiting first."""
         return (held.pull for held in self._by_queue.get(key, {}).values() if held.pull is not None)

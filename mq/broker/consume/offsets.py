@@ -404,12 +404,13 @@ class Offsets(Service):
         stored = self._known(key)
         if stored >= 0:
             return _offset_reply(call, stored)
-        if call.request.ext.set_zero_if_not_found is not False and self._begins_at_zero(*key[1:]):
-            return _offset_reply(call, 0)
+        if call.request.ext.set_zero_if_not_found is not False and self._begins_at_first(*key[1:]):
+            return _offset_reply(call, self._metadata.former_topics.begin(*key[1:]))
         return call.response(ResponseCode.QUERY_NOT_FOUND, remark="Not found, maybe this group consumer boot first")
 
-    def _begins_at_zero(self, topic: str, queue_id: int) -> bool:
-        """Whether a group without an offset begins at 0, as with RocketMQ 4.9: in young queues and in empty ones.
+    def _begins_at_first(self, topic: str, queue_id: int) -> bool:
+        """Whether a group without an offset begins at the first message, as with RocketMQ 4.9: in young queues and in
+        empty ones.
 
         If it asked for the end of an empty queue instead, it would skip a message that arrives in between.
         """
@@ -417,13 +418,15 @@ class Offsets(Service):
         if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
             return False
         queue = self._store.get(topic, queue_id)
-        return queue is None or queue.max_offset == 0 or self.is_young(queue)
+        begin = self._metadata.former_topics.begin(topic, queue_id)
+        return queue is None or queue.max_offset == begin or self.is_young(queue)
 
     def is_young(self, queue: ConsumeQueue) -> bool:
         """Whether a group without an offset begins at the first message: if it exists and is fast to read."""
-        if queue.min_offset > 0 or queue.max_offset == 0:
+        begin = self._metadata.former_topics.begin(*queue.key)
+        if queue.min_offset > begin or queue.max_offset == begin:
             return False
-        physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(0, 1))
+        physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(queue.min_offset, 1))
         return self._in_memory(physical_offset)
 
     def _awaits_restart(self, key: Key) -> bool:

@@ -18,6 +18,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
+from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
@@ -124,6 +125,11 @@ class Pulls(Service):
         """Drop its held pulls."""
         self.polling.drop_connection(connection)
 
+    def topic_deleted(self, topic: str) -> None:
+        """Refuse the pulls that wait for its messages: their clients look for the topic again."""
+        for pull in self.polling.take_topic(topic):
+            self.resume(pull)
+
     def handle(self, call: Call[PullRequest]) -> bytes | None:
         """Answer a pull, or hold it. Raises RequestRefused."""
         ext = call.request.ext
@@ -161,6 +167,7 @@ class Pulls(Service):
 
     def _answer(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> None:
         try:
+            self._check_topic(pull.call.request.ext.topic)
             reply = self._serve(pull, may_hold=may_hold, end_confirmed=end_confirmed)
         except Exception as error:
             # Called while entries are applied: a disk error must fail only this pull.
@@ -173,10 +180,14 @@ class Pulls(Service):
         queue = self._store.get(ext.topic, ext.queue_id)
         return ext.queue_offset > (0 if queue is None else queue.max_offset)
 
-    def _checked(self, connection: ClientConnection, ext: PullExt) -> Subscription:
-        config = self._metadata.topics.get(ext.topic)
+    def _check_topic(self, topic: str) -> TopicConfig:
+        config = self._metadata.topics.get(topic)
         if config is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
+        return config
+
+    def _checked(self, connection: ClientConnection, ext: PullExt) -> Subscription:
+        config = self._check_topic(ext.topic)
         if not config.perm & _READABLE:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")
         if self._metadata.forbidden and (ext.consumer_group, ext.topic) in self._metadata.forbidden:

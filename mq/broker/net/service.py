@@ -47,6 +47,9 @@ class Service:
     def connection_closed(self, connection: ClientConnection) -> None:
         """A client connection was closed."""
 
+    def topic_deleted(self, topic: str) -> None:
+        """A topic was deleted, on each replica; called while log entries are applied."""
+
     def end_turn(self) -> None:
         """A turn of the event loop ends; batched writes can be appended now."""
 

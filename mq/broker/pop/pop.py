@@ -156,6 +156,14 @@ class Pops(Service):
         """Drop its held pops."""
         self.polling.drop_connection(connection)
 
+    def topic_deleted(self, topic: str) -> None:
+        """Refuse the requests that wait for its messages: their clients look for the topic again."""
+        refusal = RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
+        for pop in self.polling.take_topic(topic):
+            pop.call.connection.held_pulls -= 1
+            if not pop.call.connection.closed:
+                pop.call.refuse(refusal)
+
     def resign(self) -> None:
         """This replica stopped leading; waiting clients are told to retry, and find the new leader."""
         self._leadership = object()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -45,6 +46,8 @@ SCHEDULING = "idle"
 IDLE_SECONDS = 60.0
 """How long that process waits for the next part of the log before it exits: starting it takes a third of a second."""
 _RETRY_SECONDS = 3600.0
+_PLACE, _PLACE_AT = Struct(">i4xq"), 12
+"""Queue id and queue offset in a record."""
 _NOT_FOUND = "can not find message, maybe time range not correct"
 
 
@@ -131,6 +134,7 @@ class KeyQueries(Service):
             else:
                 search = self._index.search(query, lambda: self._clock() >= deadline)
                 result = await trio.to_thread.run_sync(search.run)
+                result.records = self._without_former(call.request.ext.topic, result.records)
         except Exception as error:
             call.refuse(error)
             return
@@ -148,6 +152,14 @@ class KeyQueries(Service):
         searched = FoundByKeyReply(updated_ms=now_ms, end_position=end_pos)
         reply = call.response(code, remark=remark, ext=searched.fields(), body=b"".join(result.records))
         call.answer(reply)
+
+    def _without_former(self, topic: str, records: list[bytes]) -> list[bytes]:
+        """The records without those of a deleted topic of this name, which the log still has."""
+        former = self._metadata.former_topics
+        if topic not in former.begins:
+            return records
+        places = ((record, *_PLACE.unpack_from(record, _PLACE_AT)) for record in records)
+        return [record for record, queue_id, offset in places if offset >= former.begin(topic, queue_id)]
 
     async def keep_index(self) -> None:
         """Build index files for all complete parts of the log, until cancelled."""

@@ -109,11 +109,16 @@ class PutTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put
     unless_there: bool = False
 
 
-class DeleteTopic(_Command, frozen=True, kw_only=True, tag="delete_topic"):
-    """Delete a topic and every group's offsets in it: a later topic of that name starts empty."""
+class DeleteTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="delete_topic"):
+    """Delete a topic and every group's offsets in it: a later topic of that name starts empty.
+
+    With ``continued``, its queue offsets continue those of the deleted topic (`mq.broker.state.former_topics`).
+    Otherwise they begin at 0, as before format level 3.
+    """
 
     name: str
     timestamp_ms: int
+    continued: bool = False
 
 
 class PutGroup(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put_group"):

@@ -9,6 +9,7 @@ Levels never go down, and each includes those before it:
 2. Topics that were created before topics had identities get one, so that a reader of any topic notices when it was
    deleted and recreated. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
    client ports with TLS bind their proofs to the certificate (`mq.broker.replication.peer_authentication`).
+3. The queue offsets of a topic continue those of a deleted topic of its name (`mq.broker.state.former_topics`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from mq.broker.state.table import CommandUnknown, SnapshotDamaged, TableCommand,
 LEVEL_FIRST: Final = 1
 LEVEL_OF_USERS: Final = 2
 LEVEL_OF_BOUND_PROOFS: Final = 2
-LEVEL_NEWEST: Final = 2
+LEVEL_OF_CONTINUED_OFFSETS: Final = 3
+LEVEL_NEWEST: Final = 3
 """Up to which level this version of the software understands the log."""
-FEATURES: Final = {2: ("topic-identities", "users", "bound-proofs")}
+FEATURES: Final = {2: ("topic-identities", "users", "bound-proofs"), 3: ("continued-offsets",)}
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1
 

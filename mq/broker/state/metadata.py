@@ -8,7 +8,7 @@ It reads no clock and no settings: commands contain everything that a change nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.completion_marks import CompletionMarks
 from mq.broker.state.format_level import LEVEL_NEWEST, FormatLevel, RaiseLevel
+from mq.broker.state.former_topics import FormerTopics
 from mq.broker.state.metadata_snapshot import (
     SNAPSHOT_FORMAT,
     Snapshot,
@@ -48,6 +49,7 @@ from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
 from mq.broker.state.users import Users
 from mq.protocol import bodies
+from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
 
 TOPICS_MAX = 50_000
@@ -71,6 +73,12 @@ class Changes(msgspec.Struct, frozen=True):
     """Number of consumer offsets that were set."""
     replicas: tuple[str, ...] = ()
     """Replicas whose address changed."""
+    begun_queues: tuple[tuple[str, int, int], ...] = ()
+    """Queues of a new topic (topic, queue id) with their first offset, which is not 0: see `FormerTopics`."""
+
+
+def _no_queues(_: str) -> Mapping[int, int]:
+    return {}
 
 
 class Metadata:
@@ -117,6 +125,8 @@ class Metadata:
         """The format level of the log."""
         self.users = Users()
         """Users created by request."""
+        self.former_topics = FormerTopics()
+        """Where queues begin whose topic's name was used before."""
         self._parts: dict[str, StateTable] = {
             "format_level": self.format_level,
             "marks": self.marks,
@@ -125,6 +135,7 @@ class Metadata:
             "sequences": self.sequences,
             "checks": self.checks,
             "users": self.users,
+            "former_topics": self.former_topics,
         }
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
@@ -134,8 +145,11 @@ class Metadata:
         """Names of internal topics of the broker."""
         return frozenset(name for name, config in self.topics.items() if config.system)
 
-    def apply(self, command: Command) -> Changes:
+    def apply(self, command: Command, queue_ends: Callable[[str], Mapping[int, int]] = _no_queues) -> Changes:
         """Apply one committed command; returns what changed.
+
+        Args:
+            queue_ends: returns the ends of a topic's queues, by queue id, right after the log entry of the command.
 
         Raises CommandUnknown for a command that no correct leader writes; then nothing changed.
         """
@@ -148,16 +162,26 @@ class Metadata:
                     return Changes()
                 self.topics[topic.name] = topic
                 self.data_version = self.data_version.next(timestamp_ms)
-                if there is None:
-                    self.topic_identities[topic.name] = f"{self.data_version.counter}-{timestamp_ms}"
-                return Changes(topics=(topic.name,))
+                if there is not None:
+                    return Changes(topics=(topic.name,))
+                begun = self._begin_after_former(topic)
+                begins = self.former_topics.begins.get(topic.name, ())
+                self.topic_identities[topic.name] = topic_identity(self.data_version.counter, timestamp_ms, begins)
+                return Changes(topics=(topic.name,), begun_queues=begun)
             case DeleteTopic(name=name, timestamp_ms=timestamp_ms):
+                if command.continued:
+                    groups = [key[0] for key in self.consumer_offsets if key[1] == name]
+                    self.former_topics.delete(name, queue_ends(name), groups)
+                else:
+                    self.former_topics.forget(name)
                 if self.topics.pop(name, None) is None:
                     # Messages may have arrived after an earlier deletion; dropping them must not depend on the state.
                     return Changes(deleted_topics=(name,))
                 self.topic_identities.pop(name, None)
                 removed = self._remove_offsets(topic=name)
-                self._remove_locks(topic=name)
+                if not command.continued:
+                    # Otherwise they expire: an ordered consumer that still relies on one may read the next topic.
+                    self._remove_locks(topic=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[1] != name}
                 for part in self._parts.values():
                     part.topic_deleted(name)
@@ -174,6 +198,8 @@ class Metadata:
                 return Changes(groups=(group.name,))
             case DeleteGroup(name=name, timestamp_ms=timestamp_ms):
                 removed = self._remove_offsets(group=name) if command.remove_offsets else 0
+                if command.remove_offsets:
+                    self.former_topics.remove_group(name)
                 self._remove_locks(group=name)
                 self.forbidden = {pair for pair in self.forbidden if pair[0] != name}
                 for part in self._parts.values():
@@ -212,6 +238,18 @@ class Metadata:
                 self._part_of[type(command)].apply(command)
                 return Changes()
 
+    def _begin_after_former(self, topic: TopicConfig) -> tuple[tuple[str, int, int], ...]:
+        """Let a new topic's queues begin where those of the deleted one ended, with all groups that read that one."""
+        former = self.former_topics.create(topic.name)
+        begins = {
+            queue_id: self.former_topics.begin(topic.name, queue_id)
+            for queue_id in range(max(topic.read_queues, topic.write_queues, len(former.ends)))
+        }
+        for group in former.groups:
+            if self.has_room_for_offsets(group, topic.name):
+                self.consumer_offsets.to_change((group, topic.name)).update(begins)
+        return tuple((topic.name, queue_id, begin) for queue_id, begin in begins.items() if begin)
+
     def _raise_level(self, command: RaiseLevel) -> Changes:
         before = self.format_level.level
         self.format_level.apply(command)
@@ -220,15 +258,11 @@ class Metadata:
         nameless = sorted(self.topics.keys() - self.topic_identities.keys())
         for name in nameless:
             self.data_version = self.data_version.next(command.timestamp_ms)
-            self.topic_identities[name] = f"{self.data_version.counter}-{command.timestamp_ms}"
+            self.topic_identities[name] = topic_identity(self.data_version.counter, command.timestamp_ms)
         return Changes(topics=tuple(nameless))
 
     def topic_identity(self, name: str) -> str:
-        """Distinguishes a topic from a deleted one of the same name, or one in another cluster.
-
-        It consists of the number of the change of topics and groups that created the topic, and the time in epoch
-        milliseconds of that command. Empty if the topic does not exist or has no identity.
-        """
+        """See `mq.protocol.topic_identity`. Empty if the topic does not exist or has no identity."""
         return self.topic_identities.get(name, "")
 
     def has_room_for_topic(self, name: str) -> bool:
@@ -345,6 +379,7 @@ class Metadata:
         if topic not in self.topics:
             return False
         key = group, topic
+        offset = self._not_of_former(topic, queue_id, offset)
         offsets = self.consumer_offsets.get(key)
         if offsets is not None and offset <= offsets.get(queue_id, -1):
             return False
@@ -355,6 +390,12 @@ class Metadata:
             # The leader accepts commits only from consumers that have continued from the reset offset.
             self._drop_reset(group, topic, queue_id)
         return True
+
+    def _not_of_former(self, topic: str, queue_id: int, offset: int) -> int:
+        """An offset of a queue, or its first one if a client still means the deleted topic of this name."""
+        if topic not in self.former_topics.begins:
+            return offset
+        return max(offset, self.former_topics.begin(topic, queue_id))
 
     def _move_offset(self, group: str, topic: str, queue_id: int, before: int, after: int) -> bool:
         """See `mq.broker.state.pop_checkpoints.Move`."""
@@ -376,9 +417,10 @@ class Metadata:
         if command.topic not in self.topics:
             return False
         key = command.group, command.topic
-        self.consumer_offsets.to_change(key)[command.queue_id] = command.offset
+        offset = self._not_of_former(command.topic, command.queue_id, command.offset)
+        self.consumer_offsets.to_change(key)[command.queue_id] = offset
         if command.restart:
-            self.offset_resets.to_change(key)[command.queue_id] = command.offset
+            self.offset_resets.to_change(key)[command.queue_id] = offset
         else:
             self._drop_reset(*key, command.queue_id)
         return True

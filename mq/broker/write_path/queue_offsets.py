@@ -78,7 +78,7 @@ class QueueOffsets(Service):
         self._deletions.clear()
 
     def reset(self, topic: str) -> None:
-        """The topic's deletion is in the log: messages behind it go to empty queues.
+        """The topic's deletion is in the log, and its offsets begin at 0 again: messages behind it go to empty queues.
 
         Until `deletion_applied`, this also applies to queues without a tail: they still exist in the store, whether or
         not the metadata has the topic. Tails stay, since pending messages may refer to them.
@@ -109,7 +109,9 @@ class QueueOffsets(Service):
         tail = self._tails.get((topic, queue_id))
         if tail is not None:
             return tail.next_offset
-        return 0 if topic in self._deletions else self._next_offset(topic, queue_id)
+        if topic in self._deletions:
+            return 0
+        return max(self._next_offset(topic, queue_id), self._metadata.former_topics.begin(topic, queue_id))
 
     def get(self, topic: str, queue_id: int) -> NextOffset:
         """The tail of one queue, regardless of the topic's configuration."""

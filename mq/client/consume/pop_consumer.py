@@ -22,7 +22,7 @@ import msgspec
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
 from mq.client.consume.subscription import subscription_of
-from mq.client.errors import BrokerError, ClientClosed, ClientError, UnreadableAnswer
+from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.net.client_core import ClientCore, RemotingSettings
@@ -41,6 +41,8 @@ RETRY_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 """Time to wait for the answer to a pop after the time for which it may be held."""
+WARN_SECONDS = 30.0
+"""Between two warnings that the topic does not exist."""
 BATCH_MAX = 32
 INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
@@ -141,6 +143,7 @@ class PopConsumer(Consumer):
         self._polled: set[str] = set()
         self._acks: dict[str, _AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
+        self._warn_at = -math.inf
         self._unfinished: list[PoppedMessage] = []
         """For ordered consumption: messages that were open when the consumer was closed."""
 
@@ -305,7 +308,7 @@ class PopConsumer(Consumer):
                 busy_codes=_NOT_NOW,
             )
         except BrokerError as error:
-            if error.code != ResponseCode.NO_MESSAGE:
+            if error.code not in (ResponseCode.NO_MESSAGE, ResponseCode.TOPIC_NOT_EXIST):
                 raise
             log.info("popped_message_gone", topic=self.topic, group=self.group, reason=error.remark)
 
@@ -336,6 +339,8 @@ class PopConsumer(Consumer):
                     # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
                     self._inbox.put(read_popped(self.topic, broker_name, response, body, hidden_until))
+                elif response.code == ResponseCode.TOPIC_NOT_EXIST:
+                    raise TopicNotFound(self.topic)
                 elif response.code not in _NOTHING and not refresh:
                     raise BrokerError(response.code, response.remark or "", address)
                 elif anyio.current_time() < asked_at + RETRY_SECONDS:
@@ -350,6 +355,9 @@ class PopConsumer(Consumer):
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
             except ClientError as error:
+                if isinstance(error, TopicNotFound) and asked_at >= self._warn_at:  # it may be created again
+                    self._warn_at = asked_at + WARN_SECONDS
+                    log.warning("cannot_consume", group=self.group, topic=self.topic, reason=str(error))
                 log.info("pop_failed", topic=self.topic, broker_name=broker_name, reason=str(error))
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)

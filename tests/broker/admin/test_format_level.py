@@ -216,8 +216,8 @@ async def test_a_broker_alone_raises_the_level_and_keeps_it(tmp_path: Path, monk
     async with running(tmp_path) as broker:
 
         async def is_raised() -> bool:
-            return await level_of(broker) == 2
+            return await level_of(broker) == LEVEL_NEWEST
 
         await until(is_raised)
     async with running(tmp_path, format_level_max=1) as broker:  # too late: it does not go back
-        assert await level_of(broker) == 2
+        assert await level_of(broker) == LEVEL_NEWEST

@@ -187,9 +187,9 @@ async def test_a_topic_that_was_made_anew_is_another_one(tmp_path: Path) -> None
         await client.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
         await client.create_topic("T", 1)
         await sent(client, 3, 1)
-        answer = await bulk(client, (0, 0, 3), topicIdentity=identity)
+        answer = await bulk(client, (0, 3, 6), topicIdentity=identity)
         assert answer.status is BulkStatus.RECREATED
-        assert len(records(await bulk(client, (0, 0, 3), topicIdentity=answer.text))) == 3
+        assert len(records(await bulk(client, (0, 3, 6), topicIdentity=answer.text))) == 3
 
 
 async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:

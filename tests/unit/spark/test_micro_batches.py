@@ -239,6 +239,13 @@ def test_the_first_messages_of_a_new_queue_may_be_gone_too() -> None:
     assert losses(position(a0=5), seen(a0=(0, 5), a1=(3, 9)), {}) == [Loss("deleted", A1, 0, 3, 3)]
 
 
+def test_stream_reports_no_loss_before_recreated_topic_began() -> None:
+    again = seen(topic_id="9-1700000000000-5.3", a0=(5, 7), a1=(3, 9))
+    assert losses(position(topic_id="9-1700000000000-5.3", a0=5), again, {}) == []
+    later = seen(topic_id="9-1700000000000-5.3", a0=(5, 7), a1=(4, 9))
+    assert losses(position(topic_id="9-1700000000000-5.3", a0=5), later, {}) == [Loss("deleted", A1, 3, 4, 4)]
+
+
 def test_a_micro_batch_that_is_repeated_knows_what_it_lost_meanwhile() -> None:
     start, end = position(a0=0, a1=0, b0=0), position(a0=10, a1=10, b0=10)
 

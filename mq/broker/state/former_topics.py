@@ -1,0 +1,140 @@
+"""Where the queues of a topic begin if an earlier topic had its name.
+
+Queue offsets of a name are never used twice: a queue of the new topic begins where the queue of the deleted one ended.
+So an offset that a client still has from the deleted topic (a position, a commit in flight, a file of a broadcast
+consumer, a receipt of a pop) is at most the first offset of the new topic, and no message of the new topic is skipped.
+That holds for stock clients, too, which know nothing of a topic's identity.
+
+The groups with offsets in the deleted topic are kept as well: they read the new topic from its first message, wherever
+they are configured to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mq.broker.state.table import SnapshotDamaged, TableCommand
+
+DELETED_MAX = 50_000
+"""Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its name
+begins at offset 0.
+"""
+ROWS_MAX = 400_000
+"""The same for their queues and groups, all counted together."""
+
+
+class FormerTopic(NamedTuple):
+    """A deleted topic: the end of each queue by queue id, and the groups that had offsets, in order."""
+
+    ends: tuple[int, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Number of queues and groups."""
+        return len(self.ends) + len(self.groups)
+
+
+_Row = tuple[str, list[int], list[str] | None]
+"""Encoded: a topic's name, offsets by queue id, and the groups if it is deleted."""
+
+
+class FormerTopics:
+    """The table. It has no commands: `mq.broker.state.metadata` changes it with the topics.
+
+    Attributes:
+        deleted: deleted topics by name, in order of deletion.
+        begins: for each existing topic whose name was used before, the first offsets by queue id.
+    """
+
+    COMMANDS: tuple[type[TableCommand], ...] = ()
+
+    def __init__(self) -> None:
+        self.deleted: dict[str, FormerTopic] = {}
+        self.begins: dict[str, tuple[int, ...]] = {}
+        self._rows = 0
+
+    def begin(self, topic: str, queue_id: int) -> int:
+        """The first offset of a queue of this topic, or of the next topic of this name."""
+        former = self.deleted.get(topic)
+        begins = self.begins.get(topic, ()) if former is None else former.ends
+        return begins[queue_id] if queue_id < len(begins) else 0
+
+    def delete(self, topic: str, ends: Mapping[int, int], groups: Iterable[str]) -> None:
+        """A topic was deleted whose queues end at ``ends``.
+
+        Also if it did not exist: messages may have come after an earlier deletion.
+        """
+        before = self._take(topic)
+        count = max((queue_id + 1 for queue_id, end in ends.items() if end), default=0)
+        known = (*before.ends, *[0] * (count - len(before.ends)))
+        after = FormerTopic(
+            tuple(max(end, ends.get(queue_id, 0)) for queue_id, end in enumerate(known)),
+            tuple(sorted({*before.groups, *groups})),
+        )
+        if after.rows:
+            self.deleted[topic] = after
+            self._rows += after.rows
+        while len(self.deleted) > DELETED_MAX or self._rows > ROWS_MAX:
+            self._take(next(iter(self.deleted)))
+
+    def create(self, topic: str) -> FormerTopic:
+        """A topic was created; returns the deleted one whose name it has, without queues and groups if none had it."""
+        former = self._take(topic)
+        if former.ends:
+            self.begins[topic] = former.ends
+        return former
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted by a release that does not know this table: the next one begins at 0."""
+        self._take(topic)
+
+    def _take(self, topic: str) -> FormerTopic:
+        former = self.deleted.pop(topic, None)
+        if former is None:
+            return FormerTopic(self.begins.pop(topic, ()))
+        self._rows -= former.rows
+        return former
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable`."""
+        raise AssertionError(f"{type(command).__name__} is no command of this part")
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable`."""
+        begins, deleted = self.begins.copy(), self.deleted.copy()
+
+        def encode() -> object:
+            rows: list[_Row] = [(topic, list(begins[topic]), None) for topic in sorted(begins)]
+            rows += [(topic, list(former.ends), list(former.groups)) for topic, former in deleted.items()]
+            return rows or None
+
+        return encode
+
+    def restore(self, state: object) -> None:
+        """See `StateTable`."""
+        rows = msgspec.convert(state or [], list[_Row])
+        if any(offset < 0 for _, offsets, _ in rows for offset in offsets) or len({row[0] for row in rows}) < len(rows):
+            raise SnapshotDamaged("a former topic twice, or with a negative offset")
+        self.begins = {topic: tuple(offsets) for topic, offsets, groups in rows if groups is None}
+        self.deleted = {
+            topic: FormerTopic(tuple(offsets), tuple(groups)) for topic, offsets, groups in rows if groups is not None
+        }
+        self._rows = sum(former.rows for former in self.deleted.values())
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable`; deletions come with `delete`."""
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable`; a group whose offsets stay is kept, see `remove_group`."""
+
+    def remove_group(self, group: str) -> None:
+        """The offsets of a group were removed: it begins anew everywhere."""
+        for topic, former in self.deleted.items():
+            if group in former.groups:
+                kept = tuple(each for each in former.groups if each != group)
+                self.deleted[topic] = former._replace(groups=kept)
+                self._rows -= 1

@@ -1,0 +1,26 @@
+"""The identity of a topic: distinguishes it from a deleted one of the same name, or one in another cluster.
+
+The number of the change of topics and groups that created it, and the time of that change in epoch milliseconds, joined
+by a hyphen. If an earlier topic had its name, another hyphen and the first offsets of its queues follow, joined by
+dots: `17-1700000000000-100.96`. An empty one stands for a topic from before there were identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["first_offset", "topic_identity"]
+
+
+def topic_identity(change: int, timestamp_ms: int, first_offsets: Iterable[int] = ()) -> str:
+    """The identity of a topic that is created by this change; ``first_offsets`` by queue id, without those of 0 at the
+    end.
+    """
+    return "-".join(filter(None, (str(change), str(timestamp_ms), ".".join(map(str, first_offsets)))))
+
+
+def first_offset(identity: str, queue_id: int) -> int:
+    """The offset at which the topic of this identity began its queue."""
+    _, _, offsets = identity.partition("-")[2].partition("-")
+    each = offsets.split(".")
+    return int(each[queue_id]) if queue_id < len(each) and each[queue_id].isdecimal() else 0
