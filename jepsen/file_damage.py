@@ -25,7 +25,7 @@ def _below(name: str) -> Callable[[Path], list[Path]]:
 
 def _named(*names: str) -> Callable[[Path], list[Path]]:
     def found(directory: Path) -> list[Path]:
-        return [directory / name for name in names if (directory / name).is_file()]
+        return [path for name in names if (path := directory / name).is_file() and path.stat().st_size]
 
     return found
 
@@ -44,14 +44,14 @@ FILES: Mapping[str, Callable[[Path], list[Path]]] = {
 MANNERS = ("a bit flips", "the end is missing", "it is missing")
 
 
-def break_file(rng: Random, directory: Path, kind: str, manner: str) -> list[Damaged]:
-    """Damage a file of this kind, or both checkpoints; returns the damage, empty if there is no such file.
+def break_files(rng: Random, directory: Path, kind: str, manner: str, *, files_max: int = 1) -> list[Damaged]:
+    """Damage some files of this kind, or both checkpoints; returns the damage, empty if there is no such file.
 
     A closed log file must come back byte by byte; what is derived from the log may be written in another way.
     """
     paths = FILES[kind](directory)
     if paths and not kind.startswith("both"):
-        paths = [rng.choice(paths)]
+        paths = rng.sample(paths, min(files_max, len(paths)))
     return [_break(rng, path, manner, returns=kind == "closed log file") for path in paths]
 
 

@@ -27,9 +27,11 @@ class Injection:
 
     def draw(self, name: str, cards: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """One of these at random; each comes before one comes again."""
-        deck = [card for card in self.decks.get(name, ()) if card in cards] or list(cards)
-        card = self.rng.choice(deck)
-        self.decks[name] = [each for each in deck if each != card]
+        left = self.decks.get(name, [])
+        card = self.rng.choice([each for each in left if each in cards] or list(cards))
+        if card not in left:
+            left = [*left, *(each for each in cards if each not in left)]
+        self.decks[name] = [each for each in left if each != card]
         return card
 
     def begin(self, step: Step, nodes: tuple[str, ...]) -> int:

@@ -54,7 +54,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             "every-file",
-            "a file of each kind has a flipped bit, is cut short, or is missing (nats-server#7556)",
+            "files of each kind have a flipped bit, are cut short, or are missing (nats-server#7556)",
             ("damage",),
             damaged_files.files_of_every_kind,
             settings=damaged_files.SETTINGS,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import trio
 
 from jepsen.damage import closed_files, flip_bits, forget_sidecars, helix
-from jepsen.file_damage import FILES, MANNERS, break_file, told
+from jepsen.file_damage import FILES, MANNERS, break_files, told
 from jepsen.nemeses.disks import repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
 
 BITS_MAX = 20
 SETTINGS = {"checkpoint_seconds": "0.2"}
 """Of the brokers: recent files of every kind."""
+KINDS_AT_ONCE = 3
+FILES_MAX = 4
+"""Of one kind."""
 SETTLED_SECONDS = 2.0
 """So that checkpoints, queues and indexes of recent messages are on the disk."""
 
@@ -53,7 +56,7 @@ async def on_every_replica(injection: Injection) -> None:
 
 
 async def files_of_every_kind(injection: Injection) -> None:
-    """A file of one kind is damaged in one manner; each kind in each manner comes before one comes again.
+    """Files of three kinds are damaged, each kind in one manner; each kind in each manner comes before one comes again.
 
     The broker must start, serve what it served before, and bring back closed log files byte by byte.
     """
@@ -63,10 +66,18 @@ async def files_of_every_kind(injection: Injection) -> None:
     await trio.sleep(SETTLED_SECONDS)
     await cluster.kill(node)
     directory = cluster.data_dir(node)
-    there = [(kind, manner) for kind in FILES if FILES[kind](directory) for manner in MANNERS]
-    kind, manner = injection.draw("files", there)
-    async with injection.fault("damage", f"{kind}: {manner}", (node,)) as number:
-        damaged = break_file(injection.rng, directory, kind, manner)
+    chosen: dict[str, str] = {}
+    while len(chosen) < KINDS_AT_ONCE:
+        left = [kind for kind in FILES if FILES[kind](directory) and kind not in chosen]
+        kind, manner = injection.draw("files", [(kind, manner) for kind in left for manner in MANNERS])
+        chosen[kind] = manner
+    what = "; ".join(f"{kind}: {manner}" for kind, manner in chosen.items())
+    async with injection.fault("damage", what, (node,)) as number:
+        damaged = [
+            each
+            for kind, manner in chosen.items()
+            for each in break_files(injection.rng, directory, kind, manner, files_max=FILES_MAX)
+        ]
         if differs := told(damaged):
             injection.confirm(number, f"missing or different: {differs}")
         await cluster.start(node)

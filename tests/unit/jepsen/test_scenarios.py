@@ -10,7 +10,7 @@ import pytest
 from trio.testing import MockClock
 
 from jepsen.deployments import earlier
-from jepsen.file_damage import FILES, MANNERS, break_file, told
+from jepsen.file_damage import FILES, MANNERS, break_files, told
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
 from jepsen.scenarios import SCENARIOS
@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("manner", MANNERS)
 def test_every_kind_of_file_is_damaged_in_every_manner(directory: Path, kind: str, manner: str) -> None:
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    damaged = break_file(Random(1), directory, kind, manner)
+    damaged = break_files(Random(1), directory, kind, manner)
     assert told(damaged)
     for each in damaged:
         assert each.before == before[each.path]
@@ -53,13 +53,13 @@ def test_every_kind_of_file_is_damaged_in_every_manner(directory: Path, kind: st
 
 def test_only_closed_log_files_must_come_back_byte_by_byte(directory: Path) -> None:
     returning = {
-        kind for kind in FILES if any(each.returns for each in break_file(Random(1), directory, kind, MANNERS[0]))
+        kind for kind in FILES if any(each.returns for each in break_files(Random(1), directory, kind, MANNERS[0]))
     }
     assert returning == {"closed log file"}
 
 
 def test_undamaged_file_is_not_told_as_damage(directory: Path) -> None:
-    (damaged,) = break_file(Random(1), directory, "checkpoint", MANNERS[0])
+    (damaged,) = break_files(Random(1), directory, "checkpoint", MANNERS[0])
     damaged.path.write_bytes(damaged.before)
     assert told([damaged]) == ""
     assert told([]) == ""
