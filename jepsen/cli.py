@@ -25,6 +25,8 @@ from jepsen.checkers.send_path import BY_COMPILED
 from jepsen.deployments import BACKENDS, default_backend, why_default, why_not
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.deployments.netns import NetworksInUse
+from jepsen.deployments.security import SECURITY
+from jepsen.deployments.security import unavailable as why_not_secured
 from jepsen.judge import REPORT, NotARun, VerdictNotWritten, judge, states_met
 from jepsen.matrix import (
     REPORTS,
@@ -85,6 +87,9 @@ def run(
         str, typer.Option(help="Brokers run with this mistake of chaos/planted: does the run notice?", metavar="NAME")
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Many short faults, and short rests between them.")] = False,
+    security: Annotated[
+        str, typer.Option(help=f"All servers and clients have them: {', '.join(SECURITY)}.", metavar="WHAT")
+    ] = "",
     openchaos: Annotated[
         str, typer.Option(help=f"Instead of --nemesis, OpenChaos's names: {', '.join(OPENCHAOS)}.", metavar="NAMES")
     ] = "",
@@ -94,7 +99,7 @@ def run(
     named = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
     if named:
         nemeses = tuple(kinds_of(named))
-    plan = _plan(workload, nemeses, seconds, seed, _chosen(backend), planted, quick=quick)
+    plan = _plan(workload, nemeses, seconds, seed, _chosen(backend), planted, quick=quick, security=security)
     _tell(*_run(replace(plan, openchaos=named), store))
 
 
@@ -137,6 +142,7 @@ def _plan(
     *,
     scenario: str = "",
     quick: bool = False,
+    security: str = "",
 ) -> Plan:
     """A plan that can be executed here. Raises CannotRun."""
     if (reason := why_not(chosen)) is not None:
@@ -146,12 +152,18 @@ def _plan(
             raise CannotRun(f"{kind} cannot be had: {reason}")
     if (reason := why_not_together(workload, nemeses, chosen)) is not None:
         raise CannotRun(reason)
+    if security:
+        _known("kind of security", security, SECURITY)
+        reason = "containers do not get its files" if chosen == "docker" else why_not_secured(security)
+        if reason is not None:
+            raise CannotRun(f"{security} cannot be had: {reason}")
     if planted:
         _known("planted mistake", planted, planted_names())
         if is_of_clients(planted) and COPY_VARIABLE not in os.environ:
             raise typer.Exit(_run_in_copy(planted))
     drawn = random.randrange(1_000_000) if seed is None else seed
-    return Plan(_known("workload", workload, WORKLOADS), nemeses, seconds, drawn, chosen, planted, scenario, quick)
+    name = _known("workload", workload, WORKLOADS)
+    return Plan(name, nemeses, seconds, drawn, chosen, planted, scenario, quick, security)
 
 
 def _run_in_copy(planted: str) -> int:
@@ -251,6 +263,7 @@ def matrix(
                 "",
                 scenario=cell.scenario,
                 quick=cell.quick,
+                security=cell.security,
             )
             verdict, directory, interrupted = _run(plan, store)
         except (CannotRun, NotARun) as reason:

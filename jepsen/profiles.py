@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jepsen.deployments.security import BOTH
 from jepsen.schedule import CALM
 
 
@@ -18,11 +19,14 @@ class Cell:
     scenario: str = ""
     quick: bool = False
     """Many short faults."""
+    security: str = ""
+    """Accounts, TLS or both; empty for neither."""
 
     @property
     def faults(self) -> str:
-        """The faults, as text."""
-        return self.scenario or ", ".join(self.nemeses)
+        """The faults, as text, and how servers are secured."""
+        faults = self.scenario or ", ".join(self.nemeses)
+        return f"{faults}, with {self.security}" if self.security else faults
 
 
 EVERYWHERE: tuple[tuple[str, ...], ...] = (("kill", "pause"), ("partition",), ("restart", "damage", "rot"))
@@ -54,6 +58,8 @@ clients.
 _OFTEN = frozenset({CALM, "kill", "pause", "partition", "power-loss", "packets", "members"})
 ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN}
 """Workloads that profiles run under some kinds only: what they add to *transactions* and *queue* is not about disks."""
+SECURED = (("queue", ("kill", "partition")), ("log", ("kill", "pause")), ("transactions", ("kill", "partition")))
+"""Runs in which all servers and clients have accounts and TLS."""
 LONG_WORKLOAD = "log"
 Played = tuple[str, tuple[str, ...], str]
 """A scenario: its name, its kinds of faults, its workload."""
@@ -103,10 +109,11 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
             at_length = LONG_SECONDS[profile]
             longest = [(each, max(at_length, LONGER_SECONDS.get(each[0], 0.0))) for each in long]
             spent = sum(each + OVERHEAD_SECONDS for each in (at_length, *(seconds for _, seconds in longest)))
-            seconds = _seconds_each(profile, len(pairs) + len(short), spent=spent)
+            seconds = _seconds_each(profile, len(pairs) + len(short) + len(SECURED), spent=spent)
             return [
                 *(Cell(*pair, seconds, quick=profile == NIGHTLY) for pair in pairs),
                 *_scenarios(short, seconds),
+                *(Cell(*pair, seconds, quick=profile == NIGHTLY, security=BOTH) for pair in SECURED),
                 *(cell for each, seconds_each in longest for cell in _scenarios([each], seconds_each)),
                 Cell(LONG_WORKLOAD, (CALM,), at_length),
             ]

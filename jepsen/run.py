@@ -25,6 +25,7 @@ from jepsen.deployments.earlier import check_out_earlier
 from jepsen.deployments.leftovers import held, remove_leftovers
 from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.operators import verify_log
+from jepsen.deployments.security import secured
 from jepsen.deployments.shim import open_shims
 from jepsen.events import FORMAT
 from jepsen.final import read_replicas
@@ -68,6 +69,8 @@ class Plan:
     """The name of a scenario, instead of random faults; empty for none."""
     quick: bool = False
     """Many short faults with short rests between them."""
+    security: str = ""
+    """Accounts, TLS or both, see `jepsen.deployments.security`; empty for neither."""
     openchaos: tuple[str, ...] = ()
     """Names of OpenChaos for the faults of these kinds, which limit their variants."""
 
@@ -79,6 +82,7 @@ class Plan:
         what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} {nemeses}"
         options = [" --quick"] if self.quick else []
         options += [f" --planted {self.planted}"] if self.planted else []
+        options += [f" --security {self.security}"] if self.security else []
         return f"raftmq-jepsen {what} --time {self.seconds:g} --seed {self.seed} --backend {self.backend}" + "".join(
             options
         )
@@ -128,6 +132,8 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
         network = await stack.enter_async_context(open_network(plan.backend, len(names), switched=deployed.switch))
         disks = await stack.enter_async_context(open_disks(directory, names)) if deployed.disks else {}
         shims = await stack.enter_async_context(open_shims(directory, names)) if deployed.shims else {}
+        hosts = sorted({network.clients_reach(name)[0] for name in (*names, *NAME_SERVERS)})
+        security = stack.enter_context(secured(plan.security, directory, hosts))
         servers = f"{len(NAME_SERVERS)} name servers and {len(nodes)} brokers ({plan.backend})"
         say(f"starting {servers}; logs are in {directory / 'logs'}")
         async with open_cluster(
@@ -139,6 +145,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
                 **workload_class.settings,
                 **deployed.settings,
                 **(scenario.settings if scenario is not None else {}),
+                **security,
             },
             source=source,
             disks=disks,
@@ -220,7 +227,7 @@ def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], Non
     programs: dict[str, Sequence[str]] = {}
     if "clients" in plan.nemeses:
         programs |= sdk_programs(cluster.namesrv, topic, GROUP)
-    if (missing := java_missing(plan.nemeses)) is None:
+    if (missing := java_missing(plan.nemeses, plan.security)) is None:
         programs |= java_program(cluster.namesrv, topic, GROUP, cluster.directory)
     else:
         say(f"RocketMQ's Java client takes no part: {missing}")
@@ -242,7 +249,8 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "nodes": cluster.nodes,
         "queues": workload.queues,
         "programs": sorted(workload.programs),
-        "java": java_missing(plan.nemeses) or "takes part",
+        "java": java_missing(plan.nemeses, plan.security) or "takes part",
+        "security": plan.security,
         "settings": dict(cluster.settings),
         "version": version("raftmq"),
         "wall_ns": time.time_ns(),

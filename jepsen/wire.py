@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
+from mq.client.net.credentials import TLS_CA_VARIABLE, Credentials, tls_from_environment
 from mq.protocol.bodies import KVTable
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON, split_frames
@@ -22,8 +26,9 @@ _PULL_SUBSCRIPTION = 4
 class Wire:
     """A raw connection to one broker: requests are sent without waiting, responses go to callbacks."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream, credentials: Credentials | None = None) -> None:
         self._stream = stream
+        self._credentials = credentials
         self._opaque = itertools.count(1)
         self._waiting: dict[int, OnAnswer] = {}
         self._sending = trio.Lock()
@@ -42,6 +47,8 @@ class Wire:
         if on_answer is not None:
             self._waiting[opaque] = on_answer
         fields = None if ext is None else {name: str(value) for name, value in ext.items()}
+        if self._credentials is not None:
+            fields = self._credentials.sign(code, fields, body)
         oneway = on_answer is None
         return encode_request(code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization)
 
@@ -85,10 +92,16 @@ class Wire:
 
 @asynccontextmanager
 async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
-    """A `Wire` to a broker; the block is cancelled when the connection ends. Raises OSError."""
-    stream = await trio.open_tcp_stream(host, port)
+    """A `Wire` to a broker; the block is cancelled when the connection ends. Raises OSError.
+
+    It uses TLS and signs requests if the environment says so, as the SDK does.
+    """
+    credentials, tls = Credentials.from_environment(), _tls(os.environ.get(TLS_CA_VARIABLE))
+    stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)
+    if tls is not None:
+        stream = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
     async with stream, trio.open_nursery() as nursery:
-        wire = Wire(stream)
+        wire = Wire(stream, credentials)
 
         async def read() -> None:
             await wire.read()
@@ -97,6 +110,12 @@ async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
         nursery.start_soon(read)
         yield wire
         nursery.cancel_scope.cancel()
+
+
+@functools.cache
+def _tls(authority: str | None) -> ssl.SSLContext | None:
+    """For all connections; ``authority`` is the file of the environment, which differs between runs."""
+    return tls_from_environment()
 
 
 async def ask_figures(host: str, port: int, seconds: float = 1.0) -> dict[str, str] | None:

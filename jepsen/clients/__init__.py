@@ -47,8 +47,10 @@ class Report(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def java_missing(nemeses: Sequence[str]) -> str | None:
-    """Why the Java client cannot run here and under these faults, as text; None if it can."""
+def java_missing(nemeses: Sequence[str], security: str = "") -> str | None:
+    """Why the Java client cannot run here, under these faults, and with secured servers, as text; None if it can."""
+    if security:
+        return "it has neither an account nor certificates here"
     if "behind" in nemeses:
         return "it does not read in time what brokers with a short log remove"
     missing = [tool for tool in ("java", "javac") if shutil.which(tool) is None]
