@@ -47,7 +47,8 @@ def decode_sidecar(data: bytes) -> ClosedFileIndex | None:
     """None for anything but a complete sidecar of this version."""
     payload = data[_PAYLOAD_AT:]
     crc = int.from_bytes(data[len(_MAGIC) : _PAYLOAD_AT], "big")
-    if data[: len(_MAGIC)] != _MAGIC or zlib.crc32(payload) != crc:
+    # The checksum of nothing is 0, as is a checksum that is missing: a file that was cut short may be its magic alone.
+    if data[: len(_MAGIC)] != _MAGIC or not payload or zlib.crc32(payload) != crc:
         return None
     return _DECODER.decode(payload)
 

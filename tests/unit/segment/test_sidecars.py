@@ -93,6 +93,25 @@ def test_missing_and_bad_sidecars_are_made_again(home: LogHome) -> None:
     assert {name: home.disk.content(f"{DIRECTORY}/{name}") for name in sidecars(home)} == contents
 
 
+def test_sidecar_that_was_cut_short_anywhere_is_made_anew(home: LogHome) -> None:
+    log = fill(home)
+    expected = state(log)
+    log.close()
+    path = f"{DIRECTORY}/{sidecars(home)[0]}"
+    whole = home.disk.content(path)
+    for length in range(len(whole)):
+        assert decode_sidecar(whole[:length]) is None, f"{length} bytes"
+    for length in (0, 4, 8):
+        fd = home.disk.open(path, create=True)
+        home.disk.truncate(fd, 0)
+        home.disk.pwritev(fd, [whole[:length]], 0)
+        home.disk.fdatasync(fd)
+        home.disk.close(fd)
+        log = home.open()
+        assert state(log) == expected
+        log.close()
+
+
 def test_sidecars_of_another_content_are_not_believed(home: LogHome) -> None:
     """They have a valid checksum and fit the names; only the entries tell that they are of an older log."""
     fill(home).close()
