@@ -93,6 +93,8 @@ OPERATIONS: Mapping[str, OperationSchema] = {
     "write": OperationSchema(Register, Register, ("k",)),
     "get": OperationSchema(None, Register, ("k",)),
     "join": OperationSchema(),
+    "find-key": OperationSchema(str, Popped, ("n",)),
+    "find-time": OperationSchema(int, int, ("k", "n", "o")),
     "recreate": OperationSchema(str, str),
     "leave": OperationSchema(),
 }

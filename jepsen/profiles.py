@@ -56,7 +56,7 @@ ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"q
 clients.
 """
 _OFTEN = frozenset({CALM, "kill", "pause", "partition", "power-loss", "packets", "members"})
-ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN}
+ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN, "queries": _OFTEN}
 """Workloads that profiles run under some kinds only: what they add to *transactions* and *queue* is not about disks."""
 SECURED = (("queue", ("kill", "partition")), ("log", ("kill", "pause")), ("transactions", ("kill", "partition")))
 """Runs in which all servers and clients have accounts and TLS."""
@@ -95,7 +95,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
             count = max(len(GROUPS), len(workloads))
             seconds = _seconds_each(CI, count + len(CI_SCENARIOS))
             restricted_first = sorted(workloads, key=lambda workload: workload not in ONLY_UNDER)
-            once = _in_turns(restricted_first, GROUPS, count, seconds)
+            once = _in_turns(restricted_first, (*GROUPS, *EVERYWHERE), count, seconds)
             return once + _scenarios([each for each in scenarios if each[0] in CI_SCENARIOS], seconds, quick=True)
         case "nightly" | "release":
             pairs = [

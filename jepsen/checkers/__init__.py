@@ -13,6 +13,7 @@ from jepsen.checkers.delays import check_delays
 from jepsen.checkers.exclusive import check_exclusive
 from jepsen.checkers.numbered import check_numbered
 from jepsen.checkers.pops import check_ordered_pops, check_pops
+from jepsen.checkers.queries import check_queries
 from jepsen.checkers.recreated import check_recreated
 from jepsen.checkers.registers import check_registers
 from jepsen.checkers.retries import check_retries
@@ -45,6 +46,7 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
     "late-ends": (check_transactions, check_log, check_order, check_servers, check_coverage),
     "bulk": (check_bulk, check_log, check_order, *_SENDING),
     "assigned": (check_assigned, check_log, check_order, *_SENDING),
+    "queries": (check_queries, check_log, check_order, *_SENDING),
     "recreated": (check_recreated, *_SENDING),
     "nats": (check_log, check_order, check_coverage),
 }

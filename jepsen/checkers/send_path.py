@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jepsen.deployments.security import TLS
 from jepsen.history import History
 from jepsen.send_paths import COMPILED, OTHERS
 from jepsen.verdict import Findings, Result
@@ -18,6 +19,8 @@ def check_send_path(history: History) -> Result:
     for event in history.of_run("send-paths"):
         findings.counts[BY_COMPILED] += event.v[COMPILED]
         findings.counts["other messages and commands"] += event.v[OTHERS]
-    if not findings.counts[BY_COMPILED]:
+    if TLS in str(history.plan.get("security", "")):
+        findings.counts["not asked for: TLS connections do not take it"] = 1
+    elif not findings.counts[BY_COMPILED]:
         findings.cannot_tell("no message took the compiled send path (python -m mq.compiled compiles it)")
     return findings.result()

@@ -11,6 +11,7 @@ from jepsen.workloads.numbered import NumberedWorkload
 from jepsen.workloads.offsets import OffsetsWorkload
 from jepsen.workloads.order import OrderWorkload
 from jepsen.workloads.pop import OrderedPopWorkload, PopWorkload
+from jepsen.workloads.queries import QueriesWorkload
 from jepsen.workloads.queue import QueueWorkload
 from jepsen.workloads.recreated import RecreatedWorkload
 from jepsen.workloads.register import RegisterWorkload
@@ -36,6 +37,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         RegisterWorkload,
         BulkWorkload,
         RecreatedWorkload,
+        QueriesWorkload,
     )
 }
 """By name."""
