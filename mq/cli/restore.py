@@ -171,13 +171,14 @@ def _unfinished(data_dirs: Collection[Path]) -> Iterator[list[Path]]:
     are removed again, and the data directories that did not exist before. Raises OSError.
     """
     from mq.broker.settings import RESTORING_DIRECTORY
+    from raftlog import RealDisk
 
     found = [data_dir / RESTORING_DIRECTORY for data_dir in data_dirs]
     made = [data_dir for data_dir in data_dirs if not data_dir.exists()]
     try:
         for directory in found:
             shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True)
+            RealDisk().mkdir(str(directory))
         yield found
     except BaseException:
         for directory in found:

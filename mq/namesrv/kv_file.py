@@ -5,11 +5,12 @@ A change is on disk before its sender gets an answer. Concurrent changes are wri
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 import trio
 
+from mq.durable_files import make_directory, sync_directory, write_new
 from mq.namesrv.kv_config import KvConfig
 from mq.protocol.errors import BodyError
 
@@ -28,6 +29,8 @@ class KvFile:
         self._path = None if directory is None else directory / FILE_NAME
         self._saved_version = config.version
         self._lock = trio.Lock()
+        # Then the previous file is the only good one, and must not be replaced by the damaged one.
+        self._newest_is_damaged = False
 
     def load(self) -> str | None:
         """Load the file. Returns the error in the newest file if the previous one was used.
@@ -40,6 +43,7 @@ class KvFile:
         for path in (self._path, _backup(self._path)):
             try:
                 self._config.restore(path.read_bytes())
+                self._newest_is_damaged = bool(faults)
                 return faults[0] if faults else None
             except FileNotFoundError:
                 continue
@@ -57,26 +61,23 @@ class KvFile:
         async with self._lock:
             version = self._config.version
             if version != self._saved_version:
-                await trio.to_thread.run_sync(_write, self._path, self._config.encode())
+                keeps_previous = not self._newest_is_damaged
+                await trio.to_thread.run_sync(
+                    partial(_write, self._path, self._config.encode(), keeps_previous=keeps_previous)
+                )
                 self._saved_version = version
+                self._newest_is_damaged = False
 
 
 def _backup(path: Path) -> Path:
     return path.with_name(path.name + ".bak")
 
 
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write(path: Path, data: bytes, *, keeps_previous: bool) -> None:
+    make_directory(path.parent)
     fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
+    write_new(fresh, data)
+    if keeps_previous and path.exists():
         path.replace(_backup(path))
     fresh.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from raftlog.net.authentication import SECRET_BYTES, SECRETS_MAX
+from raftlog.segment.disk import RealDisk
 
 FILE_NAME: Final = "group.secret"
 """The default name."""
@@ -124,18 +125,18 @@ def create_secret(path: str) -> bool:
         return False
     finally:
         os.unlink(aside)
-    _sync_directory(path)
+    _sync_name(path)
     return True
 
 
 def write_secrets(path: str, secrets: Sequence[bytes]) -> None:
     """Replace the file atomically by one with these secrets, mode 0600. Raises OSError; then it is unchanged."""
     os.rename(_written_aside(path, secrets), path)
-    _sync_directory(path)
+    _sync_name(path)
 
 
 def _written_aside(path: str, secrets: Sequence[bytes]) -> str:
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    RealDisk().mkdir(os.path.dirname(path) or ".")
     aside = f"{path}.{os.getpid()}{_ASIDE}"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -146,12 +147,8 @@ def _written_aside(path: str, secrets: Sequence[bytes]) -> str:
     return aside
 
 
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync_name(path: str) -> None:
+    RealDisk().sync_directory(os.path.dirname(path) or ".")
 
 
 def _state_of(path: str) -> tuple[int, int, int, int] | None:

@@ -5,6 +5,7 @@ All of them raise `OSError` like the operating system.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -166,7 +167,8 @@ class RealDisk:
             return
         parent = os.path.dirname(path)
         self.mkdir(parent)
-        os.mkdir(path)
+        with contextlib.suppress(FileExistsError):  # another process may be faster
+            os.mkdir(path)
         self.sync_directory(parent)
 
     def sync_directory(self, path: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from mq.client.errors import OffsetsFileDamaged
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
+from mq.durable_files import replace_file
 from mq.protocol.errors import BodyError
 from mq.protocol.queue_tables import QueueRef, offset_table_body, read_offsets_file
 
@@ -37,12 +36,12 @@ class LocalOffsets:
         return await queue_offset(self._remoting, queue, self._consume_from) if stored is None else stored
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
-        """Write the file atomically if offsets changed. Returns the empty set."""
+        """Write the file durably if offsets changed. Returns the empty set."""
         if any(self._stored.get(queue) != offset for queue, offset in offsets.items()):
             merged = self._stored | dict(offsets)
             table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in merged.items()}
             try:
-                _write(self._path, offset_table_body(table))
+                replace_file(self._path, offset_table_body(table))
                 self._stored = merged
             except OSError as error:  # retried with the next progress
                 log.error("offsets_not_written", path=str(self._path), reason=str(error))
@@ -63,18 +62,3 @@ def _read(path: Path) -> dict[MessageQueue, int]:
         return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): at for ref, at in table.items()}
     except (BodyError, ValueError) as error:
         raise OffsetsFileDamaged(f"{path}, {len(data)} bytes: {error}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise

@@ -1,0 +1,205 @@
+"""Watches what a piece of code does to real files, and says what a power cut would leave at any moment.
+
+For everything that is not on a simulated disk (`chaos.disk`): small files of servers and clients, checkpoints, restored
+logs, backups. `watched` replaces the calls of `os` that sync, name or remove files. What is on the disk for certain is
+then known without any help of that code: the content that a file had at its last sync, under the names that its
+directory had at its last sync.
+
+`WatchedFiles.undurable` lists what a power cut would change now: after an operation that promises durability, nothing.
+`WatchedFiles.leave` builds the directory as a power cut, or the end of the process, would leave it; called at each
+step, an operation is interrupted everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+_CHANGES = (
+    "rename",
+    "replace",
+    "link",
+    "symlink",
+    "unlink",
+    "remove",
+    "mkdir",
+    "rmdir",
+    "ftruncate",
+    "posix_fallocate",
+)
+
+
+class Left(enum.Enum):
+    """What is left of changes that were not synced."""
+
+    NOTHING = "nothing"
+    """Names and contents as at the last syncs: what is certain."""
+    NAMES = "names"
+    """All names, and contents as at the last syncs: a file system may write its journal before its data."""
+    ALL = "all"
+    """Everything: the process ended, and the system went on."""
+
+
+class WatchedFiles:
+    """The files below ``root``, which counts as durable as it is now."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.at_each_step: Callable[[str], None] | None = None
+        """Called before each change of names and each sync, with what is about to happen."""
+        self._lock = threading.RLock()
+        self._names: dict[int, dict[str, int]] = {}
+        self._contents: dict[int, bytes] = {}
+        self._kept_open: list[int] = []  # so that no inode number is used for two files
+        self._is_busy = False
+        for directory, _, files in os.walk(self.root):
+            self._note_directory(directory)
+            for name in files:
+                self._note_file(os.path.join(directory, name))
+
+    def undurable(self) -> list[str]:
+        """What a power cut might change now: paths below the root, each with a word why."""
+        with self._lock:
+            return sorted(self._undurable(self.root, self.root.stat().st_ino))
+
+    def leave(self, target: Path, left: Left) -> None:
+        """Write into ``target``, which must not exist, what is left of the files after a power cut now."""
+        with self._lock:
+            if left is Left.ALL:
+                shutil.copytree(self.root, target, symlinks=True)
+            else:
+                self._write(target, self.root.stat().st_ino, str(self.root), by_names=left is Left.NAMES)
+
+    def close(self) -> None:
+        """Release what was held open."""
+        for fd in self._kept_open:
+            os.close(fd)
+
+    def step(self, what: str) -> None:
+        """Something is about to change."""
+        if self.at_each_step is not None and not self._is_busy:
+            self._is_busy = True
+            try:
+                self.at_each_step(what)
+            finally:
+                self._is_busy = False
+
+    def made_directory(self, path: str) -> None:
+        """There is a new directory, whose content is not durable."""
+        if self._is_below(os.path.realpath(path)):
+            self._keep(path)
+            self._names[os.stat(path).st_ino] = {}
+
+    def synced(self, fd: int, data: bytes | None = None, offset: int = 0) -> None:
+        """``fd`` was synced: as a whole, or only ``data`` at ``offset``."""
+        path = f"/proc/self/fd/{fd}"
+        if not self._is_below(os.readlink(path)):
+            return
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            self._note_directory(path)
+        elif data is None:
+            self._note_file(path)
+        else:
+            inode = os.fstat(fd).st_ino
+            content = bytearray(self._contents.get(inode, b"")).ljust(offset, b"\0")
+            content[offset : offset + len(data)] = data
+            self._keep(path)
+            self._contents[inode] = bytes(content)
+
+    def _is_below(self, path: str) -> bool:
+        return path == str(self.root) or path.startswith(f"{self.root}/")
+
+    def _note_directory(self, path: str) -> None:
+        self._keep(path)
+        self._names[os.stat(path).st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+
+    def _note_file(self, path: str) -> None:
+        self._keep(path)
+        with open(path, "rb") as file:
+            self._contents[os.fstat(file.fileno()).st_ino] = file.read()
+
+    def _keep(self, path: str) -> None:
+        self._kept_open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _undurable(self, directory: Path, inode: int) -> Iterator[str]:
+        known = self._names.get(inode, {})
+        entries = {entry.name: entry for entry in os.scandir(directory)}
+        for name in known.keys() - entries.keys():
+            yield f"{(directory / name).relative_to(self.root)}: comes back"
+        for name, entry in entries.items():
+            path = directory / name
+            where = path.relative_to(self.root)
+            if known.get(name) != entry.inode():
+                yield f"{where}: its name may be lost"
+            elif entry.is_dir():
+                yield from self._undurable(path, entry.inode())
+            elif entry.is_file() and self._contents.get(entry.inode()) != path.read_bytes():
+                yield f"{where}: its content may be lost"
+
+    def _write(self, target: Path, inode: int, path: str, *, by_names: bool) -> None:
+        target.mkdir()
+        if by_names:
+            names = {entry.name: entry.inode() for entry in os.scandir(path)} if path else {}
+        else:
+            names = self._names.get(inode, {})
+        for name, child in names.items():
+            below = os.path.join(path, name) if path else ""
+            is_directory = child in self._names or (by_names and os.path.isdir(below))
+            if is_directory:
+                self._write(target / name, child, below, by_names=by_names)
+            else:
+                (target / name).write_bytes(self._contents.get(child, b""))
+
+
+@contextlib.contextmanager
+def watched(root: Path) -> Iterator[WatchedFiles]:
+    """Watch the files below ``root`` within the block, whichever thread changes them."""
+    files = WatchedFiles(root)
+    real = {name: getattr(os, name) for name in (*_CHANGES, "fsync", "fdatasync", "pwritev")}
+
+    def changing(name: str) -> Callable[..., Any]:
+        def change(*arguments: Any, **named: Any) -> Any:
+            with files._lock:
+                files.step(f"{name} {arguments[0]}")
+                result = real[name](*arguments, **named)
+                if name == "mkdir" and not named.get("dir_fd"):
+                    files.made_directory(os.fspath(arguments[0]))
+                return result
+
+        return change
+
+    def syncing(name: str) -> Callable[[Any], None]:
+        def sync(target: Any) -> None:
+            fd = target if isinstance(target, int) else target.fileno()
+            with files._lock:
+                files.step(f"{name} {os.readlink(f'/proc/self/fd/{fd}')}")
+                real[name](fd)
+                files.synced(fd)
+
+        return sync
+
+    def pwritev(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        with files._lock:
+            if not flags & os.RWF_DSYNC:
+                return int(real["pwritev"](fd, buffers, offset, flags))
+            files.step(f"write {os.readlink(f'/proc/self/fd/{fd}')}")
+            written = int(real["pwritev"](fd, buffers, offset, flags))
+            files.synced(fd, b"".join(buffers)[:written], offset)
+            return written
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(files.close)
+        for name in _CHANGES:
+            stack.enter_context(mock.patch.object(os, name, changing(name)))
+        for name in ("fsync", "fdatasync"):
+            stack.enter_context(mock.patch.object(os, name, syncing(name)))
+        stack.enter_context(mock.patch.object(os, "pwritev", pwritev))
+        yield files

@@ -1,0 +1,57 @@
+"""Small files that are on the disk, with their names, when a function returns. POSIX only promises either of them after
+a sync: of the file, of its directory, and of each new directory above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, durably; an existing one is fine. Raises OSError."""
+    path = path.absolute()
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):  # another process may be faster
+        path.mkdir()
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make creations, renames and removals in a directory durable. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file and sync its content; its name is durable once its directory is synced.
+
+    Raises OSError; then there is no file.
+    """
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file, whose directory may be missing: a power cut leaves the old one or the new one.
+
+    Raises OSError; then it is one of these as well.
+    """
+    make_directory(path.parent)
+    fresh = path.with_name(path.name + ".new")
+    write_new(fresh, data)
+    fresh.replace(path)
+    sync_directory(path.parent)
