@@ -33,6 +33,7 @@ from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.queue_capture import QueueCapture, QueueRow
 from mq.store.queue_files import Changes, sync
 from mq.store.queue_store import QueueStore, QueueStoreSettings, remove_dropped
+from raftlog import RealDisk
 from raftlog.log_numbers import NO_INDEX, NO_TERM, LogIndex, Term
 from raftlog.plain_cbor import decode_plain
 from raftlog.segment import FormatTooNew
@@ -179,7 +180,7 @@ def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> Q
 
     Called when the log does not contain the entry that the checkpoint names.
     """
-    os.makedirs(directory, exist_ok=True)
+    RealDisk().mkdir(directory)
     path = os.path.join(directory, CHECKPOINT_NAME)
     # First, and durably: a checkpoint must never outlive the files it relies on.
     if os.path.exists(path):

@@ -33,6 +33,7 @@ from mq.store.checkpoint import (
 )
 from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunRefused, StoreLost
 from mq.store.queue_store import QueueStore, QueueStoreSettings
+from raftlog import RealDisk
 from raftlog.log_numbers import INDEX_MAX, NO_INDEX, LogIndex, Term
 
 
@@ -114,7 +115,10 @@ def open_store(
         OSError: no access, full disk.
     """
     settings, log = settings or QueueStoreSettings(), log or LogBounds()
-    os.makedirs(directory, exist_ok=True)
+    disk = RealDisk()
+    disk.mkdir(directory)
+    # Also of one that an earlier start has made: it may have ended before it could sync the name.
+    disk.sync_directory(os.path.dirname(os.path.abspath(directory)))
     shutil.rmtree(os.path.join(directory, FORMER_QUEUE_DIRECTORY), ignore_errors=True)
     faults: list[str] = []
     checkpoint = _usable(directory, CHECKPOINT_NAME, log, faults, as_snapshot=False)

@@ -165,6 +165,13 @@ class QueueFiles:
             self._close(path)
         self._changes = self._changes.merge(Changes(set(), set(), set(), {directory}))
 
+    def note_new_names(self, directory: str) -> None:
+        """``directory``, or its name, is new, or has new names: the next checkpoint syncs it and all above it."""
+        while directory:
+            self._changes.directories.add(directory)
+            directory = os.path.dirname(directory)
+        self._changes.directories.add("")
+
     def take_changes(self) -> Changes:
         """Changes since the last call."""
         changes, self._changes = self._changes, Changes(set(), set(), set(), set())
@@ -201,11 +208,7 @@ class QueueFiles:
         descriptor = os.open(absolute, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.created_count += 1
         # A new file survives a power loss only if every directory on its path is synced too.
-        directory = os.path.dirname(path)
-        while directory:
-            self._changes.directories.add(directory)
-            directory = os.path.dirname(directory)
-        self._changes.directories.add("")
+        self.note_new_names(os.path.dirname(path))
         return descriptor
 
     def _close(self, path: str) -> None:

@@ -304,6 +304,8 @@ class QueueStore:
             aside = os.path.join(self.root, _DROPPED, f"{self.dropped_count:020d}")
             os.makedirs(aside, exist_ok=True)
             os.rename(source, os.path.join(aside, directory))
+            # Before the next checkpoint syncs the root, which may already have a new topic of this name.
+            self._files.note_new_names(os.path.relpath(aside, self.root))
         self.dropped_count += 1
 
     def expire_some(self, log_start: int, limit: int = 40) -> int:
