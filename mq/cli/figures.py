@@ -41,7 +41,7 @@ _UNITS: Final = tuple(
         (r"\.lockedQueues$", "queues"),
         (r"\.fencedCommits$", "commits"),
         (r"\.repeatedSends$", "sends"),
-        (r"\.(messages|delayed\w+|timers\w+|pop(Lost|Revived))$|^msg(Put|Get)Total|^putMessageTimesTotal$", "messages"),
+        (r"\.(messages(Compiled)?|delayed\w+|timers\w+|pop(Lost|Revived))$|^msg(Put|Get)Total|^putMessageTimesTotal$", "messages"),
     )
 )
 
