@@ -41,7 +41,10 @@ _UNITS: Final = tuple(
         (r"\.lockedQueues$", "queues"),
         (r"\.fencedCommits$", "commits"),
         (r"\.repeatedSends$", "sends"),
-        (r"\.(messages(Compiled)?|delayed\w+|timers\w+|pop(Lost|Revived))$|^msg(Put|Get)Total|^putMessageTimesTotal$", "messages"),
+        (
+            r"\.(messages(Compiled)?|delayed\w+|timers\w+|pop(Lost|Revived))$|^msg(Put|Get)Total|^putMessageTimesTotal$",
+            "messages",
+        ),
     )
 )
 
