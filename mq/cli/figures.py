@@ -41,10 +41,8 @@ _UNITS: Final = tuple(
         (r"\.lockedQueues$", "queues"),
         (r"\.fencedCommits$", "commits"),
         (r"\.repeatedSends$", "sends"),
-        (
-            r"\.(messages(Compiled)?|delayed\w+|timers\w+|pop(Lost|Revived))$|^msg(Put|Get)Total|^putMessageTimesTotal$",
-            "messages",
-        ),
+        (r"\.(messages(Compiled)?|delayed\w+|timers\w+|pop(Lost|Revived))$", "messages"),
+        (r"^msg(Put|Get)Total|^putMessageTimesTotal$", "messages"),
     )
 )
 
