@@ -27,6 +27,7 @@ import mq
 from mq.cli.cluster_view import UNREACHABLE, GroupStatus, ask_cluster
 from mq.cli.errors import lone_errors
 from mq.client.errors import ClientError
+from mq.durable_files import replace_file
 from raftlog.net.secret_file import FILE_NAME, create_secret
 
 READY_SECONDS_MAX = 60.0
@@ -466,7 +467,7 @@ def _choose_ports(directory: Path, nodes: int, wanted: Ports | None, shared_name
     chosen = _free_ports(directory, nodes, wanted, shared_namesrv)
     path = directory / PORTS_FILE
     if chosen != remembered_ports(path):
-        path.write_text(json.dumps(asdict(chosen)) + "\n")
+        replace_file(path, json.dumps(asdict(chosen)).encode() + b"\n")
     return chosen
 
 

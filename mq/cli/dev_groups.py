@@ -16,6 +16,7 @@ from mq.cli.dev_cluster import (
     check_ports_of_new_directory,
     remembered_ports,
 )
+from mq.durable_files import replace_file
 
 GROUPS_MAX = 16
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -107,7 +108,6 @@ def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
     """
     path = directory / "segment_bytes"
     if not (directory / PORTS_FILE).exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(settings.get("segment_bytes", str(SEGMENT_BYTES)) + "\n")
+        replace_file(path, settings.get("segment_bytes", str(SEGMENT_BYTES)).encode() + b"\n")
     if path.exists():
         settings.setdefault("segment_bytes", path.read_text().strip())

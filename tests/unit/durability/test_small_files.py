@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from chaos.watched_files import Left, WatchedFiles, watched
+from mq.cli.dev_groups import remember_segment_bytes
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.message import MessageQueue
 from mq.namesrv.kv_config import KvConfig
@@ -140,3 +141,18 @@ def test_the_secret_of_a_group_survives_a_power_cut_at_any_step(root: Path, tmp_
         cuts = Cuts(files, tmp_path, mode_kept, [first, second])
         write_secrets(str(path), second)
         cuts.assert_stored(second)
+
+
+def test_the_file_size_of_a_development_directory_survives_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
+    """An empty file would be no size, and brokers with another size do not open their logs."""
+
+    def size(directory: Path) -> object:
+        settings: dict[str, str] = {}
+        if (directory / "dev" / "segment_bytes").exists():
+            settings["segment_bytes"] = (directory / "dev" / "segment_bytes").read_text()
+        return settings.get("segment_bytes")
+
+    with watched(root) as files:
+        cuts = Cuts(files, tmp_path, size, [None, "4096\n"])
+        remember_segment_bytes(root / "dev", {"segment_bytes": "4096"})
+        cuts.assert_stored("4096\n")
