@@ -22,7 +22,8 @@ from jepsen.workloads.watching import CONNECT_SECONDS
 from jepsen.workloads.workload import QUEUES, Workload
 from mq.protocol import properties
 from mq.protocol.batch import BatchedMessage, encode_batch
-from mq.protocol.codes import RequestCode
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.forwarding import FORWARDED_TO
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import Response
 
@@ -35,6 +36,8 @@ CUTS_MAX = 3
 CUT_SECONDS = 0.002
 LEAVE_CHANCE = 0.04
 """Chance that a client leaves in the middle of its last frame."""
+LEADER_CHANCE = 0.5
+"""Chance of a connection to the replica that led last, as far as clients know."""
 ANSWER_SECONDS = 8.0
 REST_SECONDS = 0.05
 READ_BACK_MAX = 50
@@ -94,6 +97,8 @@ class Pipeline:
 
         def answered(answer: Response, body: bytes) -> None:
             record_sent(self.workload, worker, answer, value, queue, self.node)
+            if answer.code == ResponseCode.SUCCESS and FORWARDED_TO not in answer.ext:
+                self.workload.leading = self.node
 
         on_answer = None if oneway else answered
         self.add(RequestCode.SEND_MESSAGE_V2, fields, on_answer, body_of(value), serialization=serialization)
@@ -196,7 +201,9 @@ async def send_pipelines(workload: Workload, add_more: AddMore | None = None) ->
 
 async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore | None) -> None:
     while not workload.stopping.is_set():
-        node = rng.choice(workload.cluster.nodes)
+        # A leader receives with the compiled form; followers hand on what they get.
+        known = workload.leading if workload.leading in workload.cluster.nodes else None
+        node = known if known and rng.random() < LEADER_CHANCE else rng.choice(workload.cluster.nodes)
         try:
             with trio.move_on_after(CONNECT_SECONDS) as connecting:
                 async with open_wire(*workload.cluster.network.clients_reach(node)) as wire:

@@ -37,6 +37,7 @@ class Workload(abc.ABC):
         acknowledged_values: the same messages by value.
         newest: the highest offset acknowledged in each queue, 0 before there is one.
         consumed: queue and offset of every message that a consumer got.
+        leading: the replica that was last seen to lead.
         programs: command lines of clients in separate processes, by name; for workloads that host them.
     """
 
@@ -56,6 +57,7 @@ class Workload(abc.ABC):
         self.acknowledged_values: set[str] = set()
         self.newest: defaultdict[str, int] = defaultdict(int)
         self.consumed: set[tuple[str, int]] = set()
+        self.leading: str | None = None
         self.programs: dict[str, Sequence[str]] = {}
 
     @property
