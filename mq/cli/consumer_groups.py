@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import getpass
+import os
+import socket
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +19,7 @@ from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
+from mq.protocol.names import dead_letter_topic
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 
 app = typer.Typer(help="Create, update, list, describe, reset and delete consumer groups.", no_args_is_help=True)
@@ -208,6 +212,63 @@ def reset(
         return
     for queue, offset in offsets.items():
         print(f"{queue.broker_name}/{queue.queue_id}: {offset}")
+
+
+@app.command("skip")
+def skip(
+    group: Group,
+    topic: Topic,
+    queue: Annotated[int, typer.Argument(min=0, help="The number of the queue.")],
+    offset: Annotated[int, typer.Argument(min=0, help="The offset of the message, as describe shows it.")],
+    broker_group: Annotated[
+        str | None, typer.Option("--broker-group", help="Broker group of the queue; needed if several have the topic.")
+    ] = None,
+    as_json: Json = False,
+    namesrv: Namesrv = NAMESRV,
+) -> None:
+    """Skip the message at which a group stands in a queue, also while members consume.
+
+    The message is kept in the group's dead letter topic, with your name, time and place. Exit code 1, and nothing is
+    changed, if the group stands at another offset.
+    """
+    operator = _operator()
+
+    async def main() -> tuple[str, int]:
+        async with Admin(namesrv) as admin:
+            brokers = sorted((await admin.route(topic)).brokers)
+            if broker_group is None and len(brokers) > 1:
+                raise CommandFailed(f"topic {topic} is in {', '.join(brokers)}: pass --broker-group")
+            broker = broker_group or brokers[0]
+            where = MessageQueue(topic, broker, queue)
+            return broker, await admin.skip_message(group, where, offset, operator=operator)
+
+    with client_errors():
+        broker, next_offset = run_trio(main)
+    letters = dead_letter_topic(group)
+    if as_json:
+        print_json(
+            {
+                "group": group,
+                "topic": topic,
+                "broker": broker,
+                "queue": queue,
+                "skipped": offset,
+                "next_offset": next_offset,
+                "dead_letter_topic": letters,
+                "operator": operator,
+            }
+        )
+        return
+    print(f"skipped message {offset} of {broker}/{queue}, it is in {letters} now; {group} goes on at {next_offset}")
+
+
+def _operator() -> str:
+    """Who runs this command: user and machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # no such user in this container
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _position(text: str) -> ConsumeFrom:

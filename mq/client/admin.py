@@ -17,6 +17,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addres
 from mq.client.net.leader_calls import leader_in
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
+from mq.protocol import properties as props
 from mq.protocol.admin_requests import (
     ConsumerGroupExt,
     DeleteTopicInNamesrvExt,
@@ -26,7 +27,7 @@ from mq.protocol.admin_requests import (
 from mq.protocol.bodies import ClusterInfo, ConsumerList, KVTable, TopicList
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
-from mq.protocol.group_requests import ConsumeStatsExt, ResetOffsetExt
+from mq.protocol.group_requests import ConsumeStatsExt, MessageSkipped, ResetOffsetExt, SkipMessageExt
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
 from mq.protocol.operator_bodies import (
@@ -358,6 +359,23 @@ class Admin(anyio.AsyncContextManagerMixin):
             _, body = await self._opened().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext.fields())
             found |= read_body(read_offset_table, body)
         return _by_queue(found)
+
+    async def skip_message(self, group: str, queue: MessageQueue, offset: int, *, operator: str = "") -> int:
+        """Move a consumer group behind the message at which it stands; the message becomes a dead letter of the group.
+
+        Works while members run; these go on behind it at once. `operator` says who skips it, for the dead letter and
+        the broker's log. Returns the offset at which the group goes on. Raises NameRefused, NoRoute, TopicNotFound, and
+        BrokerError, also if the group stands at another offset.
+        """
+        check_group(group)
+        address = (await self._leaders_of(queue.topic)).get(queue.broker_name)
+        if address is None:
+            raise NoRoute(queue.topic, f"broker group {queue.broker_name} has none of its queues, or no leader")
+        ext = SkipMessageExt(
+            group=group, topic=queue.topic, queue_id=queue.queue_id, offset=offset, operator=props.safe_value(operator)
+        )
+        response, _ = await self._opened().call(address, RequestCode.SKIP_MESSAGE, ext.fields())
+        return fields_of(MessageSkipped, response).next_offset
 
     # Queues and groups.
 

@@ -54,6 +54,15 @@ class ClientClosed(ClientError):
     """This producer, consumer or admin was closed by its owner (or never entered)."""
 
 
+class NotADeadLetter(ClientError):
+    """No broker took a message as a dead letter; a broker may have stored it all the same."""
+
+    stored: Stored = "unknown"
+
+    def __init__(self, message: object) -> None:
+        super().__init__(f"no broker took {message} as a dead letter")
+
+
 class MessageRefused(ClientError):
     """The message violates a limit of the protocol; it was not sent."""
 

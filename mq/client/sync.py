@@ -278,6 +278,7 @@ class SyncPushConsumer(_Facade[PushConsumer], of=PushConsumer):
     stop = _at_once(PushConsumer.stop)
     commit = _waits(PushConsumer.commit)
     reply = _waits(PushConsumer.reply)
+    dead_letter = _waits(PushConsumer.dead_letter)
     wait_assigned = _waits(PushConsumer.wait_assigned)
 
     @property

@@ -24,7 +24,8 @@ from typing import Literal, Self
 import anyio
 import anyio.abc
 
-from mq.client.errors import ClientClosed
+from mq.client.consume.send_back import failure_text, give_back
+from mq.client.errors import ClientClosed, NotADeadLetter
 from mq.client.message import ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
@@ -34,6 +35,7 @@ from mq.client.produce.reply import REPLY_SECONDS, reply_to
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
 from mq.client.spans import TracerProvider, open_spans
 from mq.client.task_group import open_task_group
+from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData
 from mq.protocol.headers import Request, UnknownRequest
 from mq.protocol.names import check_group
@@ -157,6 +159,18 @@ class Consumer(anyio.AsyncContextManagerMixin):
         """
         own_id, remoting = self._unique_keys.next(), self._remoting
         await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
+
+    async def dead_letter(self, message: ReceivedMessage, reason: str | BaseException) -> None:
+        """Store a received message in the group's dead letter topic, with the reason, and wait until that is done.
+
+        This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
+        NotADeadLetter if no broker took it within 5 s.
+        """
+        remoting = self._opened()
+        text = failure_text(reason) if isinstance(reason, BaseException) else props.safe_value(reason)
+        taken = await give_back(remoting, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
+        if not taken:
+            raise NotADeadLetter(message)
 
     # State.
 

@@ -14,7 +14,7 @@ from mq.client.consume.delivery import DeliveryBoard
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.subscription import Subscribed
 from mq.client.logs import log
-from mq.client.message import ReceivedMessage
+from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
 from mq.protocol.group_bodies import ConsumeResult
@@ -24,9 +24,12 @@ from mq.protocol.trace import ContextCode
 __all__ = ["Handler", "HandlerT", "Handling", "check_handler"]
 
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
+GiveBack = Callable[[ReceivedMessage, BaseException], Awaitable[bool]]
 HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 
 LEASE_MESSAGES_MAX = 32
+REMEMBERED_MAX = 10_000
+"""Failed messages whose attempts are remembered while their queues are away."""
 
 
 def check_handler(handler: Callable[[Any], Awaitable[None]]) -> None:
@@ -41,8 +44,9 @@ class Handling:
     """Runs the handlers of one consumer.
 
     With `ordered`, handles the messages of a queue one after the other. `give_back` sends a failed message back to the
-    brokers, and says whether they took it, in bounded time; None: the handler gets it again here. `tracer` records
-    handled messages.
+    brokers, and says whether they took it, in bounded time; None: the handler gets it again here, `attempts_max` times
+    in all (None: for ever). Then `give_up` makes it a dead letter, and says whether a broker stored it. Attempts are
+    counted in this process, also while a queue belongs to another member. `tracer` records handled messages.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class Handling:
         group: str,
         concurrency: int,
         ordered: bool,
-        give_back: Callable[[ReceivedMessage], Awaitable[bool]] | None,
+        give_back: GiveBack | None,
+        give_up: GiveBack,
+        attempts_max: int | None,
         spans: Spans | None = None,
     ) -> None:
         self._spans = spans
@@ -64,6 +70,10 @@ class Handling:
         self._concurrency = concurrency
         self._ordered = ordered
         self._give_back = give_back
+        self._give_up = give_up
+        self._attempts_max = attempts_max
+        self._attempts: dict[tuple[MessageQueue, int], int] = {}
+        """The next attempt of messages that failed here, by queue and position in the log."""
         self.tracer: Tracer | None = None
         self._fallback: Handler | None = None
         self._scope: anyio.CancelScope | None = None
@@ -157,24 +167,22 @@ class Handling:
         retry_at = 0.0
         try:
             while done < len(messages) and handler is not None and process_queue.may_go_on(anyio.current_time()):
-                part = messages[done : done + (batch or 1)]
+                part = messages[done : done + self._part_size(messages[done], batch)]
                 trace = None if self.tracer is None else self.tracer.handling(part)
                 error = await failure_of(handler, part if batch else part[0], self._caller)
                 if error is None:
                     if trace is not None:
                         trace.ended(ContextCode.SUCCESS)
-                    for message in part:
-                        self._board.finish(process_queue, message)
+                    self._finish(process_queue, part)
                 else:
                     log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
                     if trace is not None:
                         trace.ended(ContextCode.EXCEPTION)
                     retry_at = self._board.retry_at(part[0])
                     if self._give_back is not None:
-                        await self._give_all_back(self._give_back, process_queue, part, retry_at)
-                    else:
-                        for message in part:
-                            message.attempt += 1
+                        await self._give_all_back(self._give_back, error, process_queue, part, retry_at)
+                    elif not await self._has_given_up(error, process_queue, part):
+                        self._count_failure(part)
                         if self._ordered:
                             return
                         process_queue.give_back(part, retry_at)
@@ -185,9 +193,48 @@ class Handling:
             self._board.release(process_queue)
             slots.release()
 
+    def _part_size(self, message: ReceivedMessage, batch: int | None) -> int:
+        """How many messages the handler gets next, from `message` on: one at a time before they are given up."""
+        if self._attempts:
+            message.attempt = max(message.attempt, self._attempts.get(_place(message), 1))
+        if self._attempts_max is not None and message.attempt >= self._attempts_max:
+            return 1
+        return batch or 1
+
+    def _count_failure(self, messages: Sequence[ReceivedMessage]) -> None:
+        for message in messages:
+            message.attempt += 1
+            self._attempts.pop(_place(message), None)
+            self._attempts[_place(message)] = message.attempt
+        while len(self._attempts) > REMEMBERED_MAX:
+            del self._attempts[next(iter(self._attempts))]
+
+    def _finish(self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        for message in messages:
+            if self._attempts:
+                self._attempts.pop(_place(message), None)
+            self._board.finish(process_queue, message)
+
+    async def _has_given_up(
+        self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]
+    ) -> bool:
+        """Make a message that failed too often a dead letter; returns whether it is one."""
+        message = messages[0]
+        if self._attempts_max is None or message.attempt < self._attempts_max or len(messages) > 1:
+            return False
+        if process_queue.dropped:
+            return False  # the next owner of the queue gets it
+        with anyio.CancelScope(shield=True):
+            is_stored = await self._give_up(message, error)
+        if is_stored:
+            log.warning("message_given_up", group=self._group, message=message, attempts=message.attempt)
+            self._finish(process_queue, messages)
+        return is_stored
+
     async def _give_all_back(
         self,
-        give_back: Callable[[ReceivedMessage], Awaitable[bool]],
+        give_back: GiveBack,
+        error: BaseException,
         process_queue: ProcessQueue,
         messages: Sequence[ReceivedMessage],
         retry_at: float,
@@ -195,7 +242,7 @@ class Handling:
         """Send these messages back to the brokers, or retry them here if no broker takes them."""
 
         async def give(message: ReceivedMessage) -> None:
-            if await give_back(message):
+            if await give_back(message, error):
                 self._board.finish(process_queue, message)
             else:
                 message.attempt += 1
@@ -207,3 +254,8 @@ class Handling:
             async with anyio.create_task_group() as tasks:
                 for message in messages:
                     tasks.start_soon(give, message)
+
+
+def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:
+    """What tells a message from all others, also from those of a topic that was made again under its name."""
+    return message.queue, message.record.physical_offset

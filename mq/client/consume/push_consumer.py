@@ -30,7 +30,7 @@ from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMem
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import PullSettings
-from mq.client.consume.send_back import give_back
+from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.subscription import Subscribed, subscription_of
 from mq.client.errors import ClientError
 from mq.client.filters import Sql
@@ -50,6 +50,7 @@ from mq.protocol.group_requests import (
 )
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
 from mq.protocol.names import check_topic, retry_topic
+from mq.protocol.wire_names import INT32_MAX
 
 __all__ = ["PushConsumer", "PushConsumerOptions"]
 
@@ -57,8 +58,19 @@ FOR_OPERATORS_MAX = 16
 """Maximum number of messages handled at once on request of operators."""
 
 
+ORDERED_RECONSUME_TIMES = 120
+"""Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
 REMIND_SECONDS = 10.0
 """If `run` was not called after this time, an open consumer with handlers logs a warning."""
+
+
+def attempts_max(max_reconsume_times: int | None) -> int | None:
+    """How often a member tries a message itself, None for ever. Raises ValueError."""
+    if max_reconsume_times is None:
+        return ORDERED_RECONSUME_TIMES + 1
+    if max_reconsume_times < -1:
+        raise ValueError(f"max_reconsume_times {max_reconsume_times}: pass -1 for ever, or a number of retries")
+    return None if max_reconsume_times == -1 else max_reconsume_times + 1
 
 
 class PushConsumerOptions(TypedDict, total=False):
@@ -101,9 +113,15 @@ class PushConsumer(Consumer):
     or with explicit acknowledgement, `async for delivery in consumer.deliveries(): with delivery as message: ...`. The
     following about order and failures applies to handlers; a failed delivery is retried by this member.
 
+    A dead letter is in the topic `%DLQ%` plus the group's name, with the exception and the place of the original in its
+    properties.
+
     Every message is delivered at least once; duplicates follow crashes, lost leaders and changes of the group.
     `ordered` (the default) delivers each queue's messages one after the other: if a handler raises, it gets the message
-    again after `retry_delay` seconds, doubled each time up to 30 s, and the queue waits.
+    again after `retry_delay` seconds, doubled each time up to 30 s, and the queue waits. After `max_reconsume_times`
+    such retries (default: 120, about an hour; -1: never) the message becomes a dead letter, and the queue goes on. The
+    count is that of this process: it goes on when the queue comes back from another member, and starts again after a
+    restart. Before a handler's batch is given up, it gets the messages of the batch one by one.
 
     With `ordered=False` up to `concurrency` messages are handled at once, whatever their queue, and a message whose
     handler raises is sent back to its broker. It is redelivered, to any member of the group, after 10 s, 30 s, 1 min
@@ -155,8 +173,6 @@ class PushConsumer(Consumer):
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
         if exclusive and (broadcast is not None or not ordered):
             raise ValueError("exclusive=True needs ordered=True and no broadcast")
-        if max_reconsume_times is not None and ordered:
-            raise ValueError("max_reconsume_times needs ordered=False: ordered consumption never gives up a message")
         check_position(consume_from)
         self._consume_from = consume_from
         self._ordered = ordered
@@ -164,7 +180,7 @@ class PushConsumer(Consumer):
         self._exclusive = exclusive
         self._broadcast = None if broadcast is None else Path(broadcast)
         self._allocate = allocate
-        self._max_reconsume_times = max_reconsume_times
+        self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()
         self._commit_seconds = commit_seconds
         self._rebalance_seconds = rebalance_seconds
@@ -181,6 +197,8 @@ class PushConsumer(Consumer):
             ordered=ordered,
             # A failed message of a broadcast member concerns no other member.
             give_back=None if ordered or broadcast is not None else self._give_back,
+            give_up=self._give_up,
+            attempts_max=attempts_max(max_reconsume_times),
             spans=self._spans,
         )
         self._handling_for_operators = 0
@@ -438,7 +456,23 @@ class PushConsumer(Consumer):
         """End `run`, cancelling running handlers."""
         self._handling.stop()
 
-    async def _give_back(self, message: ReceivedMessage) -> bool:
+    async def _give_back(self, message: ReceivedMessage, error: BaseException) -> bool:
+        return await self._send_back(message, failure_text(error), self._max_reconsume_times, is_dead=False)
+
+    async def _give_up(self, message: ReceivedMessage, error: BaseException | str) -> bool:
+        text = error if isinstance(error, str) else failure_text(error)
+        return await self._send_back(message, text, None, is_dead=True)
+
+    async def _send_back(
+        self, message: ReceivedMessage, failure: str, max_reconsume_times: int | None, *, is_dead: bool
+    ) -> bool:
         assert self._remoting is not None, "a message is given back before the consumer is entered"
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
-            return await give_back(self._remoting, self.group, message, max_reconsume_times=self._max_reconsume_times)
+            return await give_back(
+                self._remoting,
+                self.group,
+                message,
+                max_reconsume_times=max_reconsume_times,
+                failure=failure,
+                is_dead=is_dead,
+            )

@@ -280,12 +280,15 @@ class FakeBroker(FakeServer):
         if not self.leads or int(ext["offset"]) not in self.group.places:
             await self._answer(connection, request, 1)
             return
-        assert (ext["delayLevel"], ext["unitMode"]) == ("0", "false")
+        assert (ext["delayLevel"] in ("0", "-1"), ext["unitMode"]) == (True, "false")
         topic, message = self.group.places[int(ext["offset"])]
         again = f"%RETRY%{ext['group']}"
-        dead = message.reconsume_times >= int(ext.get("maxReconsumeTimes", "16"))
+        limit = int(ext.get("maxReconsumeTimes", "16"))
+        dead = ext["delayLevel"] == "-1" or message.reconsume_times >= limit
         where = f"%DLQ%{ext['group']}" if dead else again
         properties = message.properties + ("" if topic == again else f"RETRY_TOPIC\x01{topic}\x02")
+        if "raftmqFailure" in ext:
+            properties += f"RAFTMQ_FAILURE\x01{ext['raftmqFailure']}\x02"
         copy = replace(message, properties=properties, reconsume_times=message.reconsume_times + 1)
         self.group.topics.setdefault(where, 1)
         self.group.append(where, 0, copy)
@@ -347,7 +350,7 @@ class FakeBroker(FakeServer):
         beat = json.loads(request.body)
         await self._answer(connection, request)
         for consumer in beat["consumerDataSet"]:
-            assert consumer["messageModel"] == "CLUSTERING"
+            assert consumer["messageModel"] in ("CLUSTERING", "BROADCASTING")
             assert consumer["consumeType"] == "CONSUME_PASSIVELY"
             members = self.members[consumer["groupName"]]
             is_new = beat["clientID"] not in members

@@ -133,7 +133,12 @@ async def test_a_message_that_its_broker_does_not_take_back_is_copied_to_the_ret
             "RETRY_TOPIC": "T",
             "ORIGIN_MESSAGE_ID": "7F00000100002A9F0000000000000000",
             "DELAY": "3",
+            "RAFTMQ_ORIGIN_BROKER": "b-0",
+            "RAFTMQ_ORIGIN_QUEUE": "0",
+            "RAFTMQ_ORIGIN_OFFSET": "0",
+            "RAFTMQ_FAILURE": decode(copied.ext["i"])["RAFTMQ_FAILURE"],
         }
+        assert decode(copied.ext["i"])["RAFTMQ_FAILURE"].startswith("ValueError: not yet (test_giving_back.py:")
         assert [request.ext["offset"] for request in second.replicas[0].received if request.code == SEND_BACK] == ["0"]
 
 

@@ -46,7 +46,7 @@ make_admin: Any = Admin
         (partial(make_any, NAMESRV, "G", consume_from="earliest"), "'earliest' is neither 'first' nor 'last' nor"),
         (partial(make_pull, NAMESRV, "G", consume_from=0), "0 is neither 'first' nor 'last' nor"),
         (partial(PullConsumer, NAMESRV, "G", consume_from=dt.datetime(2026, 1, 1)), "needs a time zone"),  # noqa: DTZ001
-        (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=3), "needs ordered=False"),
+        (partial(PushConsumer, NAMESRV, "G", max_reconsume_times=-2), "pass -1 for ever, or a number"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_it_is_written(make: Callable[[], object], said: str) -> None:

@@ -309,6 +309,10 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
     await run("consumer-group update", "G2", "--retries", "3")
     await run("consumer-group list")
     await run("consumer-group reset", "G2", "T", "first")
+    await run("consumer-group create", "G3")
+    await run("consumer-group reset", "G3", "T", "first")
+    await run("consumer-group skip", "G3", "T", "0", "0")
+    await run("consumer-group delete", "G3", "--topics")
     await run("consumer-group describe", "G")
     document = directory / "definitions.json"
     assert (await run("export"))["offsets"]["G"]
