@@ -1,6 +1,7 @@
 """The compiled log writer syncs what it writes before it reports it, as the system sees it.
 
-It makes its calls without Python, so they are recorded below it, by a library that is loaded in front of the C library.
+It makes its calls without Python, so they are recorded below it, by a library that is loaded in front of the C library,
+and which can also write only a part of what it is given.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ static void note(const char *what, int fd, long number) {
 #define RECORDED(name, offset)                                                                             \
     ssize_t name(int fd, const struct iovec *pieces, int count, offset at, int flags) {                    \
         ssize_t (*real)(int, const struct iovec *, int, offset, int) = dlsym(RTLD_NEXT, #name);            \
+        struct iovec part = pieces[0];                                                                     \
+        if (getenv("IN_PARTS") != NULL && part.iov_len > 1) {                                              \
+            part.iov_len /= 2;                                                                             \
+            pieces = &part;                                                                                \
+            count = 1;                                                                                     \
+        }                                                                                                  \
         ssize_t written = real(fd, pieces, count, at, flags);                                              \
         note(flags & RWF_DSYNC ? "synced" : "written", fd, written);                                       \
         return written;                                                                                    \
@@ -53,7 +60,7 @@ ssize_t write(int fd, const void *data, size_t size) {
 WRITER = """
 import os, sys
 from pathlib import Path
-from tests.unit.segment.test_plain_writes import Home
+from tests.unit.segment.test_plain_writes import HEADER, Home
 
 home = Home(Path(sys.argv[1]))
 for number in range(5):
@@ -61,10 +68,21 @@ for number in range(5):
     if number % 2:
         assert not home.run()
         print(home.fd, home.done_fd, home.writes.done_ticket, len(home.content()))
+expected = b"".join(HEADER + b"one" * number + HEADER + b"two" for number in range(4))
+assert home.content() == expected, home.content()
 """
 
 
 def test_the_compiled_writer_reports_only_what_it_has_synced(tmp_path: Path) -> None:
+    check(tmp_path)
+
+
+def test_the_compiled_writer_goes_on_behind_the_part_that_was_written(tmp_path: Path) -> None:
+    """Not even a full disk does that reliably: it takes a part, and then fails."""
+    check(tmp_path, IN_PARTS="1")
+
+
+def check(tmp_path: Path, **environment: str) -> None:
     (tmp_path / "recorder.c").write_text(RECORDER)
     library = tmp_path / "recorder.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "recorder.c", "-ldl"], check=True)
@@ -73,6 +91,7 @@ def test_the_compiled_writer_reports_only_what_it_has_synced(tmp_path: Path) -> 
         [sys.executable, "-c", WRITER, str(tmp_path)],
         env={
             **os.environ,
+            **environment,
             "LD_PRELOAD": str(library),
             "CALLS_FD": str(calls),
             "PYTHONPATH": os.pathsep.join(["", *sys.path]),
