@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,16 @@ def test_eviction_drops_what_a_failed_sync_lost_and_keeps_what_waits_to_be_writt
         assert disk.content("/file") == before, "what is read after an eviction is on the disk"
     assert 0 in outcomes
     assert outcomes <= {0, 512, 1024}
+
+
+def test_write_fully_goes_on_behind_the_part_that_was_written() -> None:
+    content = bytearray(30)
+
+    def write_some(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> int:
+        data = b"".join(buffers)[:3]
+        content[offset : offset + len(data)] = data
+        return len(data)
+
+    write_fully(write_some, 0, [b"abcd", b"", b"efgh", b"i"], 5)
+    assert bytes(content).strip(b"\0") == b"abcdefghi"
+    assert content.index(b"a") == 5
