@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from mq.broker.state.format_level import LEVEL_NEWEST
 from mq.cli.dev_cluster import DevCluster, Ports
 from mq.client import Admin, Message, Producer, PushConsumer, SendResult
 from tests.support.waiting import until
@@ -102,7 +103,7 @@ async def test_a_rolling_upgrade_loses_nothing(tmp_path: Path) -> None:
                 await cluster.wait_ready()
                 await beats(pulse)
             with trio.fail_after(60):
-                while await levels(cluster) != [2, 2, 2]:  # noqa: ASYNC110 - as above
+                while await levels(cluster) != [LEVEL_NEWEST] * 3:  # noqa: ASYNC110 - as above
                     await trio.sleep(0.05)
             stored = set(pulse.stored)
             await until(lambda: stored <= set(received))

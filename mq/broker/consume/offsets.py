@@ -404,9 +404,21 @@ class Offsets(Service):
         stored = self._known(key)
         if stored >= 0:
             return _offset_reply(call, stored)
+        if (first := self._first_of_younger(*key)) is not None:
+            return _offset_reply(call, first)
         if call.request.ext.set_zero_if_not_found is not False and self._begins_at_first(*key[1:]):
             return _offset_reply(call, self._metadata.former_topics.begin(*key[1:]))
         return call.response(ResponseCode.QUERY_NOT_FOUND, remark="Not found, maybe this group consumer boot first")
+
+    def _first_of_younger(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The first offset of a queue that was added after the group had offsets in the topic; None for others."""
+        config = self._metadata.topics.get(topic)
+        if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
+            return None
+        if not self._metadata.younger_queues.has(group, topic, queue_id):
+            return None
+        queue = self._store.get(topic, queue_id)
+        return self._metadata.former_topics.begin(topic, queue_id) if queue is None else queue.min_offset
 
     def _begins_at_first(self, topic: str, queue_id: int) -> bool:
         """Whether a group without an offset begins at the first message, as with RocketMQ 4.9: in young queues and in

@@ -274,7 +274,8 @@ class PopQueues:
         queue = self._store.get(key[1], key[2])
         if queue is None:
             return -1, 0
-        if at_end and queue.max_offset > queue.min_offset and not self._is_young(queue):
+        has_messages = queue.max_offset > queue.min_offset
+        if at_end and has_messages and not self._is_young(queue) and not self._metadata.younger_queues.has(*key):
             return -1, queue.max_offset - 1
         return -1, queue.min_offset
 

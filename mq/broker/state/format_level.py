@@ -10,6 +10,8 @@ Levels never go down, and each includes those before it:
    deleted and recreated. Users may be created by request (`mq.broker.state.users`). Replicas that call each other's
    client ports with TLS bind their proofs to the certificate (`mq.broker.replication.peer_authentication`).
 3. The queue offsets of a topic continue those of a deleted topic of its name (`mq.broker.state.former_topics`).
+   Queues that are added to a topic are recorded for the groups that had offsets in it
+   (`mq.broker.state.younger_queues`).
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ LEVEL_FIRST: Final = 1
 LEVEL_OF_USERS: Final = 2
 LEVEL_OF_BOUND_PROOFS: Final = 2
 LEVEL_OF_CONTINUED_OFFSETS: Final = 3
+LEVEL_OF_YOUNGER_QUEUES: Final = 3
 LEVEL_NEWEST: Final = 3
 """Up to which level this version of the software understands the log."""
-FEATURES: Final = {2: ("topic-identities", "users", "bound-proofs"), 3: ("continued-offsets",)}
+FEATURES: Final = {
+    2: ("topic-identities", "users", "bound-proofs"),
+    3: ("continued-offsets", "younger-queues"),
+}
 """What each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1
 

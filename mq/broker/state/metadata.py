@@ -32,7 +32,7 @@ from mq.broker.state.commands import (
     UnlockQueues,
 )
 from mq.broker.state.completion_marks import CompletionMarks
-from mq.broker.state.format_level import LEVEL_NEWEST, FormatLevel, RaiseLevel
+from mq.broker.state.format_level import LEVEL_NEWEST, LEVEL_OF_YOUNGER_QUEUES, FormatLevel, RaiseLevel
 from mq.broker.state.former_topics import FormerTopics
 from mq.broker.state.metadata_snapshot import (
     SNAPSHOT_FORMAT,
@@ -48,6 +48,7 @@ from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.state.request_modes import RequestModes
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, TableCommand
 from mq.broker.state.users import Users
+from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol import bodies
 from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
@@ -123,6 +124,8 @@ class Metadata:
         """How often half messages were checked."""
         self.format_level = FormatLevel(level_newest)
         """The format level of the log."""
+        self.younger_queues = YoungerQueues()
+        """Queues that were added after a group had stored offsets in their topic."""
         self.users = Users()
         """Users created by request."""
         self.former_topics = FormerTopics()
@@ -136,6 +139,7 @@ class Metadata:
             "checks": self.checks,
             "users": self.users,
             "former_topics": self.former_topics,
+            "younger_queues": self.younger_queues,
         }
         """Parts by their name in snapshots."""
         self._part_of = {command: part for part in self._parts.values() for command in part.COMMANDS}
@@ -160,6 +164,8 @@ class Metadata:
                     return Changes()
                 if not self.has_room_for_topic(topic.name):
                     return Changes()
+                if there is not None:
+                    self._note_growth(there, topic)
                 self.topics[topic.name] = topic
                 self.data_version = self.data_version.next(timestamp_ms)
                 if there is not None:
@@ -249,6 +255,12 @@ class Metadata:
             if self.has_room_for_offsets(group, topic.name):
                 self.consumer_offsets.to_change((group, topic.name)).update(begins)
         return tuple((topic.name, queue_id, begin) for queue_id, begin in begins.items() if begin)
+
+    def _note_growth(self, before: TopicConfig, after: TopicConfig) -> None:
+        queues = max(before.read_queues, before.write_queues)
+        if self.format_level.level >= LEVEL_OF_YOUNGER_QUEUES and max(after.read_queues, after.write_queues) > queues:
+            groups = [group for group, topic in self.consumer_offsets if topic == before.name]
+            self.younger_queues.topic_grew(before.name, queues, groups)
 
     def _raise_level(self, command: RaiseLevel) -> Changes:
         before = self.format_level.level
@@ -426,6 +438,7 @@ class Metadata:
         return True
 
     def _remove_offsets(self, *, group: str | None = None, topic: str | None = None) -> int:
+        self.younger_queues.offsets_removed(group=group, topic=topic)
         for key in [key for key in self.offset_resets if key[0] == group or key[1] == topic]:
             del self.offset_resets[key]
         doomed = [key for key in self.consumer_offsets if key[0] == group or key[1] == topic]

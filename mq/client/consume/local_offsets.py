@@ -29,11 +29,16 @@ class LocalOffsets:
         self._path = path
         self._consume_from = consume_from
         self._stored = _read(path)
+        self._known_topics = {queue.topic for queue in self._stored}
 
     async def begin(self, queue: MessageQueue) -> int:
         """Where to begin consuming `queue`. Raises ClientError."""
         stored = self._stored.get(queue)
-        return await queue_offset(self._remoting, queue, self._consume_from) if stored is None else stored
+        if stored is not None:
+            return stored
+        # A member reads all queues of a topic: one that is missing was added later, and nothing of it was read.
+        was_added = queue.topic in self._known_topics
+        return await queue_offset(self._remoting, queue, "first" if was_added else self._consume_from)
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
         """Write the file durably if offsets changed. Returns the empty set."""

@@ -142,7 +142,10 @@ class GroupOffsets:
             is_retry = queue.topic == retry_topic(self._group)
             position = "first" if is_retry else self._consume_from
             return await queue_offset(self._remoting, queue, position, seconds=self._seconds)
-        self._stored[queue] = offset
+        if offset:
+            # Brokers also answer 0 for a queue without a stored offset. So that the group still begins there after a
+            # long absence, its first position is stored.
+            self._stored[queue] = offset
         return offset
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:

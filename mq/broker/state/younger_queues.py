@@ -1,0 +1,63 @@
+"""Queues that were added to a topic after a consumer group had stored offsets in it.
+
+Such a group reads them from their first message, whatever its members are configured for: it has consumed the topic
+from some position on, and everything in these queues is later than that. Without this record, they would look like
+queues of a new group, which may skip what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from mq.broker.state.table import SnapshotDamaged, TableCommand
+
+
+class YoungerQueues:
+    """The table; a `StateTable` without commands of its own. Only groups for which a topic has grown have an entry."""
+
+    COMMANDS: tuple[type[TableCommand], ...] = ()
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], int] = {}
+        """By (group, topic): the id of the first queue that was added later."""
+
+    def topic_grew(self, topic: str, queues_before: int, groups: Iterable[str]) -> None:
+        """Queues were added to a topic that had ``queues_before``, and in which ``groups`` had stored offsets."""
+        for group in groups:
+            first = self._first.get((group, topic), queues_before)
+            self._first[group, topic] = min(first, queues_before)
+
+    def has(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the queue was added after the group had stored offsets in the topic."""
+        first = self._first.get((group, topic))
+        return first is not None and queue_id >= first
+
+    def offsets_removed(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """The offsets of a group, or of all groups in a topic, were removed: the next ones are those of new groups."""
+        for key in [key for key in self._first if key[0] == group or key[1] == topic]:
+            del self._first[key]
+
+    def apply(self, command: TableCommand) -> None:
+        """See `StateTable.apply`."""
+        raise AssertionError(f"{type(command).__name__} is no command of this part")
+
+    def capture(self) -> Callable[[], object]:
+        """See `StateTable.capture`."""
+        rows = [(*key, first) for key, first in self._first.items()]
+        return lambda: sorted(rows) or None
+
+    def restore(self, state: object) -> None:
+        """See `StateTable.restore`."""
+        rows = msgspec.convert(state or [], list[tuple[str, str, int]])
+        if any(first < 0 for _, _, first in rows):
+            raise SnapshotDamaged("a queue id below 0 in the table of younger queues")
+        self._first = {(group, topic): first for group, topic, first in rows}
+
+    def topic_deleted(self, topic: str) -> None:
+        """See `StateTable.topic_deleted`."""
+        self.offsets_removed(topic=topic)
+
+    def group_deleted(self, group: str) -> None:
+        """See `StateTable.group_deleted`; a group that keeps its offsets keeps its entries."""
