@@ -1,4 +1,7 @@
-"""`raftmq export` and `raftmq import`: topics, consumer groups and offsets as one JSON document."""
+"""`raftmq export`: topics, consumer groups and offsets as one JSON document, and what is read from one.
+
+Fields that an earlier format lacks are None: an import leaves such a setting as it is.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,18 @@ import msgspec
 import typer
 
 from mq.cli.cluster_view import client_errors
-from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
-from mq.cli.output import Json, print_json
+from mq.cli.errors import CommandFailed, run_trio
+from mq.cli.output import print_json
 from mq.cli.topics import NAMESRV, Namesrv
-from mq.client.admin import MESSAGE_TYPE_ATTRIBUTE, Admin
-from mq.client.consume.pull_consumer import PullConsumer
+from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue
 from mq.protocol.bodies import TopicConfig
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
 from mq.protocol.operator_bodies import SubscriptionGroupConfig
 
-FORMAT: Final = 1
-LEFT: Final = "leave as it is:"
-"""For an object with other settings that may not be changed."""
+FORMAT: Final = 2
+FORMATS: Final = (1, 2)
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +37,8 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     perm: int
     order: bool = False
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    filter_type: str | None = None
+    sys_flag: int | None = None
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +48,11 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     broadcast: bool = True
     orderly: bool = False
     retries: int = 16
+    from_min: bool | None = None
+    retry_queues: int | None = None
+    broker_id: int | None = None
+    broker_id_when_slow: int | None = None
+    notify_changes: bool | None = None
 
 
 class Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,15 +83,20 @@ def export(
 ) -> None:
     """Write topics, consumer groups and offsets as one JSON document.
 
-    It is for `raftmq import`, and for version control. It contains neither messages nor system topics.
+    It is for `raftmq import`, and for version control. It contains no messages, system topics, retry and dead letter
+    topics, users and policies, forbidden topics of groups, and request modes. Settings that it cannot contain are named
+    on standard error.
     """
+    left_out: list[str] = []
 
     async def main() -> Definitions:
         async with Admin(namesrv) as admin:
-            return await _read(admin, with_offsets=offsets)
+            return await read_definitions(admin, with_offsets=offsets, left_out=left_out)
 
     with client_errors():
         found = run_trio(main)
+    for each in left_out:
+        print(f"not exported: {each}", file=sys.stderr)
     text = msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=2) + b"\n"
     if file is None:
         sys.stdout.write(text.decode())
@@ -100,63 +113,7 @@ def export(
         print(f"{file}: {topics} topics, {groups} consumer groups, offsets of {queues} queues")
 
 
-def import_(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File written by `raftmq export`; - for standard input.")
-    ],
-    update: Annotated[
-        bool, typer.Option("--update", help="Update existing topics and groups whose settings differ.")
-    ] = False,
-    offsets: Annotated[
-        bool, typer.Option("--offsets", help="Also store the offsets; only if the cluster has the same messages.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, but do not make them.")] = False,
-    as_json: Json = False,
-    namesrv: Namesrv = NAMESRV,
-) -> None:
-    """Create the topics and consumer groups of an exported document.
-
-    Topics are created in the broker groups that the document names. Nothing is deleted. A topic or group that exists
-    with other settings is not changed without --update: the command names it, and exits with 1.
-    """
-    wanted = _parse(file)
-
-    async def main() -> list[dict[str, object]]:
-        async with Admin(namesrv) as admin:
-            there = await _read(admin, with_offsets=False)
-            brokers = {broker for each in (await admin.cluster_info()).clusters.values() for broker in each}
-            named = {broker for rows in wanted.topics.values() for broker in rows}
-            if missing := sorted(named - brokers):
-                raise CommandFailed(
-                    f"{file} names the broker group{'s' if len(missing) > 1 else ''} {', '.join(missing)}, and there "
-                    f"{'are' if len(brokers) > 1 else 'is'} {', '.join(sorted(brokers)) or 'none'}"
-                )
-            steps = [*_topic_steps(wanted, there, update=update), *_group_steps(wanted, there, update=update)]
-            if not dry_run:
-                for step in steps:
-                    await _carry_out(admin, step, wanted)
-        if offsets:
-            for group, rows in sorted(wanted.offsets.items()):
-                steps.append({"what": "offsets", "name": group, "do": "store", "queues": len(rows)})
-                if not dry_run:
-                    await _store_offsets(namesrv, group, rows)
-        return steps
-
-    with client_errors():
-        steps = run_trio(main)
-    if as_json:
-        print_json({"dry_run": dry_run, "steps": steps})
-    else:
-        for step in steps:
-            where = f" in {step['broker']}" if "broker" in step else ""
-            print(f"{step['do']} {step['what']} {step['name']}{where}{' (not done: --dry-run)' if dry_run else ''}")
-        if not steps:
-            print("everything exists already")
-    if any(step["do"] == LEFT for step in steps):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _parse(file: Path) -> Definitions:
+def parse_definitions(file: Path) -> Definitions:
     """Raises CommandFailed."""
     try:
         text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
@@ -165,15 +122,15 @@ def _parse(file: Path) -> Definitions:
     try:
         # Check the format first: a newer one may have unknown fields.
         version = json.loads(text).get("format")
-        if version != FORMAT:
-            raise CommandFailed(f"{file} has format {version}, this version of raftmq reads format {FORMAT}")
+        if version not in FORMATS:
+            raise CommandFailed(f"{file} has format {version}, this version of raftmq reads formats 1 and {FORMAT}")
         return msgspec.json.decode(text, type=Definitions)
     except (ValueError, AttributeError, msgspec.ValidationError) as error:
         raise CommandFailed(f"{file} is not a file of raftmq export: {error}") from error
 
 
-async def _read(admin: Admin, *, with_offsets: bool) -> Definitions:
-    """The existing definitions. Raises ClientError."""
+async def read_definitions(admin: Admin, *, with_offsets: bool, left_out: list[str]) -> Definitions:
+    """The existing definitions; ``left_out`` gets settings that the document cannot contain. Raises ClientError."""
     info = await admin.cluster_info()
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
     topics: dict[str, dict[str, Topic]] = {}
@@ -185,87 +142,67 @@ async def _read(admin: Admin, *, with_offsets: bool) -> Definitions:
         except TopicNotFound:
             continue  # deleted in the meantime
         topics[name] = {broker: _topic(config) for broker, config in configs.items()}
-    groups = {
-        name: _group(configs[min(configs)])
-        for name, configs in (await admin.consumer_groups()).items()
-        if name not in SYSTEM_GROUPS
-    }
+    groups: dict[str, Group] = {}
+    for name, by_broker in sorted((await admin.consumer_groups()).items()):
+        if name not in SYSTEM_GROUPS:
+            groups[name] = _group(by_broker[min(by_broker)])
+            left_out += _left_out(name, by_broker, groups[name])
     offsets: dict[str, list[Offset]] = {}
     if with_offsets:
         for name in groups:
-            progress = await admin.group_progress(name)
             rows = [
-                Offset(queue.topic, queue.broker_name, queue.queue_id, each.offset)
-                for queue, each in sorted(progress.items())
-                if each.offset and not queue.topic.startswith(RETRY_PREFIX)
+                Offset(queue.topic, queue.broker_name, queue.queue_id, offset)
+                for queue, offset in sorted((await stored_offsets(admin, name)).items())
+                if not queue.topic.startswith(RETRY_PREFIX)
             ]
             if rows:
                 offsets[name] = rows
     return Definitions(FORMAT, topics, groups, offsets)
 
 
+async def stored_offsets(admin: Admin, group: str) -> dict[MessageQueue, int]:
+    """The stored offsets of a group, also those that are 0. Raises ClientError."""
+    offsets: dict[MessageQueue, int] = {}
+    for queue, progress in (await admin.group_progress(group)).items():
+        # Progress shows 0 also where nothing is stored.
+        offset = progress.offset or await admin.group_offset(group, queue)
+        if offset is not None:
+            offsets[queue] = offset
+    return offsets
+
+
+def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], exported: Group) -> Iterator[str]:
+    """What the document does not say of a group: settings of stock brokers, and differences between broker groups."""
+    for broker, config in sorted(configs.items()):
+        if _group(config) != exported:
+            yield f"the settings of consumer group {name} in {broker}, which differ from those in {min(configs)}"
+        usual = SubscriptionGroupConfig(group_name=name)
+        for field in ("group_sys_flag", "consume_timeout_minute", "group_retry_policy", "attributes"):
+            if getattr(config, field) != getattr(usual, field):
+                yield f"{field} of consumer group {name} in {broker}, a setting that raftmq does not have"
+
+
 def _topic(config: TopicConfig) -> Topic:
-    return Topic(config.read_queue_nums, config.write_queue_nums, config.perm, config.order, dict(config.attributes))
+    return Topic(
+        config.read_queue_nums,
+        config.write_queue_nums,
+        config.perm,
+        config.order,
+        dict(config.attributes),
+        config.topic_filter_type,
+        config.topic_sys_flag,
+    )
 
 
 def _group(config: SubscriptionGroupConfig) -> Group:
     return Group(
-        config.consume_enable, config.consume_broadcast_enable, config.consume_message_orderly, config.retry_max_times
+        enabled=config.consume_enable,
+        broadcast=config.consume_broadcast_enable,
+        orderly=config.consume_message_orderly,
+        retries=config.retry_max_times,
+        from_min=config.consume_from_min_enable,
+        retry_queues=config.retry_queue_nums,
+        broker_id=config.broker_id,
+        broker_id_when_slow=config.which_broker_when_consume_slowly,
+        notify_changes=config.notify_consumer_ids_changed_enable,
     )
-
-
-def _topic_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
-    """The steps for topics that differ from the wanted settings in a broker group."""
-    for name, rows in sorted(wanted.topics.items()):
-        for broker, settings in sorted(rows.items()):
-            now = there.topics.get(name, {}).get(broker)
-            if now != settings:
-                yield {"what": "topic", "name": name, "broker": broker, "do": _action(now, update=update)}
-
-
-def _group_steps(wanted: Definitions, there: Definitions, *, update: bool) -> Iterator[dict[str, object]]:
-    """The same for consumer groups."""
-    for name, settings in sorted(wanted.consumer_groups.items()):
-        now = there.consumer_groups.get(name)
-        if now != settings:
-            yield {"what": "consumer group", "name": name, "do": _action(now, update=update)}
-
-
-def _action(now: object, *, update: bool) -> str:
-    if now is None:
-        return "create"
-    return "change" if update else LEFT
-
-
-async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitions) -> None:
-    if step["do"] not in ("create", "change"):
-        return
-    name = str(step["name"])
-    if step["what"] == "topic":
-        broker = str(step["broker"])
-        topic = wanted.topics[name][broker]
-        await admin.create_topic(
-            name,
-            read_queues=topic.read_queues,
-            write_queues=topic.write_queues,
-            perm=topic.perm,
-            order=topic.order,
-            message_type=topic.attributes.get(MESSAGE_TYPE_ATTRIBUTE),
-            broker=broker,
-        )
-        return
-    group = wanted.consumer_groups[name]
-    await admin.put_consumer_group(
-        SubscriptionGroupConfig(
-            group_name=name,
-            consume_enable=group.enabled,
-            consume_broadcast_enable=group.broadcast,
-            consume_message_orderly=group.orderly,
-            retry_max_times=group.retries,
-        ),
-    )
-
-
-async def _store_offsets(namesrv: str, group: str, rows: list[Offset]) -> None:
-    async with PullConsumer(namesrv, group) as consumer:
-        await consumer.commit({MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows})

@@ -27,7 +27,7 @@ COMMANDS = {
     "top": ("top", "Show rates, lag and leaders live, until ctrl-C."),
     "tail": ("tail", "Print messages of a topic as they arrive, one per line."),
     "export": ("definitions", "Write topics, consumer groups and offsets as one JSON document."),
-    "import": ("definitions", "Create the topics and consumer groups of an exported document."),
+    "import": ("import_definitions", "Create the topics and consumer groups of an exported document."),
     "restore": ("restore", "Restore a backup into data directories of a new group."),
     "trace": ("tracing", "Show the trace of a message: who sent and handled it, when, how long and how often."),
 }

@@ -139,6 +139,8 @@ def update(
                     perm=config.perm if bits is None else bits,
                     order=config.order if order is None else order,
                     message_type=kind,
+                    filter_type=config.topic_filter_type,
+                    sys_flag=config.topic_sys_flag,
                     broker=broker,
                 )
             return configs, await admin.topic_config(topic)

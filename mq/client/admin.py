@@ -144,19 +144,26 @@ class Admin(anyio.AsyncContextManagerMixin):
         perm: int = 6,
         order: bool = False,
         message_type: str | None = None,
+        filter_type: str = "SINGLE_TAG",
+        sys_flag: int = 0,
+        attributes: Mapping[str, str | None] | None = None,
         cluster: str | None = None,
         broker: str | None = None,
     ) -> TopicRoute:
         """Create or change `topic` with `queues` queues on every broker group of the cluster, or on one group.
 
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
-        gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None keeps the current one. Returns the route
-        once the name servers know all the groups. Raises NameRefused, and NoRoute if a group has no leader or the route
+        gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None keeps the current one. `attributes` sets
+        further attributes, and removes those with the value None; others are kept. Returns the route once the name
+        servers know all the groups. Raises NameRefused, and NoRoute if a group has no leader or the route
         does not appear within 5 s.
         """
         check_topic(topic)
         if message_type is not None and message_type not in MESSAGE_TYPES:
             raise ValueError(f"message_type is {message_type!r}, not one of {', '.join(MESSAGE_TYPES)}")
+        changes = dict(attributes or {})
+        if message_type is not None:
+            changes[MESSAGE_TYPE_ATTRIBUTE] = message_type
         leaders = await self._leaders(cluster, broker)
         ext = UpdateAndCreateTopicExt(
             topic=topic,
@@ -164,9 +171,10 @@ class Admin(anyio.AsyncContextManagerMixin):
             read_queue_nums=queues if read_queues is None else read_queues,
             write_queue_nums=queues if write_queues is None else write_queues,
             perm=perm,
-            topic_sys_flag=0,
+            topic_filter_type=filter_type,
+            topic_sys_flag=sys_flag,
             order=order,
-            attributes=None if message_type is None else f"+{MESSAGE_TYPE_ATTRIBUTE}={message_type}",
+            attributes=_attribute_changes(changes),
         )
         for address in leaders.values():
             await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext.fields())
@@ -413,6 +421,14 @@ class Admin(anyio.AsyncContextManagerMixin):
         """The stored offset of `group` in `queue`, or None if there is none."""
         remoting = self._opened()
         return await stored_offset(remoting, group, queue, seconds=remoting.settings.request_seconds)
+
+
+def _attribute_changes(changes: Mapping[str, str | None]) -> str | None:
+    """The text of the request; None without changes. Raises ValueError for what the text cannot say."""
+    for name, value in changes.items():
+        if not name or name != name.strip() or "=" in name or "," in name + (value or ""):
+            raise ValueError(f"attribute {name!r} with the value {value!r}: no commas, and no '=' in the name")
+    return ",".join(f"-{name}" if value is None else f"+{name}={value}" for name, value in changes.items()) or None
 
 
 def _ms(time: dt.datetime) -> int:
