@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from chaos.values import body_of, value_of
 from chaos.violation import Violation
@@ -32,6 +32,10 @@ class Stored(NamedTuple):
         """The place, for messages."""
         record = self.record
         return f"{record.topic}/{record.queue_id}/{record.queue_offset} at {record.physical_offset}"
+
+
+OF_DELETED_TOPIC: Final = Stored(0.0, 0, cast("StoredMessage", None))
+"""In place of a record that was deleted with its topic."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[Stored]] = defaultdict(list)
+        self.begins: dict[tuple[str, int], int] = {}
+        """Where queues begin because the queue of a deleted topic ended there."""
         self.sent: dict[int, Sent] = {}
         self.at_position: dict[int, Stored] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
@@ -75,7 +81,10 @@ class Ledger:
 
     def committed(self, at: float, record: StoredMessage) -> Stored:
         """A client was told that its message is at a place."""
-        queue = self.queues[record.topic, record.queue_id]
+        place = record.topic, record.queue_id
+        if place not in self.queues:
+            self.queues[place] = [OF_DELETED_TOPIC] * self.begins.get(place, 0)
+        queue = self.queues[place]
         if record.queue_offset != len(queue):
             raise Violation(
                 f"offsets: {record.topic}/{record.queue_id} goes on with {record.queue_offset}, {len(queue)} was due"
@@ -96,6 +105,20 @@ class Ledger:
                 raise Violation(f"altered: {value} has the unique key {key!r} in {stored.place}")
             self.copies[record.topic][value] += 1
         return stored
+
+    def deleted(self, topic: str, *, continued: bool) -> None:
+        """A topic was deleted; ``continued`` as in `mq.broker.state.commands.DeleteTopic`."""
+        if not continued:
+            self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
+        for key in [key for key in self.queues if key[0] == topic]:
+            end = len(self.queues.pop(key))
+            if continued and end:
+                self.begins[key] = end
+
+    def end(self, topic: str, queue_id: int) -> int:
+        """The offset of the next message of a queue."""
+        queue = self.queues.get((topic, queue_id))
+        return self.begins.get((topic, queue_id), 0) if queue is None else len(queue)
 
     def acknowledged(self, sent: Sent, queue_offset: int, position: int) -> None:
         """A client was told that its message is at a place."""

@@ -49,7 +49,7 @@ class Scan(Workload):
 
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
-        self._deletes = False
+        self._deletes: DeleteTopic | None = None
         self._deletions = 0
         self._incarnation_at: dict[int, int] = {}
         """For each record of the passing topic, by physical offset: how often the topic had been deleted before."""
@@ -97,16 +97,15 @@ class Scan(Workload):
     def command(self, command: Any) -> None:
         """See `Workload.command`."""
         if isinstance(command, DeleteTopic) and command.name == _PASSING:
-            self._deletes = True
+            self._deletes = command
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: the messages of an entry come before its commands."""
-        if self._deletes:
-            self._deletes = False
+        if self._deletes is not None:
             self._deletions += 1
             self.counts["deletions"] += 1
-            for key in [key for key in self.ledger.queues if key[0] == _PASSING]:
-                del self.ledger.queues[key]
+            self.ledger.deleted(_PASSING, continued=self._deletes.continued)
+            self._deletes = None
 
     def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
         """See `Workload.acknowledged`: a position is used once, even by a deleted topic."""

@@ -292,9 +292,7 @@ class Workload:
     @property
     def has_read_all(self) -> bool:
         """Whether consumers have got everything."""
-        return all(
-            self._read_to[queue_id] == len(self.ledger.queues[self.topic, queue_id]) for queue_id in range(self.queues)
-        )
+        return all(self._read_to[queue_id] == self.ledger.end(self.topic, queue_id) for queue_id in range(self.queues))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -331,6 +329,10 @@ class Workload:
             end = None if queue is None else queue.max_offset
             raise Violation(f"queue: {topic}/{queue_id} of {process.node_id} ends at {end}, committed are {len(known)}")
         low = queue.min_offset
+        if low < (begin := self.ledger.begins.get((topic, queue_id), 0)):
+            raise Violation(
+                f"queue: {topic}/{queue_id} of {process.node_id} begins at {low}, a deleted one ended {begin}"
+            )
         entries = queue.read(low, queue.max_offset - low)
         if len(entries) != (len(known) - low) * QUEUE_ENTRY_BYTES:
             raise Violation(f"queue: {topic}/{queue_id} of {process.node_id} gives {len(entries)} bytes from {low}")

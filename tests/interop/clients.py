@@ -169,6 +169,7 @@ class GoClient:
             "lite-pull": "this client does not support it",
             "lookup": "this client does not support it",
             **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
+            "recreated": "played by the Java clients only",
             "admin acl": "this client signs a single request of its admin client",
             "requests-killed": "this client crashes when a request cannot be sent",
             **dict.fromkeys(("timers", "timers-killed", "recall"), "this client supports delay levels only"),
@@ -220,6 +221,7 @@ class NodeClient:
             "lookup": "this client does not support it",
             "admin": "this client does not support it",
             **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
+            "recreated": "played by the Java clients only",
             **dict.fromkeys(("timers", "timers-killed", "recall"), "this client supports delay levels only"),
             **dict.fromkeys(("transactions", "transactions-killed"), "this client does not support it"),
             **dict.fromkeys(("pop", "pop-killed"), "this client does not support it"),
@@ -268,6 +270,7 @@ class RustClient:
     def skips(self) -> Mapping[str, str]:
         return {
             **dict.fromkeys(("mqadmin", "users"), "a tool of the Java client"),
+            "recreated": "played by the Java clients only",
             "pull tls": "the pull consumer of this client switches TLS off",
         }
 

@@ -271,6 +271,19 @@ async def _reset(stage: Stage) -> str:
     return ""
 
 
+@scenario("recreated", "topic deleted and created again while consuming, and while stopped", seconds_max=180)
+async def _recreated(stage: Stage) -> str:
+    async with stage.playing("recreated") as program:
+        for number in (1, 2):
+            await program.wait_for("consumed", number=number)
+            await stage.recreate()
+            await program.say("recreated")
+        await program.wait_for("done")
+    for kind in ("push", "orderly", "broadcast"):
+        exactly_once(program, program.of("received", by=kind))
+    return ""
+
+
 def _calls(program: Program, wanted: dict[str, str | None]) -> str:
     """Each call's value, or None where any will do. All that fail are told together. Left out are those it lacks."""
     wanted = {name: value for name, value in wanted.items() if name not in lacking(program)}

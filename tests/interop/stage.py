@@ -229,6 +229,13 @@ class Stage:
             _, body = await remoting.call(leader, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
         return {json.loads(queue)["queueId"]: n for queue, n in fastjson.parse(body)["offsetTable"].items()}
 
+    async def recreate(self) -> None:
+        """An operator deletes the stage's topic and creates it again with the same queues."""
+        async with Admin(self.servers.namesrv) as admin:
+            config = (await admin.topic_config(self.name))[self.servers.group]
+            await admin.delete_topic(self.name)
+            await admin.create_topic(self.name, config.read_queue_nums)
+
     async def order_pop(self, group: str) -> None:
         """An operator has a group consume the stage's topic by POP. Raises BrokerError."""
         order = {"topic": self.name, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}

@@ -25,6 +25,7 @@ public final class Main {
         Map.entry("pull", Pulling::pull),
         Map.entry("lite-pull", Pulling::litePull),
         Map.entry("reset", Admins::reset),
+        Map.entry("recreated", Recreating::run),
         Map.entry("lookup", Admins::lookup),
         Map.entry("admin", Admins::calls),
         Map.entry("mqadmin", Tool::run),

@@ -1,0 +1,162 @@
+"""The workload "recreated": a topic is deleted and created again while stock clients read it.
+
+A reader of each queue keeps its position, whatever happens to the topic. It commits positions, some of them late, and
+at times begins anew at the stored offset of its group.
+
+What must hold, once the group is at the format level with which offsets continue: queue offsets of the topic's name are
+never used twice, and no reader skips a message of a topic that it has read before, or that was created in place of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.broker_sim.clients import Answer, Lost
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.workload import Brokers, Workload
+from chaos.violation import Violation
+from mq.broker.state.commands import DeleteTopic, PutTopic
+from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS, RaiseLevel
+from mq.protocol.codes import RequestCode, ResponseCode
+
+_GROUP = "RG"
+_DELETE, _AGAIN = 0.02, 0.5
+"""How often an operation deletes the topic, and how often the next one deletes it once more."""
+_LATE_SECONDS = 2.0
+
+
+class Recreated(Workload):
+    """See the module."""
+
+    name = "recreated"
+
+    def __init__(self, cluster: Brokers) -> None:
+        super().__init__(cluster)
+        self._level = 1
+        self._exists = False
+        self._deletes: DeleteTopic | None = None
+        self._taken: set[int] = set()
+        """Physical offsets of records that the reader got."""
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """See `Workload.act`."""
+        chance = self.rng.random()
+        if chance < _DELETE and self._level >= LEVEL_OF_CONTINUED_OFFSETS:
+            self._delete()
+        elif chance < 0.1:
+            self._commit_late(self.rng.randrange(self.queues))
+        elif chance < 0.14:
+            self._begin_anew(self.rng.randrange(self.queues))
+        else:
+            self.send(self.new("plain", {}))
+
+    def _delete(self) -> None:
+        self.counts["deletions asked for"] += 1
+        code, ext = RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": self.topic}
+        self.clients[1].request(self.cluster.some_node(self.rng), code, ext, b"", None)
+        if self.rng.random() < _AGAIN:
+            self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 1.0), self._delete)
+
+    def _commit_late(self, queue_id: int) -> None:
+        """Commit the current position, at times when the topic is another one already."""
+        offset = self._read_to[queue_id]
+        self.cluster.at(self.cluster.now + self.rng.uniform(0.0, _LATE_SECONDS), self._commit, queue_id, offset)
+
+    def _commit(self, queue_id: int, offset: int) -> None:
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts["commits"] += 1
+
+        ext = self._place(queue_id) | {"commitOffset": offset, "forwardOnly": True}
+        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, done)
+
+    def _begin_anew(self, queue_id: int) -> None:
+        """The reader starts again, as another process: at the stored offset."""
+
+        def done(answer: Answer | Lost) -> None:
+            if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
+                self.counts["starts at the stored offset"] += 1
+                self._go_to(queue_id, int(answer.ext["offset"]))
+
+        self._ask(RequestCode.QUERY_CONSUMER_OFFSET, self._place(queue_id) | {"setZeroIfNotFound": False}, done)
+
+    def _place(self, queue_id: int) -> dict[str, Any]:
+        return {"consumerGroup": _GROUP, "topic": self.topic, "queueId": queue_id}
+
+    def _ask(self, code: RequestCode, ext: dict[str, Any], done: Any) -> None:
+        node = self.cluster.some_node(self.rng)
+        self.clients[0].request(node, code, ext, b"", done, serialization=self.encoding(code))
+
+    def _go_to(self, queue_id: int, offset: int) -> None:
+        """The reader continues elsewhere: everything before must be read, of a deleted topic, or dropped."""
+        for stored in self.ledger.queues.get((self.topic, queue_id), [])[self._read_to[queue_id] : offset]:
+            if self._is_missing(stored):
+                raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {stored.place}")
+        self._read_to[queue_id] = offset
+
+    def _is_missing(self, stored: Stored) -> bool:
+        if stored is OF_DELETED_TOPIC:
+            return False
+        position = stored.record.physical_offset
+        return position not in self._taken and position >= self.cluster.dropped_pos
+
+    def _take(self, queue_id: int, offset: int, answer: Answer) -> None:
+        if offset != self._read_to[queue_id]:
+            return  # it began anew in the meantime
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            moved = int(answer.ext["nextBeginOffset"])
+            if moved < offset:
+                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {moved}: {answer}")
+            self.counts["moved to the first message"] += 1
+            self._go_to(queue_id, moved)
+            return
+        super()._take(queue_id, offset, answer)
+
+    def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
+        """See `Workload.check_next`; the topic may have been deleted while the answer was on its way."""
+        if record.queue_offset != offset:
+            raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
+        stored = self.ledger.at_position.get(record.physical_offset)
+        if stored is None or stored.record != record:
+            raise Violation(f"read: {topic}/{queue_id}/{offset} is {stored}, read was {record}")
+        self._taken.add(record.physical_offset)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def command(self, command: Any) -> None:
+        """See `Workload.command`."""
+        match command:
+            case RaiseLevel(level=level):
+                self._level = level
+            case PutTopic(config=config) if config.name == self.topic:
+                self._exists = True
+            case DeleteTopic(name=name) if name == self.topic:
+                self._deletes, self._exists = command, False
+            case _:
+                pass
+
+    def entry_ends(self) -> None:
+        """See `Workload.entry_ends`: the messages of an entry come before its commands."""
+        deletes, self._deletes = self._deletes, None
+        if deletes is None:
+            return
+        self.counts["deletions"] += 1
+        self.ledger.deleted(self.topic, continued=deletes.continued)
+        if not deletes.continued:  # the leader had not applied the level yet
+            self._read_to.clear()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_read_all(self) -> bool:
+        """See `Workload.has_read_all`. A deleted topic cannot be read."""
+        return not self._exists or super().has_read_all
+
+    def check_end(self) -> None:
+        """See `Workload.check_end`."""
+        for (topic, queue_id), queue in self.ledger.queues.items():
+            if topic == self.topic and self._exists and any(map(self._is_missing, queue)):
+                missing = next(stored for stored in queue if self._is_missing(stored))
+                raise Violation(f"skipped: the reader of queue {queue_id} did not get {missing.place}")
