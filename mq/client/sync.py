@@ -389,6 +389,7 @@ class SyncPullConsumer(_Facade[PullConsumer], of=PullConsumer):
     resume = _at_once(PullConsumer.resume)
     poll = _waits(PullConsumer.poll)
     reply = _waits(PullConsumer.reply)
+    dead_letter = _waits(PullConsumer.dead_letter)
     position = _at_once(PullConsumer.position)
     commit = _waits(PullConsumer.commit)
     committed = _waits(PullConsumer.committed)
@@ -426,6 +427,7 @@ class SyncPopConsumer(_Facade[PopConsumer], of=PopConsumer):
     ack = _waits(PopConsumer.ack)
     nack = _waits(PopConsumer.nack)
     reply = _waits(PopConsumer.reply)
+    dead_letter = _waits(PopConsumer.dead_letter)
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage | None:
         """The next message; None after `timeout` seconds without one."""
@@ -467,6 +469,7 @@ class SyncAdmin(_Facade[Admin], of=Admin):
     delete_consumer_group = _waits(Admin.delete_consumer_group)
     group_progress = _waits(Admin.group_progress)
     reset_group = _waits(Admin.reset_group)
+    skip_message = _waits(Admin.skip_message)
     min_offset = _waits(Admin.min_offset)
     max_offset = _waits(Admin.max_offset)
     offset = _waits(Admin.offset)
