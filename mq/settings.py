@@ -31,6 +31,8 @@ def parse_metrics_address(text: str) -> tuple[str, int] | None:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is neither HOST:PORT nor `{METRICS_OFF}`")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{text!r}: an IPv6 address needs brackets, as in [::1]:11011")
     return host.strip("[]"), int(port)
 
 

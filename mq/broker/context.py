@@ -30,7 +30,7 @@ from mq.protocol.records import encode_host
 from mq.protocol.registration import DataVersion
 from mq.store.queue_store import QueueStore
 from mq.tls import Certificate
-from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, parse_address
+from raftlog import Job, LatencyHistogram, Reactor, Replica, Software, format_address, parse_address
 from raftlog.log_numbers import LogIndex
 
 
@@ -44,7 +44,7 @@ class Environment:
     """What the process provides to a broker: clocks, randomness, threads; simulated in a simulation.
 
     Attributes:
-        store_ip: the IPv4 address in message ids.
+        store_ip: the address in message ids: IPv4, or IPv6 on a host without it.
         clock: monotonic seconds.
         thread_clock: the same for worker threads, with another origin.
         wall_clock_ms: milliseconds since the epoch; may jump, also back, but only to a time that has held for a while.
@@ -222,14 +222,14 @@ def broker_context(
         settings=settings,
         environment=environment,
         address=address,
-        replica_address=f"{environment.store_ip}:{client_port}",
+        replica_address=format_address((environment.store_ip, client_port)),
         store_host=store_host,
         replica=replica,
         metadata=metadata,
         store=store,
         clients=clients,
         appender=appender,
-        queue_offsets=QueueOffsets(metadata, store.max_offset),
+        queue_offsets=QueueOffsets(metadata, store.max_offset, len(store_host)),
         unique_keys=unique_keys,
         internal_messages=InternalMessages(
             appender=appender,

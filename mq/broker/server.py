@@ -437,13 +437,18 @@ def _namesrv_tls(settings: BrokerSettings) -> ssl.SSLContext | None:
 
 
 async def _store_ip(settings: BrokerSettings) -> str:
-    """The IPv4 address in message ids."""
+    """The address in message ids: IPv4 if the host has it, since all clients understand that."""
     host, port = parse_address(settings.advertise or settings.listen)
-    try:
-        found = await trio.socket.getaddrinfo(host, port, trio.socket.AF_INET, trio.socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise StartRefused(f"client address {host}:{port} has no IPv4 address: {error}") from error
-    return str(found[0][4][0])
+    failure: Exception | None = None
+    for family in (trio.socket.AF_INET, trio.socket.AF_INET6):
+        try:
+            found = await trio.socket.getaddrinfo(host, port, family, trio.socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            failure = error
+        else:
+            return str(found[0][4][0]).partition("%")[0]
+    address = format_address((host, port))
+    raise StartRefused(f"client address {address} has neither an IPv4 nor an IPv6 address: {failure}") from failure
 
 
 def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
@@ -517,7 +522,10 @@ def _check_ports(settings: BrokerSettings) -> None:
     """Refuse the start while nothing is written yet. If another process takes a port later, binding fails."""
     (host, port), (peer_host, peer_port) = settings.listen_address, settings.replication_address
     if port == peer_port != 0 and (host == peer_host or {host, peer_host} & _ALL_ADDRESSES):
-        raise StartRefused(f"client address {host}:{port} and replication address {peer_host}:{port} need two ports")
+        raise StartRefused(
+            f"client address {format_address((host, port))} and replication address "
+            f"{format_address((peer_host, port))} need two ports"
+        )
     for purpose, address in (("client", settings.listen_address), ("replication", settings.replication_address)):
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
@@ -542,7 +550,7 @@ def _refused(failure: ListenRefused | SecretUnusable | SegmentError) -> StartRef
 
 
 def _not_bound(purpose: str, address: Address, error: Exception) -> StartRefused:
-    where = f"{address[0]}:{address[1]}"
+    where = format_address(address)
     in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     why = "is in use" if in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
     return StartRefused(f"{purpose} address {where} {why}")

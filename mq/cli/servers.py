@@ -187,6 +187,8 @@ def split_address(text: str) -> tuple[str, int]:
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise CommandFailed(f"{text!r} is not HOST:PORT")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise CommandFailed(f"{text!r}: an IPv6 address needs brackets, as in [::1]:9876")
     return host.strip("[]"), int(port)
 
 

@@ -35,8 +35,11 @@ __all__ = [
     "CRC_MASK",
     "FIXED",
     "HEAD",
+    "IPV4_HOST_BYTES",
+    "IPV6_HOST_BYTES",
     "MAGIC_V1",
     "MAGIC_V2",
+    "NO_HOST",
     "PREPARED",
     "ROLLBACK",
     "STORE_HOST_IPV6",
@@ -53,6 +56,7 @@ __all__ = [
     "encode_host",
     "encode_message",
     "encode_record",
+    "head_of_broker",
     "inflate",
     "iter_sizes",
     "latest_store_timestamp",
@@ -68,6 +72,11 @@ MAGIC_V2: Final = -626843477
 
 FIXED: Final = 91
 """Size of a version 1 record with IPv4 hosts, without body, topic and properties."""
+
+IPV4_HOST_BYTES: Final = 8
+IPV6_HOST_BYTES: Final = 20
+NO_HOST: Final = bytes(IPV4_HOST_BYTES)
+"""The host of a sender with an IPv6 address."""
 
 HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Bytes 0 to 87 of a record with IPv4 hosts: everything up to and including the body length."""
@@ -166,6 +175,12 @@ def encode_host(ip: str, port: int) -> bytes:
     return ipaddress.ip_address(ip).packed + _SIZE.pack(port)
 
 
+def head_of_broker(store_host: bytes) -> tuple[struct.Struct, int]:
+    """The head of records that a broker with this address writes, whose born hosts have IPv4; and its system flag."""
+    flag = STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
+    return _head(flag), flag
+
+
 def encode_record(
     *,
     topic: str,
@@ -192,8 +207,8 @@ def encode_record(
     assert len(text) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(text)} bytes"
     assert len(name) <= 32767, f"topic of {len(name)} bytes"
     sys_flag &= ~_IPV6
-    sys_flag |= BORN_HOST_IPV6 if len(born_host) == 20 else 0
-    sys_flag |= STORE_HOST_IPV6 if len(store_host) == 20 else 0
+    sys_flag |= BORN_HOST_IPV6 if len(born_host) == IPV6_HOST_BYTES else 0
+    sys_flag |= STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
     head = _head(sys_flag)
     is_v1 = len(name) <= 127
     topic_length = bytes((len(name),)) if is_v1 else _I16.pack(len(name))

@@ -52,6 +52,8 @@ def parse_address(text: str) -> Address:
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"{text[:300]!r} is not HOST:PORT")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{text[:300]!r}: an IPv6 address needs brackets, as in [::1]:10911")
     try:
         can_be_looked_up = host.isprintable() and bool(host.encode("idna"))
     except UnicodeError:

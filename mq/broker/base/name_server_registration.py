@@ -23,6 +23,7 @@ from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_request
+from raftlog import format_address
 
 CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
@@ -104,7 +105,7 @@ class Registrar:
                 nursery.start_soon(self._keep_registered, address)
 
     async def _keep_registered(self, address: Address) -> None:
-        log = self._log.bind(namesrv=f"{address[0]}:{address[1]}")
+        log = self._log.bind(namesrv=format_address(address))
         reported = ""
         while True:
             try:

@@ -16,6 +16,7 @@ from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_request
 from mq.protocol.queue_tables import QueueRef
+from raftlog import format_address
 
 FRESH_SECONDS = 5.0
 ANSWER_SECONDS_MAX = 3.0
@@ -101,7 +102,7 @@ class Routes:
                     async with stream:
                         await self._ask_all(stream, [topic for topic in topics if topic in self._waiting])
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError) as error:
-                    self._log.warning("no_route", namesrv=f"{address[0]}:{address[1]}", error=str(error))
+                    self._log.warning("no_route", namesrv=format_address(address), error=str(error))
             for topic in topics:
                 known = self._known.get(topic)
                 self._settle(topic, None if known is None else known.queues)

@@ -23,7 +23,7 @@ from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.headers import ONEWAY_FLAG, Response, encode_request, encode_response
 from mq.protocol.intake import SMALL_BYTES, Intake
 from mq.store.errors import QueueFileDamaged
-from raftlog import Reactor, SegmentError, SniffingSocket, StreamSocket, TlsSocket, Unsent
+from raftlog import Reactor, SegmentError, SniffingSocket, StreamSocket, TlsSocket, Unsent, format_address
 from raftlog.net.replication_tls import shown_certificate
 
 _LARGE_BYTES = 128 * 1024
@@ -133,11 +133,10 @@ class ClientConnection:
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
         address, port = self._stream.peer
         self._address = address
-        self.peer = f"{address}:{port}"
-        try:
-            self.host = socket.inet_aton(address.removeprefix("::ffff:")) + port.to_bytes(4, "big")
-        except OSError:
-            self.host = bytes(4) + port.to_bytes(4, "big")
+        shown = address.removeprefix("::ffff:")
+        self.peer = format_address((shown, port))
+        # The sender of a record has four bytes: its layout does not depend on the client.
+        self.host = (bytes(4) if ":" in shown else socket.inet_aton(shown)) + port.to_bytes(4, "big")
 
     @property
     def closed(self) -> bool:

@@ -30,11 +30,10 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
 from mq.protocol.headers import Response
-from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, encode_host, tag_code_of
+from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, tag_code_of
 from mq.protocol.replies import ReplyStored
 from mq.protocol.reply_requests import PushReplyExt, RelayReply, RelayReplyExt, SendReplyMessage, SendReplyMessageV2
 from mq.protocol.wire_names import PhysicalOffset
-from raftlog import parse_address
 
 PUSH_SECONDS = 3.0
 """Time for a client to confirm a reply. The replier waits as long; a replica that forwarded the reply to the leader
@@ -45,7 +44,7 @@ RELAY_SECONDS = 4.0
 
 _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 _CLIENT_ID_LENGTH_MAX = ClientLimits().client_id_length_max
-_HOST_IP_BYTES = 4
+_HOST_IP_BYTES = _PORT_BYTES = 4
 
 SendReply = SendReplyMessage | SendReplyMessageV2
 
@@ -89,7 +88,7 @@ class Replies(Service):
         self._other_replicas = context.other_replicas
         self._admit = admit
         self._address = context.replica_address
-        self._store_host = encode_host(*parse_address(context.replica_address))
+        self._store_host = context.store_host
         self._wall_clock_ms = context.wall_clock_ms
         self._under_way_bytes = 0
         self._pushed = self._relayed = self._not_pushed = 0
@@ -260,9 +259,9 @@ class Replies(Service):
         answer = ReplyStored(region="DefaultRegion", trace_on=True)
         if reply.at is not None:
             host = self._store_host
-            port = int.from_bytes(host[_HOST_IP_BYTES:], "big")
+            port = int.from_bytes(host[-_PORT_BYTES:], "big")
             position = PhysicalOffset(reply.at.physical_offset)
-            answer.message_id = offset_message_id(host[:_HOST_IP_BYTES], port, position)
+            answer.message_id = offset_message_id(host[:-_PORT_BYTES], port, position)
             answer.queue_id, answer.queue_offset = reply.queue_id, reply.at.queue_offset
         elif reply.refusal is None:
             answer.message_id, answer.queue_id, answer.queue_offset = "0", reply.queue_id, 0

@@ -31,11 +31,10 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendBatchMessage, SendExt, SendMessage, SendMessageV2, SendReplyTemplate
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SEND_FORBIDDEN_TOPICS, NameRefused, check_topic
-from mq.protocol.records import MAGIC_V1, tag_code_of
+from mq.protocol.records import IPV4_HOST_BYTES, MAGIC_V1, tag_code_of
 from raftlog import Begun, Ready
 
 _WRITABLE = 2
-_IPV4_HOST_BYTES = 8
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
@@ -215,7 +214,7 @@ class Sends(Service):
         self.handle(call)
 
     def _plain_sends(self, context: BrokerContext) -> PlainSends | None:
-        if not IS_COMPILED or len(context.store_host) != _IPV4_HOST_BYTES:
+        if not IS_COMPILED or len(context.store_host) != IPV4_HOST_BYTES:
             return None
         return PlainSends(
             writable=self._writable,

@@ -33,7 +33,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, NameRefused, check_group
-from mq.protocol.records import COMMITTED, ROLLBACK, RawRecord, RecordError, split_record
+from mq.protocol.records import COMMITTED, IPV4_HOST_BYTES, NO_HOST, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 
@@ -81,7 +81,7 @@ class Transactions(Service):
         self._appender = context.appender
         self._tails = context.queue_offsets
         self._places = places
-        self._host = context.store_host
+        self._host = context.store_host if len(context.store_host) == IPV4_HOST_BYTES else NO_HOST
         self._wall_clock_ms = context.wall_clock_ms
         self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
         self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)

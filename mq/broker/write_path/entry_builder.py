@@ -28,10 +28,13 @@ from mq.protocol.records import (
     BORN_HOST_IPV6,
     CRC_MASK,
     HEAD,
+    IPV4_HOST_BYTES,
     MAGIC_V1,
+    NO_HOST,
     STORE_HOST_IPV6,
     TRANSACTION_MASK,
     encode_record,
+    head_of_broker,
 )
 from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
@@ -88,6 +91,9 @@ class EntryBuilder:
 
     def __init__(self, store_host: bytes, reply_template: SendReplyTemplate, wall_clock_ms: Callable[[], int]) -> None:
         self._store_host = store_host
+        self._head, self._store_flag = head_of_broker(store_host)
+        # Commands have a layout of one size: clients never see them.
+        self._command_host = store_host if len(store_host) == IPV4_HOST_BYTES else NO_HOST
         self._reply_template = reply_template
         self._wall_clock_ms = wall_clock_ms
 
@@ -98,7 +104,8 @@ class EntryBuilder:
         store_host = self._store_host
         store_ms = self._wall_clock_ms()
         render = self._reply_template.render
-        pack_head, pack_cq, crc32 = HEAD.pack, QUEUE_ENTRY.pack, zlib.crc32
+        pack_head, pack_cq, crc32 = self._head.pack, QUEUE_ENTRY.pack, zlib.crc32
+        store_flag = self._store_flag
         lengths = _PROPERTIES_LENGTHS
         sender: ClientConnection | None = None
         replies: list[bytes] = []
@@ -147,7 +154,7 @@ class EntryBuilder:
                     ext.flag,
                     offset,
                     pos,
-                    ext.sys_flag & CLIENT_FLAGS,
+                    ext.sys_flag & CLIENT_FLAGS | store_flag,
                     ext.born_timestamp_ms,
                     item_sender.host,
                     store_ms,
@@ -197,8 +204,9 @@ class EntryBuilder:
         call, tail, store_host = batch.call, batch.tail, self._store_host
         ext, host = call.request.ext, call.connection.host
         topic_field, queue_id, first = tail.topic_field, tail.queue_id, tail.next_offset
-        pack_head, pack_cq, lengths, crc32 = HEAD.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTHS, zlib.crc32
-        sys_flag, born_ms, reconsume_times = ext.sys_flag & CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
+        pack_head, pack_cq, lengths, crc32 = self._head.pack, QUEUE_ENTRY.pack, _PROPERTIES_LENGTHS, zlib.crc32
+        sys_flag = ext.sys_flag & CLIENT_FLAGS | self._store_flag
+        born_ms, reconsume_times = ext.born_timestamp_ms, ext.reconsume_times
         if tail.run is None:
             tail.run = []
             touched.append(tail)
@@ -280,7 +288,7 @@ class EntryBuilder:
             if record.on_outcome is not None:
                 entry.callbacks.append((record.on_outcome, Stored(offset, pos)))
         parts += (
-            HEAD.pack(
+            self._head.pack(
                 record.nbytes,
                 MAGIC_V1,
                 zlib.crc32(body) & CRC_MASK,
@@ -288,7 +296,7 @@ class EntryBuilder:
                 flag,
                 offset,
                 pos,
-                sys_flag,
+                sys_flag | self._store_flag,
                 born_ms,
                 born_host,
                 store_ms,
@@ -333,7 +341,7 @@ class EntryBuilder:
             queue_offset=0,
             physical_offset=pos,
             born_timestamp_ms=store_ms,
-            born_host=self._store_host,
+            born_host=self._command_host,
             store_timestamp_ms=store_ms,
-            store_host=self._store_host,
+            store_host=self._command_host,
         )

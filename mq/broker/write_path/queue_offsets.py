@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mq.broker.net.service import Service
 from mq.broker.state.metadata import Metadata
 from mq.protocol.delay import TURNS_MS
-from mq.protocol.records import FIXED
+from mq.protocol.records import FIXED, IPV4_HOST_BYTES
 from mq.store.consume_queue import ConsumeQueue
 
 
@@ -17,11 +17,11 @@ class TopicName:
 
     __slots__ = ("encoded", "field", "fixed_bytes", "text")
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, host_bytes: int = IPV4_HOST_BYTES) -> None:
         self.text = topic
         self.encoded = topic.encode()
         self.field = bytes([len(self.encoded)]) + self.encoded
-        self.fixed_bytes = FIXED + len(self.encoded)
+        self.fixed_bytes = FIXED + host_bytes - IPV4_HOST_BYTES + len(self.encoded)
 
 
 class NextOffset:
@@ -61,9 +61,13 @@ class QueueOffsets(Service):
 
     Args:
         next_offset: the end of a queue that was not written to since this replica leads.
+        host_bytes: size of this broker's address in records.
     """
 
-    def __init__(self, metadata: Metadata, next_offset: Callable[[str, int], int]) -> None:
+    def __init__(
+        self, metadata: Metadata, next_offset: Callable[[str, int], int], host_bytes: int = IPV4_HOST_BYTES
+    ) -> None:
+        self._host_bytes = host_bytes
         self._metadata = metadata
         self._next_offset = next_offset
         self._names: dict[str, TopicName] = {}
@@ -119,7 +123,7 @@ class QueueOffsets(Service):
         if tail is None:
             name = self._names.get(topic)
             if name is None:
-                name = self._names[topic] = TopicName(topic)
+                name = self._names[topic] = TopicName(topic, self._host_bytes)
             # Nothing was written after a deletion that is not applied yet, otherwise there would be a tail.
             tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, self.end(topic, queue_id))
         return tail

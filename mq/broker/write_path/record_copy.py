@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.records import (
     BORN_HOST_IPV6,
+    IPV4_HOST_BYTES,
+    NO_HOST,
     STORE_HOST_IPV6,
     TRANSACTION_MASK,
     RawRecord,
@@ -17,9 +17,6 @@ from mq.protocol.records import (
     tag_code_of,
 )
 from mq.protocol.wire_names import INT32_MAX
-
-_IPV4_HOST_BYTES: Final = 8
-_NO_HOST: Final = bytes(_IPV4_HOST_BYTES)
 
 
 def copy_record(
@@ -34,7 +31,7 @@ def copy_record(
 ) -> InternalRecord:
     """The message for the queue at ``tail``, with these properties; everything else is unchanged.
 
-    Records of this broker have IPv4 hosts. If the sender had an IPv6 address, the host is empty.
+    Senders are stored with IPv4 addresses. If the sender had an IPv6 address, its host is empty.
 
     Args:
         transaction: role in a transaction, a value of `TRANSACTION_MASK`; None to keep it.
@@ -54,7 +51,7 @@ def copy_record(
         flag=stored.flag,
         sys_flag=sys_flag,
         born_timestamp_ms=stored.born_timestamp_ms,
-        born_host=host if len(host) == _IPV4_HOST_BYTES else _NO_HOST,
+        born_host=host if len(host) == IPV4_HOST_BYTES else NO_HOST,
         reconsume_times=min(stored.reconsume_times + attempts, INT32_MAX),
         prepared_offset=prepared_offset,
         on_outcome=on_outcome,

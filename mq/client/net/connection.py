@@ -84,6 +84,8 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.strip().rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"not an address of the form host:port: {address!r}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"an IPv6 address needs brackets, as in [::1]:9876: {address!r}")
     return host.strip("[]"), int(port)
 
 

@@ -18,13 +18,16 @@ _numbers = itertools.count(time.time_ns())
 
 
 def local_ip() -> str:
-    """The IPv4 address from which packets leave this host; 127.0.0.1 without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    """The address from which packets leave this host: IPv4, or IPv6 without that; 127.0.0.1 without a network."""
+    # Addresses for documentation: routed like any other; connecting sends nothing.
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: routed like any address; connecting sends nothing
-            return str(probe.getsockname()[0])
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((elsewhere, 9))
+                return str(probe.getsockname()[0])
         except OSError:
-            return "127.0.0.1"
+            continue
+    return "127.0.0.1"
 
 
 def new_client_id() -> str:
