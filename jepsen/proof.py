@@ -88,7 +88,7 @@ ROWS = (
 """With shorter faults some of them escape; those are in the table as well."""
 
 SCENARIO_ROWS = (
-    Row("queue-damage-served", "log", "", 60, "every-file"),
+    Row("damaged-checkpoint-stops", "log", "", 40, "every-file"),
     Row("majority-too-small", "log", "", 20, "members-under-faults"),
     Row("half-elects", "log", "", 20, "peer-remove"),
     Row("waits-for-the-slowest", "log", "", 20, "slow-node"),
