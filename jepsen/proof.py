@@ -93,6 +93,7 @@ SCENARIO_ROWS = (
     Row("half-elects", "log", "", 20, "peer-remove"),
     Row("waits-for-the-slowest", "log", "", 20, "slow-node"),
     Row("ack-before-fsync", "log", "", 15, "staggered-power-loss"),
+    Row("jump-ahead-deletes", "log", "", 15, "wrong-clock"),
 )
 """One for each scenario that has no row of its own kind of fault above."""
 
