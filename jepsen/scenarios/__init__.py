@@ -8,7 +8,7 @@ import trio
 
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.processes import paused
-from jepsen.scenarios import away, damaged_files, membership, power, slow_node, upgrade, wrong_clock
+from jepsen.scenarios import away, backup, damaged_files, membership, power, slow_node, upgrade, wrong_clock
 from jepsen.scenarios.scenario import Scenario
 
 REST_SECONDS = 2.0
@@ -78,6 +78,12 @@ SCENARIOS: dict[str, Scenario] = {
             ("upgrade", "partition", "kill"),
             upgrade.upgrade_and_back,
             from_earlier=True,
+        ),
+        Scenario(
+            "backup",
+            "a follower is backed up twice while another one dies, and the backup is restored and compared",
+            ("backup", "kill"),
+            backup.backup_and_restore,
         ),
         Scenario(
             "slow-node",

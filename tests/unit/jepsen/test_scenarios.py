@@ -14,6 +14,7 @@ from jepsen.file_damage import FILES, MANNERS, break_files, told
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
 from jepsen.scenarios import SCENARIOS
+from jepsen.scenarios.backup import differing
 from jepsen.scenarios.membership import look_at_minority
 from jepsen.workloads import WORKLOADS
 from tests.unit.jepsen.fake_brokers import FakeCluster, injected
@@ -96,3 +97,22 @@ async def test_earlier_release_is_another_tree(tmp_path: Path) -> None:
     assert release == earlier.earlier_release()
     assert (tmp_path / "earlier" / "mq" / "cli" / "__main__.py").exists()
     assert not (tmp_path / "earlier" / "jepsen").exists()
+
+
+@pytest.mark.parametrize(("change", "told"), [("", []), ("flip", ["file 00000000000000000000 differs"])])
+def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, told: list[str]) -> None:
+    for name in ("restored", "original"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+        for at in (0, 1000):
+            (tmp_path / name / "commitlog" / f"{at:020d}").write_bytes(CONTENT)
+    (tmp_path / "restored" / "commitlog" / f"{1000:020d}").write_bytes(CONTENT + b"the new group")
+    if change:
+        (tmp_path / "restored" / "commitlog" / f"{0:020d}").write_bytes(CONTENT[:-1] + b"x")
+    assert differing(tmp_path / "restored", tmp_path / "original") == told
+
+
+def test_restored_log_without_entries_is_no_backup(tmp_path: Path) -> None:
+    for name in ("restored", "original"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+        (tmp_path / name / "commitlog" / f"{0:020d}").write_bytes(bytes(100))
+    assert differing(tmp_path / "restored", tmp_path / "original") == ["log is empty"]

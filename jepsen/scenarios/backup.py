@@ -1,0 +1,101 @@
+"""Backups of a replica while another one dies, and directories of a new group that are restored from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from jepsen.deployments.cluster import Cluster
+from jepsen.nemeses.injection import Injection
+from jepsen.nemeses.processes import state_of_process
+
+CATCH_UP_SECONDS_MAX = 60.0
+RUNS = 2
+"""Of `raftmq backup take` into one directory: the second one copies what is new."""
+NEW_NODE, NEW_PEERS = "r0", "r0@127.0.0.1:1"
+
+
+async def backup_and_restore(injection: Injection) -> None:
+    """The backup must have what was committed when it began, and the restored log must be equal to the group's, file by
+    file.
+    """
+    cluster, rng = injection.cluster, injection.rng
+    leader = await cluster.leader()
+    node, other = rng.sample([each for each in cluster.nodes if each != leader], 2)
+    target = cluster.directory / "backup"
+    async with injection.fault("backup", "of a follower", (node,)) as number:
+        taken: dict[str, Any] | None = None
+        for _ in range(RUNS):
+            table = await cluster.figures(node)
+            due = 0 if table is None else int(table["raftmq.commitIndex"])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_kill, injection, other)
+                taken = await _take(injection, node, target)
+            if taken is not None and taken["last_index"] < due:
+                injection.misbehaved(node, f"was backed up to entry {taken['last_index']}, {due} were committed before")
+        if taken is not None:
+            restored = cluster.directory / "restored"
+            if await _restore(injection, node, target, restored):
+                injection.confirm(number, f"entry {taken['last_index']} is the last one of the backup of {node}")
+                for what in await trio.to_thread.run_sync(differing, restored, cluster.data_dir(node)):
+                    injection.misbehaved(node, f"was backed up, and the restored {what}")
+        for path in (target, cluster.directory / "restored"):
+            await trio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
+
+
+async def _kill(injection: Injection, node: str) -> None:
+    cluster = injection.cluster
+    async with injection.fault("kill", "one that is not backed up", (node,)) as number:
+        pid = cluster.pid(node)
+        await cluster.kill(node)
+        if not state_of_process(pid):
+            injection.confirm(number, f"no process has the id {pid} any more")
+        await cluster.start(node)
+        await cluster.wait_caught_up(node, CATCH_UP_SECONDS_MAX)
+
+
+async def _take(injection: Injection, node: str, target: Path) -> dict[str, Any] | None:
+    """What a run of the backup printed; None if it was refused, as while the replica leads."""
+    cluster = injection.cluster
+    source = ("--data-dir", str(cluster.data_dir(node)), "--namesrv", cluster.namesrv)
+    return await _printed(injection, cluster, "backup", "take", str(target), *source, "--json")
+
+
+async def _restore(injection: Injection, node: str, target: Path, directory: Path) -> bool:
+    command = ("restore", str(target), f"{NEW_NODE}={directory}", "--peers", NEW_PEERS, "--json")
+    done = await _printed(injection, injection.cluster, *command)
+    if done is None:
+        injection.misbehaved(node, "was backed up, and the backup cannot be restored")
+    return done is not None
+
+
+async def _printed(injection: Injection, cluster: Cluster, *command: str) -> dict[str, Any] | None:
+    done = await cluster.command(*command)
+    if done.returncode == 0:
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+    injection.say(
+        f"  {' '.join(command[:2])}: exit code {done.returncode}: {done.stderr.decode(errors='replace')[-200:]}"
+    )
+    return None
+
+
+def differing(restored: Path, original: Path) -> list[str]:
+    """The restored closed log files that the original does not have byte by byte. The last file is not compared: behind
+    the copied entries it has those that name the new group. Raises OSError.
+    """
+    paths = sorted(path for path in (restored / "commitlog").iterdir() if path.name.isdigit())
+    written = [path for path in paths if any(path.read_bytes())]
+    if not written:
+        return ["log is empty"]
+    found = []
+    for path in written[:-1]:
+        other = original / "commitlog" / path.name
+        if not other.exists() or other.read_bytes() != path.read_bytes():
+            found.append(f"file {path.name} differs")
+    return found
