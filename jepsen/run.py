@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -235,6 +236,7 @@ def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], Non
 
 
 def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, object]:
+    disk = shutil.disk_usage(cluster.directory)
     return {
         "format": FORMAT,
         "workload": plan.workload,
@@ -254,6 +256,7 @@ def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, ob
         "settings": dict(cluster.settings),
         "version": version("raftmq"),
         "wall_ns": time.time_ns(),
+        "disk_used": round(1 - disk.free / disk.total, 3),
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
     }
 

@@ -141,11 +141,12 @@ def test_queue_that_begins_later_at_a_replica_that_did_not_say_where_its_log_beg
     assert result.unknown == ["n2 did not say where its log begins"]
 
 
-def test_removal_by_a_wrong_clock_is_an_anomaly() -> None:
+@pytest.mark.parametrize(("disk_used", "anomalies"), [(0.2, {"removed-too-early": 3}), (0.81, {})])
+def test_removal_without_a_reason_is_an_anomaly(disk_used: float, anomalies: dict[str, int]) -> None:
     script = Script()
-    script.events[0].v["settings"] = {"segment_bytes": "262144"}
+    script.events[0].v.update({"settings": {"segment_bytes": "262144"}, "disk_used": disk_used})
     script.sent(A, 0, pos=0)
     script.sent(B, 1, pos=100)
     for node in NODES:
         script.final([B], node=node, first=1, base=100)
-    assert check_log(script.history()).anomalies == {"removed-too-early": 3}
+    assert check_log(script.history()).anomalies == anomalies
