@@ -13,6 +13,7 @@ The lower parts (`raftlog.consensus`, pure Raft, and `raftlog.segment`, the log 
 from raftlog.consensus.causes import CauseKind
 from raftlog.consensus.confchange import decode_conf, why_invalid
 from raftlog.consensus.types import (
+    Beginning,
     ConfChange,
     ConfChangeKind,
     ConfState,
@@ -50,6 +51,7 @@ __all__ = [
     "NEWEST_VERSION",
     "OLDEST_VERSION",
     "Application",
+    "Beginning",
     "Begun",
     "CauseKind",
     "CommittedEntry",

@@ -10,7 +10,7 @@ from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, Nod
 from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.segment.errors import TermUnusable
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta_keys import ABSTAINING, CONF
+from raftlog.segment.meta_keys import ABSTAINING, CONF, EARLY
 from raftlog.terms import TERM_MAX
 
 Confs = list[tuple[LogIndex, ConfState]]
@@ -50,7 +50,7 @@ def core_for(
         raise TermUnusable(log.files.directory, term, log.last_term)
     # Applied implies committed, even if the application recorded it before the log did.
     applied = applied_index if applied_index <= log.last_index else NO_INDEX
-    return core_class(
+    core = core_class(
         node_id=node_id,
         confs=confs,
         config=config,
@@ -63,3 +63,5 @@ def core_for(
         rng=rng,
         now=now,
     )
+    core.began_early = EARLY in log.notes
+    return core

@@ -270,6 +270,8 @@ class Puller:
                 answer = await self._answers.receive()
             if silence.cancelled_caught:
                 continue
+            if answer.source == "prefix":
+                continue
             what, pos = answer.source, answer.pos
             if answer.refusal is None:
                 asked.pop((what, pos), None)

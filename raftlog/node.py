@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from raftlog.bootstrap import Confs, configurations, core_for
-from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX
+from raftlog.consensus.confchange import CONF_PROPOSED_BYTES_MAX, encode_conf
 from raftlog.consensus.types import ConfState, CoreConfig, NodeId
 from raftlog.latency_histogram import LatencyHistogram
 from raftlog.lease_clock import LeaseClock
@@ -37,7 +37,8 @@ from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
 from raftlog.net.thread_signal import ThreadSignal
 from raftlog.net.transport import Transport
-from raftlog.range_server import DAMAGED_HERE, RangeRefused, RangeServer, read_log
+from raftlog.prefix_refill import PrefixRefill
+from raftlog.range_server import DAMAGED_HERE, GONE, RangeRefused, RangeServer, read_log
 from raftlog.repair_mode import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
@@ -47,6 +48,7 @@ from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
+from raftlog.segment.snapshot_install import encode_manifest
 from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger
@@ -134,6 +136,9 @@ class Hosted:
         end_turn: called at the end of each turn of the event loop; must call `Replica.pump`.
         snapshot: the state for a peer that gets the log only from a later entry on: the index of the last entry in it,
             and a function that encodes it, in a worker thread. None if there is none now.
+        refill_bytes: how many bytes of entries that were deleted here early to fetch from the leader now, 0 for none,
+            below 0 if the disk needs space. After a fetch, the next run begins with the note `REFILLED`, and with older
+            entries in the log than the application has read; it removes the note.
         tasks: run next to the replica until they are cancelled.
         check_body: see `Replica`.
     """
@@ -143,6 +148,7 @@ class Hosted:
     attach: Callable[[Replica], None]
     end_turn: Callable[[], None]
     snapshot: Callable[[], tuple[LogIndex, Callable[[], bytes]] | None] = lambda: None
+    refill_bytes: Callable[[], int] = lambda: 0
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
     check_body: CheckBody = lambda body, position: None
 
@@ -205,6 +211,7 @@ class Run:
             settings.initial,
             self._hosted.check_body,
         )
+        self._refill = self._prefix_refill()
         self._ranges = RangeServer(
             self.transport, self.reactor.wake, self._read_range, settings.catch_up_bytes_per_second
         )
@@ -291,6 +298,19 @@ class Run:
             check_body=hosted.check_body,
         )
 
+    def _prefix_refill(self) -> PrefixRefill:
+        return PrefixRefill(
+            self._disk,
+            self.settings.directory,
+            self.settings.segment_bytes,
+            self.replica,
+            self.transport,
+            self._hosted.refill_bytes,
+            lambda: self.restart("the beginning of the log was fetched from a peer"),
+            self._log,
+            self._hosted.check_body,
+        )
+
     def set_level(self, level: int) -> None:
         """Set the group's format level as of the applied log: replicas that do not support it are refused."""
         self.admission.level = level
@@ -324,6 +344,7 @@ class Run:
                     nursery.start_soon(self._offers.run)
                     nursery.start_soon(self._background.run)
                     nursery.start_soon(self._puller.run)
+                    nursery.start_soon(self._refill.run)
                     nursery.start_soon(self._watch_disk)
                     nursery.start_soon(self._timer.run)
                     nursery.start_soon(self._scrub)
@@ -396,6 +417,8 @@ class Run:
             await trio.lowlevel.checkpoint()
 
     async def _read_range(self, request: RangeReq) -> bytes:
+        if request.source == "prefix":
+            return self._prefix(request)
         if request.source == "log":
             try:
                 return await read_log(self.segment_log, self.replica.commit_index, request)
@@ -406,12 +429,28 @@ class Run:
         await trio.lowlevel.checkpoint()
         return self._offers.read_snapshot(request)
 
+    def _prefix(self, request: RangeReq) -> bytes:
+        """The manifest of the closed files before a position. Raises `RangeRefused` without any."""
+        core = self.replica.core
+        try:
+            manifest = self.segment_log.prefix_before(
+                request.pos, request.nbytes, lambda index: encode_conf(core.conf_at(index))
+            )
+        except StorageCorrupt as damage:
+            self._found_damage(damage)
+            raise RangeRefused(DAMAGED_HERE) from damage
+        if manifest is None:
+            raise RangeRefused(GONE)
+        return encode_manifest(manifest)
+
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:
         match kind:
             case Kind.RANGE:
                 self._ranges.ask(source, frames.decode_cold(kind, payload))
             case Kind.RANGE_RESPONSE:
-                self._puller.answered(source, frames.decode_cold(kind, payload))
+                response = frames.decode_cold(kind, payload)
+                self._puller.answered(source, response)
+                self._refill.answered(response)
             case Kind.RESET_OFFER:
                 offer = frames.decode_cold(kind, payload)
                 core = self.replica.core

@@ -19,7 +19,7 @@ from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.effects import Effects, Fetch, StorageOp
 from raftlog.consensus.messages import AppendReq, AppendResp, Message
 from raftlog.consensus.raft import RaftCore
-from raftlog.consensus.types import ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
+from raftlog.consensus.types import Beginning, ConfChange, ConfState, EntryKind, NodeId, Refusal, Role, RoleChange, Span
 from raftlog.consensus.validation import MessageRefused
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term, index_range
 from raftlog.net import frames
@@ -31,7 +31,7 @@ from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.entry_reader import StoredRun
 from raftlog.segment.errors import EntryGone, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.meta_keys import ABSTAINING, EARLY
 
 APPLY_BYTES_MAX = 1024 * 1024
 """Limit for applying in one turn; the rest follows in the next, so that sockets do not wait."""
@@ -256,12 +256,18 @@ class Replica:
             self.core.persist(self._clock())
             self._wake()
 
-    def drop_prefix(self, base_pos: int) -> bool:
+    def beginning(self) -> tuple[Beginning, NodeId | None]:
+        """See `RaftCore.beginning`."""
+        return self.core.beginning(self._clock())
+
+    def drop_prefix(self, base_pos: int, early: bytes | None = None) -> bool:
         """Move the beginning of the log to ``base_pos``; see `SegmentLog.drop_prefix` for the conditions.
 
         The application must have applied and stored everything below. Returns False if the first entry above is not
         durable yet, or not known to be committed in this run; then nothing happened, and the caller retries a moment
         later.
+
+        ``early`` says that retention would have kept what is deleted; it is stored as the note `EARLY`.
         """
         first = next(segment.first_index for segment in self.log.segments() if segment.start == base_pos)
         assert first - 1 <= self._applied_index, f"base {first - 1}, applied is {self._applied_index}"
@@ -270,6 +276,8 @@ class Replica:
             self._carry_out(self.core.take_effects())
         if first > self.log.durable_index or first > self._commit_index:
             return False
+        if early is not None:
+            self.note_early(early)
         self.log.drop_prefix(base_pos, encode_conf(self.core.conf_at(first - 1)), self._commit_index)
         self.core.compact(first - 1, self._clock())
         self.core.persist(self._clock())
@@ -277,6 +285,11 @@ class Replica:
             del self._confs[0]
         self._wake()
         return True
+
+    def note_early(self, note: bytes | None) -> None:
+        """Set the note `EARLY`, or remove it: nothing is missing any more that retention would have kept."""
+        self.core.began_early = note is not None
+        self.remember(EARLY, note)
 
     def decline_reset(self, peer: NodeId) -> None:
         """There are no files for ``peer`` to fetch: send it entries."""

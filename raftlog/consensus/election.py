@@ -12,7 +12,9 @@ from raftlog.terms import TERM_MAX
 _BACKOFF_MAX = 8
 
 _SILENCES_OF_OTHERS = 2
-"""For how many election timeouts a replica that leaves the group, or has a full disk, lets others campaign first."""
+"""For how many election timeouts a replica that leaves the group, has a full disk, or has deleted entries that others
+still have, lets others campaign first.
+"""
 
 
 class Election(Membership):
@@ -30,6 +32,16 @@ class Election(Membership):
         return self._alone or not (self._disk_slow or reluctant)
 
     @property
+    def _waits_for_older_log(self) -> bool:
+        """Whether entries that were deleted here early were in another log when the last leader was heard: then others
+        campaign first.
+        """
+        oldest = self._following.oldest
+        if not self.began_early or self._alone or oldest is None or oldest >= self._log.base.index:
+            return False
+        return self._election.timeouts_left_to_others < _SILENCES_OF_OTHERS
+
+    @property
     def _may_be_needed(self) -> bool:
         """Whether the newest configuration, which removes this voter, may be in no other log: then electing any leader
         may need this node, and only this one can be elected, by the votes of the others (thesis 4.2.2).
@@ -43,7 +55,7 @@ class Election(Membership):
 
     def _on_election_timeout(self) -> None:
         """No leader was heard, or no majority answered, for an election timeout."""
-        if not self._electable:
+        if not self._electable or self._waits_for_older_log:
             self._election.timeouts_left_to_others += 1
             self._wait_for_leader()
         else:

@@ -115,6 +115,8 @@ class Following(CoreState):
             # The election timeout depends on it.
             self._election.preferred_priority = message.preferred
             self._wait_for_leader()
+        self._following.leader_told = True
+        self._following.leader_base, self._following.oldest = message.base, message.oldest
         # Only entries compared with this leader's log can be known to be committed.
         index = min(message.commit, self._verified)
         if index > self._commit:
@@ -130,5 +132,7 @@ class Following(CoreState):
                 not (self._disk_slow or self._disk_full),
                 self._commit,
                 self.config.priority,
+                self._log.base.index,
+                self.began_early,
             )
         )

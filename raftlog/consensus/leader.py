@@ -11,11 +11,14 @@ from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
 from raftlog.consensus.read_index import Reading
-from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
+from raftlog.consensus.types import NOOP_BYTES, Beginning, EntryKind, LogId, PeerState, Role, Span
 from raftlog.log_numbers import LogIndex
 
 _OFFER_SECONDS = 2.0
 """Minimum interval of offers to a peer that needs a reset."""
+
+_OLDER_LOG_SECONDS = 30.0
+"""For so long a new leader that deleted entries early offers nothing if another log begins earlier."""
 
 _BEATS_PER_QUESTION = 2
 """Heartbeats to a peer in reset before it is asked for its progress."""
@@ -41,6 +44,9 @@ class Leading(LeadershipTransfer, Reading):
         self._term_start = first
         self._transfer.not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.outranked_beats = 0
+        self._transfer.older_not_before = self._now
+        self._transfer.older_since = float("inf")
+        self._leading.since = self._now
         self._election.preferred_priority = None
         if self._conf.is_joint:
             # The entry that begins this term must be committed before the change ends, even if that is committed.
@@ -118,6 +124,10 @@ class Leading(LeadershipTransfer, Reading):
         self._dirty = True
 
     def _offer_reset(self, progress: Progress) -> None:
+        is_new = self._now < self._leading.since + _OLDER_LOG_SECONDS
+        if self.began_early and is_new and self._beginning()[0] is not Beginning.FIRST:
+            # Another replica has more to offer, and is about to lead.
+            return
         if self._now - progress.offered_at >= _OFFER_SECONDS:
             progress.offered_at = self._now
             self._output.offers.append(progress.peer)
@@ -213,6 +223,7 @@ class Leading(LeadershipTransfer, Reading):
             progress.read_round = max(progress.read_round, message.read_round)
             self._confirm_reads()
         progress.priority = message.priority
+        progress.has_answered, progress.base, progress.began_early = True, message.base, message.began_early
         if message.seq < progress.trusted_from or progress.state is PeerState.RESET:
             return
         self._raise_match(progress, message.durable)
@@ -263,6 +274,7 @@ class Leading(LeadershipTransfer, Reading):
             self._offer_leadership(patient=False)
         if self._disk_full and self._now >= self._transfer.not_before:
             self.transfer(None, self._now)
+        self._yield_to_older_log()
         self._yield_to_preferred()
         self._election.preferred_priority = self._preferred_next
         if self._reads.rounds.under_way:

@@ -15,6 +15,8 @@ NEAR_BYTES: Final = 1024 * 1024
 
 _OUTRANKED_BEATS = 5
 _QUIET_TIMEOUTS = 10
+_OLDER_LOG_SECONDS = 60.0
+"""For so long a leader waits for others to delete what it deleted, unless it deleted early."""
 
 
 class LeadershipTransfer(CoreState):
@@ -38,10 +40,16 @@ class LeadershipTransfer(CoreState):
         return covered and sum(span.nbytes for span in spans) <= NEAR_BYTES
 
     def _successors(self) -> list[Progress]:
-        """The healthy voters that could lead from now on, best first."""
+        """The healthy voters that could lead from now on, best first; last those whose log begins later."""
         _, voters = self._quorums[0]
         able = [peer for peer in voters if peer.disk_ok and self._has_caught_up(peer)]
-        return sorted(able, key=lambda peer: (-(peer.priority or 0), -peer.match, peer.peer))
+        return sorted(able, key=lambda p: (self._begins_later(p), -(p.priority or 0), -p.match, p.peer))
+
+    def _begins_later(self, progress: Progress) -> bool:
+        """Whether the peer deleted entries early that this replica still has. When retention deletes an expired file,
+        replicas differ for a moment, too.
+        """
+        return progress.began_early and progress.base is not None and progress.base > self._log.base.index
 
     # -- a transfer --------------------------------------------------------------------------------------------
 
@@ -63,6 +71,8 @@ class LeadershipTransfer(CoreState):
         able = [peer for peer in self._successors() if to in (None, peer.peer)]
         if not able:
             return Refusal.NOT_CAUGHT_UP
+        if to is not None and self._begins_later(able[0]) and not self._disk_full:
+            return Refusal.BEGINS_LATER
         self._transfer.to = able[0].peer
         self._transfer.until = now + self.config.election_timeout_seconds_min
         self._dirty = True
@@ -90,6 +100,7 @@ class LeadershipTransfer(CoreState):
     def _fail_transfer(self) -> None:
         """The target did not take over in time."""
         self._transfer.end()
+        self._transfer.older_not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.not_before = self._now + _QUIET_TIMEOUTS * self.config.election_timeout_seconds_max
         self._dirty = True
 
@@ -100,15 +111,34 @@ class LeadershipTransfer(CoreState):
         _, voters = self._quorums[0]
         near = [peer for peer in voters if peer.state is not PeerState.RESET]
         if healthy := [peer for peer in near if peer.disk_ok and self._is_active(peer)]:
-            self._tell_to_lead(max(healthy, key=lambda peer: (peer.match, peer.priority or 0)))
+            self._tell_to_lead(max(healthy, key=lambda p: (not self._begins_later(p), p.match, p.priority or 0)))
         self._become_follower(self._term, None)
+
+    def _yield_to_older_log(self) -> None:
+        """Transfer to a voter that still has entries which were deleted here: it can serve them."""
+        transfer, own = self._transfer, self._log.base.index
+        if own == 0 or transfer.to is not None or self._commit < self._term_start:
+            return
+        older = [peer for peer in self._successors() if peer.base is not None and peer.base < own]
+        if not older:
+            transfer.older_since = float("inf")
+            return
+        transfer.older_since = min(transfer.older_since, self._now)
+        patience = 0.0 if self.began_early else _OLDER_LOG_SECONDS
+        if self._now >= max(transfer.older_not_before, transfer.older_since + patience):
+            self.transfer(min(older, key=lambda peer: peer.base or 0).peer, self._now)
 
     def _yield_to_preferred(self) -> None:
         """Transfer to a voter of higher priority that has been fit to lead for some heartbeats."""
         if self._now < self._transfer.not_before or self._transfer.to is not None or self._commit < self._term_start:
             return
         preferred = next(iter(self._successors()), None)
-        if preferred is None or preferred.priority is None or preferred.priority <= self.config.priority:
+        if (
+            preferred is None
+            or preferred.priority is None
+            or preferred.priority <= self.config.priority
+            or self._begins_later(preferred)
+        ):
             self._transfer.outranked_beats = 0
             return
         self._transfer.outranked_beats += 1
@@ -120,5 +150,10 @@ class LeadershipTransfer(CoreState):
         """The highest priority among possible successors."""
         _, voters = self._quorums[0]
         return max(
-            (p.priority for p in voters if p.priority is not None and p.disk_ok and self._is_active(p)), default=None
+            (
+                p.priority
+                for p in voters
+                if p.priority is not None and p.disk_ok and self._is_active(p) and not self._begins_later(p)
+            ),
+            default=None,
         )

@@ -85,16 +85,26 @@ class AppendResp(_Message, frozen=True, gc=False):
 
 
 class Heartbeat(_Message, frozen=True, gc=False):
-    """The leader is alive; ``preferred`` is the highest priority among the healthy voters that could follow it."""
+    """The leader is alive; ``preferred`` is the highest priority among the healthy voters that could follow it.
+
+    ``base`` is the entry before the first one of its log, ``oldest`` the lowest base of all logs that it knows, None
+    until it knows. Both are None from replicas of older software.
+    """
 
     seq: Number
     commit: Index
     read_round: Number = 0
     preferred: Priority | None = None
+    base: Index | None = None
+    oldest: Index | None = None
 
 
 class HeartbeatResp(_Message, frozen=True, gc=False):
-    """The answer, with what an idle leader needs to know. With ``seq`` 0 it only reports a later term."""
+    """The answer, with what an idle leader needs to know. With ``seq`` 0 it only reports a later term.
+
+    ``base`` is the entry before the first one of the log; None from a replica of older software. ``began_early``
+    says that entries before it were deleted earlier than retention allows.
+    """
 
     seq: Number
     read_round: Number
@@ -102,6 +112,8 @@ class HeartbeatResp(_Message, frozen=True, gc=False):
     disk_ok: bool = True
     applied: Index = NO_INDEX
     priority: Priority = 0
+    base: Index | None = None
+    began_early: bool = False
 
 
 class TimeoutNow(_Message, frozen=True, gc=False):

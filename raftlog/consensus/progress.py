@@ -24,7 +24,8 @@ class Progress:
     forward by every stall of this process since then (`overslept`). ``read_round`` is the newest round of reads that
     the peer has answered; ``offered_at`` the time of the last reset offer, ``beats`` the heartbeats sent since its
     reset began. ``by_entries`` says that there are no files for it to fetch. Answers to messages before
-    ``trusted_from`` do not tell what it has.
+    ``trusted_from`` do not tell what it has. ``has_answered`` says that it has answered a heartbeat of this leader, and
+    ``base`` and ``began_early`` what it said about the beginning of its log.
     """
 
     __slots__ = (
@@ -36,12 +37,15 @@ class Progress:
         "append_seq",
         "applied",
         "awaiting",
+        "base",
         "beats",
+        "began_early",
         "by_entries",
         "commit_sent",
         "contact_at",
         "disk_ok",
         "fetching",
+        "has_answered",
         "inflight_bytes",
         "match",
         "next",
@@ -68,6 +72,8 @@ class Progress:
         self.disk_ok = True
         self.applied = NO_INDEX
         self.priority: int | None = None
+        self.base: LogIndex | None = None
+        self.has_answered = self.began_early = False
         self.offered_at = float("-inf")
         self.contact_at = self.silent_since = now
         self.read_round = 0

@@ -33,6 +33,7 @@ from raftlog.consensus.messages import (
 from raftlog.consensus.state import PRIORITY_SECONDS
 from raftlog.consensus.types import (
     NONE,
+    Beginning,
     ConfState,
     CoreStatus,
     LogId,
@@ -107,6 +108,39 @@ class RaftCore(Election, Following):
         """The last entry on this replica's disk."""
         return self._tickets.durable
 
+    def beginning(self, now: float) -> tuple[Beginning, NodeId | None]:
+        """How the beginning of this log compares with the logs of the others, and one that begins earlier, or that
+        knows more.
+
+        With `FIRST` the entries before this log are gone everywhere, as far as the group knows. Otherwise no reader may
+        be told so.
+        """
+        self._now = now
+        return self._beginning()
+
+    @property
+    def base(self) -> LogId:
+        """The entry before the first one of the log."""
+        return self._log.base
+
+    @property
+    def successor_with_older_log(self) -> NodeId | None:
+        """The best voter that could lead from now on, and has all entries that this replica has; None without one."""
+        own = self._log.base.index
+        return next((p.peer for p in self._successors() if p.base is not None and p.base <= own), None)
+
+    @property
+    def leader_base(self) -> LogIndex | None:
+        """The base of the log of the leader that this replica follows; None if it has not told."""
+        return self._following.leader_base if self._following.leader_told else None
+
+    @property
+    def oldest_base(self) -> LogIndex | None:
+        """The lowest base of all logs in reach; None while it is unknown."""
+        if self._role is Role.LEADER:
+            return self._oldest
+        return self._following.oldest if self._following.leader_told else None
+
     @property
     def ready(self) -> bool:
         """Whether this replica leads and knows everything that was committed before its term."""
@@ -152,6 +186,7 @@ class RaftCore(Election, Following):
                     p.applied,
                     p.priority or 0,
                     p.contact_at,
+                    p.base,
                 )
                 for p in self._peers.values()
             )
@@ -312,7 +347,7 @@ class RaftCore(Election, Following):
             if self._is_outranked:
                 # A preferred node has probably noticed, too.
                 self._election.timeout = PRIORITY_SECONDS
-            elif self._electable:
+            elif self._electable and not self._waits_for_older_log:
                 self._pre_campaign()
 
     def persist(self, now: float) -> None:

@@ -107,7 +107,10 @@ class Reading(CoreState):
     def _send_heartbeat(self, progress: Progress) -> None:
         seq = progress.stamp(self._now)
         read_round, preferred = self._reads.rounds.newest, self._election.preferred_priority
-        self._post(Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, read_round, preferred))
+        base, oldest = self._log.base.index, self._oldest
+        self._post(
+            Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, read_round, preferred, base, oldest)
+        )
 
     def _confirm_reads(self) -> None:
         rounds = self._reads.rounds

@@ -24,12 +24,14 @@ from raftlog.consensus.state_parts import (
     TransferState,
 )
 from raftlog.consensus.types import (
+    Beginning,
     ConfState,
     CoreConfig,
     EntryKind,
     HardState,
     LogId,
     NodeId,
+    PeerState,
     Role,
     RoleChange,
     Span,
@@ -51,6 +53,11 @@ on.
 
 class CoreState:
     """State of a core and the steps shared by the roles; see `RaftCore`."""
+
+    began_early = False
+    """Whether the entries before the base were deleted earlier than retention allows, so that members in no reach are
+    asked, too, before anybody says that they are gone.
+    """
 
     def __init__(
         self,
@@ -150,6 +157,49 @@ class CoreState:
         if self._role is Role.LEADER and self._peers and self._leading.heartbeat_at == float("inf"):
             self._leading.heartbeat_at = self._now
         self._dirty = True
+
+    def _beginning(self) -> tuple[Beginning, NodeId | None]:
+        """How the beginning of this log compares with the others, and a replica that has earlier entries."""
+        own = self._log.base.index
+        if own == 0:
+            return Beginning.FIRST, None
+        if self._role is not Role.LEADER:
+            return self._beginning_of_follower(own)
+        is_new = self._now - self._leading.since <= self.config.election_timeout_seconds_min
+        best: Progress | None = None
+        is_open = False
+        for progress in self._peers.values():
+            holds = progress.base is not None and progress.base < min(own, progress.match)
+            if not progress.has_answered or (progress.state is PeerState.PROBE and self._is_active(progress)):
+                is_open |= is_new or (self.began_early and not progress.has_answered)
+            elif holds and self._is_active(progress):
+                if best is None or best.base is None or (progress.base or 0) < best.base:
+                    best = progress
+            elif holds:
+                is_open |= self.began_early
+        if best is not None:
+            return Beginning.LATER, best.peer
+        return (Beginning.UNKNOWN if is_open else Beginning.FIRST), None
+
+    def _beginning_of_follower(self, own: LogIndex) -> tuple[Beginning, NodeId | None]:
+        following, leader_id = self._following, self._leader_id
+        if leader_id is None or not following.leader_told:
+            return Beginning.UNKNOWN, leader_id
+        if following.leader_base is None:
+            return Beginning.FIRST, None  # older software, which does not tell
+        if following.oldest is None and own <= following.leader_base:
+            return Beginning.UNKNOWN, leader_id
+        lowest = following.leader_base if following.oldest is None else following.oldest
+        return (Beginning.FIRST, None) if own <= lowest else (Beginning.LATER, leader_id)
+
+    @property
+    def _oldest(self) -> LogIndex | None:
+        """The lowest base of all logs in reach, for followers; None while a leader does not know it."""
+        state, holder = self._beginning()
+        if state is Beginning.UNKNOWN:
+            return None
+        base = None if holder is None else self._peers[holder].base
+        return self._log.base.index if base is None else base
 
     def _is_active(self, progress: Progress) -> bool:
         return self._now - progress.silent_since <= self.config.election_timeout_seconds_min
@@ -282,6 +332,7 @@ class CoreState:
         self._following.reported_durable = NO_INDEX
         self._following.unreported_bytes = 0
         self._following.answer_due = False
+        self._following.leader_told = False
         # The next leader's log may be shorter.
         self._abstain_until = None
 

@@ -25,6 +25,12 @@ class FollowerState:
     unreported_bytes: int = 0
     """Bytes received since then."""
     answer_due: bool = False
+    leader_base: LogIndex | None = None
+    """The entry before the first one of the leader's log; None if it has not told, or runs older software."""
+    oldest: LogIndex | None = None
+    """The lowest base of all logs that the last leader knew. Kept when the leader is lost."""
+    leader_told: bool = False
+    """Whether the current leader has sent a heartbeat."""
 
 
 @dataclass(slots=True)
@@ -32,6 +38,8 @@ class LeaderState:
     """A leader's uncommitted proposals, and the time of its next heartbeat. Times are monotonic seconds."""
 
     heartbeat_at: float
+    since: float = 0.0
+    """When this replica began to lead."""
     announce_at: float = float("inf")
     """When it sends followers the commit index, unless another message does before."""
     uncommitted: deque[Span] = field(default_factory=deque)
@@ -111,6 +119,10 @@ class TransferState:
     """For how many consecutive heartbeats a voter of higher priority was fit to lead."""
     not_before: float = 0.0
     """Earliest time of a transfer to a preferred voter."""
+    older_not_before: float = 0.0
+    """Earliest time of a transfer to a voter whose log begins earlier."""
+    older_since: float = float("inf")
+    """Since when there is one."""
 
     def end(self) -> None:
         """End the transfer."""

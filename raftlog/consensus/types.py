@@ -55,6 +55,7 @@ class Refusal(enum.Enum):
     DISK_FULL = "disk full"
     CHANGE_PENDING = "a membership change is under way"
     NOT_CAUGHT_UP = "the node has not caught up"
+    BEGINS_LATER = "the log of the node begins later than the leader's: it deleted entries that are still needed"
     INVALID_CHANGE = "the change contradicts the membership"
     UNKNOWN_NODE = "no such voter"
 
@@ -67,6 +68,18 @@ class PeerState(enum.Enum):
     PROBE = "probe"
     REPLICATE = "replicate"
     RESET = "reset"
+
+
+class Beginning(enum.Enum):
+    """How the beginning of a replica's log compares with the others' logs.
+
+    Only a replica with `FIRST` knows that entries before its own beginning are gone. With `LATER` another one has them;
+    with `UNKNOWN` another one may have them.
+    """
+
+    FIRST = "first"
+    LATER = "later"
+    UNKNOWN = "unknown"
 
 
 class LogId(msgspec.Struct, frozen=True, gc=False):
@@ -263,7 +276,8 @@ class CoreConfig:
 class PeerStatus:
     """A leader's view of a peer; ``active`` means that it answered within an election timeout.
 
-    ``contact_at`` is the send time, in monotonic seconds, of the newest message that the peer has answered.
+    ``contact_at`` is the send time, in monotonic seconds, of the newest message that the peer has answered. ``base`` is
+    the entry before the first one of its log, None if it has not told.
     """
 
     peer: NodeId
@@ -275,6 +289,7 @@ class PeerStatus:
     applied: LogIndex
     priority: int = 0
     contact_at: float = float("-inf")
+    base: LogIndex | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,8 +152,10 @@ class ResetOffer(msgspec.Struct, frozen=True):
     manifest: Annotated[bytes, Meta(max_length=MANIFEST_BYTES_MAX)]
 
 
-RangeSource = Literal["log", "snapshot"]
-"""The source of a range."""
+RangeSource = Literal["log", "snapshot", "prefix"]
+"""The source of a range. Only replicas that tell where their log begins know ``prefix``: it asks for the manifest of
+the closed files before ``pos``, of at most ``nbytes`` bytes.
+"""
 
 
 class RangeReq(msgspec.Struct, frozen=True):

@@ -29,19 +29,23 @@ from raftlog.segment.files import Preallocation
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
+from raftlog.segment.meta_keys import EARLY, REFILLED
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
-from raftlog.segment.retention import RetentionPolicy, Situation, droppable
+from raftlog.segment.retention import Deletion, RetentionPolicy, Situation, droppable
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, SnapshotInstall, decode_manifest, encode_manifest
 from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 
 __all__ = [
     "CONFIG",
+    "EARLY",
     "HEADER_BYTES",
     "NOOP",
     "NORMAL",
+    "REFILLED",
     "SNAPSHOT_NAME",
     "Base",
+    "Deletion",
     "DirectoryLocked",
     "DirectoryMismatch",
     "DirectoryUnusable",

@@ -29,6 +29,7 @@ from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
+from raftlog.segment.prefix_install import install_prefix
 from raftlog.segment.recovery import (
     Corrupt,
     Decision,
@@ -45,7 +46,7 @@ from raftlog.segment.recovery import (
 from raftlog.segment.snapshot_install import install
 
 LOCK_NAME: Final = "LOCK"
-OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|snapshot|.*\.tmp|\d{20}\.index")
+OWN_NAMES: Final = re.compile(r"LOCK|meta|reset|refill|snapshot|.*\.tmp|\d{20}\.index")
 """Allowed names in a log's directory besides segments."""
 SEGMENT_BYTES_MIN: Final = 256
 
@@ -113,7 +114,11 @@ def open_directory(
             undo.callback(files.close)
             given = MetaState(cluster_id, node_id, segment_bytes)
             stored = _stored_state(meta, files, given)
-            if install(disk, directory, files, meta, stored):
+            changed = install(disk, directory, files, meta, stored)
+            if changed:
+                stored = _stored_state(meta, files, given)
+            changed |= install_prefix(disk, directory, meta, stored)
+            if changed:
                 files.close()
                 files = SegmentFiles(disk, directory, segment_bytes, preallocation)
                 undo.callback(files.close)

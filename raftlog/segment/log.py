@@ -11,7 +11,7 @@ Files: ``LOCK`` (the owner of the directory), ``meta`` (term, vote, markers), an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -167,6 +167,11 @@ class SegmentLog(LogReads):
         self._notes_changed = True
 
     @property
+    def beginning(self) -> Base:
+        """The base, with the chain there."""
+        return self._base
+
+    @property
     def commit_hint(self) -> LogIndex:
         """The highest index that a `submit` has reported as committed."""
         return self._commit_hint
@@ -305,6 +310,30 @@ class SegmentLog(LogReads):
         closed = [segment for segment in self.segments() if segment.closed and segment.last_index < limit]
         last = self.locate(closed[-1].last_index) if closed else self._base.ref
         return Manifest(self._base, last, conf, self._segment_bytes)
+
+    def prefix_before(self, pos: int, bytes_max: int, conf_at: Callable[[LogIndex], bytes]) -> Manifest | None:
+        """The closed files before ``pos``, the start of a file, as far back as ``bytes_max`` allows; None without any.
+
+        Args:
+            conf_at: the configuration in force after an entry.
+
+        Raises:
+            StorageCorrupt, StorageFailed: as `locate`.
+        """
+        behind = self._index.first_at(pos)
+        if pos <= self.base_pos or behind is None or behind > self.durable_index:
+            return None
+        last = self.locate(behind - 1)
+        starts = [segment.start for segment in self.segments() if pos - bytes_max <= segment.start < pos]
+        if not starts:
+            return None
+        base = self._base
+        if starts[0] > self.base_pos:
+            first = self._index.first_at(starts[0])
+            assert first is not None, f"no file with entries begins at {starts[0]}"
+            before = self.locate(first - 1)
+            base = Base(before.index, before.term, starts[0], before.chain)
+        return Manifest(base, last, conf_at(base.index), self._segment_bytes)
 
     def drop_prefix(self, base_pos: int, conf: bytes, committed: LogIndex = NO_INDEX) -> None:
         """Move the beginning of the log to ``base_pos``, the start of a file above the current base whose first entry

@@ -19,6 +19,12 @@ ABSTAINING: Final = "abstaining"
 UNSYNCED: Final = "unsynced"
 """The process that has the log open acknowledges entries before they are durable."""
 
+EARLY: Final = "early"
+"""Entries before the base were deleted earlier than retention allows; the content is the application's."""
+
+REFILLED: Final = "refilled"
+"""The beginning of the log was fetched from a peer: the application has not read those entries yet."""
+
 STORES: Final = "stores"
 """The directory of each member."""
 

@@ -1,4 +1,8 @@
-"""Decides which files of a log may be deleted: only complete closed files, oldest first. Pure."""
+"""Decides which files of a log may be deleted: only complete closed files, oldest first. Pure.
+
+What retention allows is deleted first: files that are old, or exceed the size of the log. Only if that does not suffice
+on a full disk, files are deleted *early*: first those that another replica still has, then the last copies.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,11 @@ class RetentionPolicy:
         age_ms_max: a file is deleted when its newest message is older, but only during the hour of the day ``hour``.
         hour: 0 to 23, or None for any time.
         bytes_max: the oldest files are deleted until the closed ones take no more than this; None: no limit.
-        expire_ratio: from here on the oldest files are deleted, however new, until less of the disk is in use.
-        force_ratio: from here on even files are deleted that others still need.
+        expire_ratio: from here on old files are deleted at any hour, and the oldest files early, until less of the
+            disk is in use: those that another replica has, too.
+        force_ratio: from here on even files are deleted that others still need, or that no other replica has.
+        full_ratio: if deleting everything leaves more than this in use, something else fills the disk, and no file is
+            deleted early.
     """
 
     age_ms_max: int
@@ -25,6 +32,7 @@ class RetentionPolicy:
     bytes_max: int | None = None
     expire_ratio: float = 0.80
     force_ratio: float = 0.88
+    full_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,8 @@ class Situation:
         floor_pos: physical offset below which this node itself needs nothing any more.
         wanted_pos: below which no other node needs anything; may be above ``floor_pos``.
         disk_used_bytes, disk_total_bytes: of the log's file system.
+        may_delete_early: whether files may be deleted early at all now.
+        copied_pos: below which another replica in reach has everything that this log has.
     """
 
     now_ms: int
@@ -44,6 +54,16 @@ class Situation:
     wanted_pos: int
     disk_used_bytes: int
     disk_total_bytes: int
+    may_delete_early: bool = True
+    copied_pos: int = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What may be deleted: everything below ``base_pos``. ``early`` are the files that retention would keep."""
+
+    base_pos: int
+    early: tuple[SegmentInfo, ...] = ()
 
 
 def droppable(
@@ -51,8 +71,8 @@ def droppable(
     newest_ms: Callable[[SegmentInfo], int | None],
     policy: RetentionPolicy,
     now: Situation,
-) -> int | None:
-    """The new beginning of the log, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
+) -> Deletion | None:
+    """What to delete, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
 
     Args:
         segments: from `SegmentLog.segments`.
@@ -61,20 +81,33 @@ def droppable(
     """
     used = now.disk_used_bytes
     kept_bytes = sum(segment.end - segment.start for segment in segments if segment.closed)
-    in_hour = policy.hour is None or policy.hour == now.hour
     base: int | None = None
+    early: list[SegmentInfo] = []
+    left_bytes = used - sum(
+        segment.end - segment.start for segment in segments if _is_droppable(segment, now.floor_pos)
+    )
+    helps = left_bytes < policy.full_ratio * now.disk_total_bytes
     for segment in segments:
         ratio = used / now.disk_total_bytes if now.disk_total_bytes else 0.0
         floor = now.floor_pos if ratio >= policy.force_ratio else min(now.floor_pos, now.wanted_pos)
-        if not segment.closed or segment.end > floor:
+        if not _is_droppable(segment, floor):
             break
         is_surplus = policy.bytes_max is not None and kept_bytes > policy.bytes_max
-        if not (ratio >= policy.expire_ratio or is_surplus or (in_hour and _is_old(segment, newest_ms, policy, now))):
-            break
+        is_tight = ratio >= policy.expire_ratio
+        in_hour = is_tight or policy.hour is None or policy.hour == now.hour
+        if not (is_surplus or (in_hour and _is_old(segment, newest_ms, policy, now))):
+            is_copied = segment.end <= now.copied_pos or ratio >= policy.force_ratio
+            if not (is_tight and helps and now.may_delete_early and is_copied):
+                break
+            early.append(segment)
         base = segment.end
         used -= segment.end - segment.start
         kept_bytes -= segment.end - segment.start
-    return base
+    return None if base is None else Deletion(base, tuple(early))
+
+
+def _is_droppable(segment: SegmentInfo, floor_pos: int) -> bool:
+    return segment.closed and segment.end <= floor_pos
 
 
 def _is_old(

@@ -52,8 +52,8 @@ PIECE_BYTES: Final = 1024 * 1024
 _FORMAT: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
 _MANIFEST: Final = "manifest"
-_READY: Final = "READY"
-_INSTALL: Final = "INSTALL"
+READY: Final = "READY"
+INSTALL: Final = "INSTALL"
 _OLD_NAME = re.compile(r"(\d{20})(\.index)?")
 
 What = Literal["log", "snapshot"]
@@ -152,11 +152,17 @@ class SnapshotInstall:
     """
 
     def __init__(
-        self, disk: Disk, directory: str, manifest: Manifest, check_entry: CheckEntry = lambda ref, body: None
+        self,
+        disk: Disk,
+        directory: str,
+        manifest: Manifest,
+        check_entry: CheckEntry = lambda ref, body: None,
+        *,
+        name: str = DIRECTORY_NAME,
     ) -> None:
         """Begin, or continue with matching data of an earlier attempt, which is not requested again.
 
-        ``check_entry`` is called for each received entry.
+        ``check_entry`` is called for each received entry. ``name`` is that of the directory next to the log.
 
         Raises:
             StorageFailed: a disk error.
@@ -164,12 +170,12 @@ class SnapshotInstall:
         self.manifest = manifest
         self._check_entry = check_entry
         self._disk = disk
-        self._root = os.path.join(directory, DIRECTORY_NAME)
+        self._root = os.path.join(directory, name)
         self._snapshot_path = os.path.join(self._root, SNAPSHOT_NAME)
         try:
             disk.mkdir(self._root)
             # No longer ready, since parts may be replaced.
-            _remove(disk, self._root, [_READY, _INSTALL])
+            _remove(disk, self._root, [READY, INSTALL])
             self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE)
             self._last = manifest.base.ref
             self._index = SparseIndex(manifest.segment_bytes)
@@ -231,7 +237,7 @@ class SnapshotInstall:
         """Mark the complete replacement as ready, durably: the next opening installs it. Raises `StorageFailed`."""
         assert self.complete, f"{self._root}: {self.missing_bytes} bytes are missing"
         try:
-            _write_file(self._disk, self._root, _READY, b"")
+            _write_file(self._disk, self._root, READY, b"")
         except OSError as error:
             raise StorageFailed(self._root, error.errno or 0, "staging") from error
         self.close()
@@ -407,15 +413,15 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
         names = set(disk.listdir(root))
     except OSError:
         return False  # there never was one
-    if not names & {_READY, _INSTALL}:
+    if not names & {READY, INSTALL}:
         return False
-    manifest = _stored_manifest(disk, root)
+    manifest = stored_manifest(disk, root)
     is_damaged = DAMAGED in stored.notes
-    if _INSTALL not in names:
+    if INSTALL not in names:
         if manifest is None or (not is_damaged and _is_superseded(files, manifest, stored)):
             discard(disk, directory)
             return False
-        disk.rename(os.path.join(root, _READY), os.path.join(root, _INSTALL))
+        disk.rename(os.path.join(root, READY), os.path.join(root, INSTALL))
         disk.sync_directory(root)
     assert manifest is not None, f"{root}: marked for installing without a manifest"
     assert manifest.segment_bytes == stored.segment_bytes, (
@@ -454,11 +460,11 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     return True
 
 
-def discard(disk: Disk, directory: str) -> None:
+def discard(disk: Disk, directory: str, name: str = DIRECTORY_NAME) -> None:
     """Remove all staged data, ready or not. Raises `OSError`."""
-    root = os.path.join(directory, DIRECTORY_NAME)
+    root = os.path.join(directory, name)
     # The marks are removed first and durably: half of a replacement must not count.
-    _remove(disk, root, [_READY, _INSTALL])
+    _remove(disk, root, [READY, INSTALL])
     _remove(disk, root, disk.listdir(root))
 
 
@@ -474,8 +480,8 @@ def _is_superseded(files: SegmentFiles, manifest: Manifest, stored: MetaState) -
     return (index, pos) == (last.index + 1, last.pos) and chain_after(header, last.chain) == chain
 
 
-def _stored_manifest(disk: Disk, root: str) -> Manifest | None:
-    """Raises FormatTooNew."""
+def stored_manifest(disk: Disk, root: str) -> Manifest | None:
+    """The manifest of staged data; None without a valid one. Raises FormatTooNew."""
     path = os.path.join(root, _MANIFEST)
     try:
         fd = disk.open(path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from raftlog.log_numbers import LogIndex
 from raftlog.segment.index import SegmentInfo
-from raftlog.segment.retention import RetentionPolicy, Situation, droppable
+from raftlog.segment.retention import Deletion, RetentionPolicy, Situation, droppable
 
 FILE = 100
 HOUR_MS = 3_600_000
@@ -31,7 +33,7 @@ def newest_ms(segment: SegmentInfo) -> int | None:
 
 
 def situation(**given: int) -> Situation:
-    usual = {"now_ms": 0, "hour": 4, "floor_pos": 10_000, "wanted_pos": 10_000}
+    usual: dict[str, Any] = {"now_ms": 0, "hour": 4, "floor_pos": 10_000, "wanted_pos": 10_000}
     return Situation(**usual | {"disk_used_bytes": 500, "disk_total_bytes": 1000} | given)
 
 
@@ -55,6 +57,15 @@ def situation(**given: int) -> Situation:
         ({}, {"disk_used_bytes": 799}, None),
         ({}, {"disk_used_bytes": 800}, 300),
         ({"hour": 4}, {"disk_used_bytes": 950, "hour": 5}, 400),
+        # On a full disk old files go at any hour.
+        ({"hour": 4}, {"disk_used_bytes": 800, "hour": 5, "now_ms": 99 * HOUR_MS, "may_delete_early": 0}, 300),
+        # Early only if that is allowed, if another replica has the files or it gets tight, and if it helps.
+        ({}, {"disk_used_bytes": 950, "may_delete_early": 0}, None),
+        ({}, {"disk_used_bytes": 870, "copied_pos": 0}, None),
+        ({}, {"disk_used_bytes": 880, "copied_pos": 0}, 300),
+        ({"hour": 4}, {"disk_used_bytes": 990, "copied_pos": 300, "hour": 5}, 400),
+        ({"full_ratio": 0.4}, {"disk_used_bytes": 899}, 300),
+        ({"full_ratio": 0.4}, {"disk_used_bytes": 900}, None),
         # Held back by what this node needs, and by others until it gets tight.
         ({"bytes_max": 1}, {"floor_pos": 399}, 300),
         ({"bytes_max": 1}, {"floor_pos": 199}, None),
@@ -68,7 +79,8 @@ def situation(**given: int) -> Situation:
 )
 def test_what_goes(policy: dict[str, int], now: dict[str, int], base: int | None) -> None:
     chosen = RetentionPolicy(**{"age_ms_max": 2 * HOUR_MS} | policy)
-    assert droppable(SEGMENTS, newest_ms, chosen, situation(**now)) == base
+    deletion = droppable(SEGMENTS, newest_ms, chosen, situation(**now))
+    assert (None if deletion is None else deletion.base_pos) == base
 
 
 def test_only_the_files_that_go_and_one_more_are_looked_into() -> None:
@@ -80,3 +92,13 @@ def test_only_the_files_that_go_and_one_more_are_looked_into() -> None:
 
     droppable(SEGMENTS, noting, RetentionPolicy(age_ms_max=2 * HOUR_MS), situation(now_ms=4 * HOUR_MS))
     assert asked == [200, 300]
+
+
+def test_files_that_retention_would_keep_are_named_early() -> None:
+    policy = RetentionPolicy(age_ms_max=2 * HOUR_MS)
+    old_and_full = droppable(SEGMENTS, newest_ms, policy, situation(now_ms=3 * HOUR_MS + 1, disk_used_bytes=950))
+    assert old_and_full is not None
+    assert old_and_full.base_pos == 500, "behind it is a file without messages, which counts as old"
+    assert [segment.start for segment in old_and_full.early] == [300]
+    only_old = droppable(SEGMENTS, newest_ms, policy, situation(now_ms=3 * HOUR_MS + 1))
+    assert only_old == Deletion(300)

@@ -1,0 +1,133 @@
+"""Replicas whose logs begin at different entries: who may say that older entries are gone, and who leads."""
+
+from __future__ import annotations
+
+from raftlog.consensus.messages import Heartbeat, HeartbeatResp
+from raftlog.consensus.types import Beginning, NodeId, Refusal, Role
+from raftlog.log_numbers import LogIndex
+from tests.paper.group import A, B, C, Group
+
+
+def group_of(size: int = 3, entries: int = 20, **priorities: int) -> Group:
+    """A leads, and everybody has all entries."""
+    group = Group(size, priorities={NodeId(name): value for name, value in priorities.items()})
+    group.elect(A)
+    group.propose(A, entries)
+    group.deliver()
+    group.pass_time(0.5)
+    return group
+
+
+def beginning(group: Group, node: NodeId) -> tuple[Beginning, NodeId | None]:
+    return group[node].beginning(group.now)
+
+
+def test_leader_with_deleted_beginning_hands_over() -> None:
+    group = group_of()
+    delete_early(group, A)
+    assert beginning(group, A) == (Beginning.LATER, B)
+    group.pass_time(1.0)
+    assert group[A].role is Role.FOLLOWER
+    leader = next(node for node in (B, C) if group[node].role is Role.LEADER)
+    assert beginning(group, leader) == (Beginning.FIRST, None)
+    assert beginning(group, A) == (Beginning.LATER, leader)
+
+
+def delete_early(group: Group, node: NodeId) -> None:
+    group.compact(node, 8)
+    group[node].began_early = True
+
+
+def test_leader_waits_while_retention_deletes_everywhere() -> None:
+    """Expired files are deleted by each replica in its own time, which must not move leadership each time."""
+    group = group_of()
+    group.compact(A, 8)
+    group.pass_time(30.0)
+    assert group[A].role is Role.LEADER
+    assert beginning(group, A) == (Beginning.LATER, B)
+    group.pass_time(60.0)
+    assert group[A].role is Role.FOLLOWER
+
+
+def test_follower_with_deleted_beginning_names_the_leader() -> None:
+    group = group_of()
+    delete_early(group, C)
+    group.pass_time(0.5)
+    assert group[A].role is Role.LEADER
+    assert beginning(group, A) == (Beginning.FIRST, None)
+    assert beginning(group, C) == (Beginning.LATER, A)
+    assert group[A].transfer(C, group.now) is Refusal.BEGINS_LATER
+    assert group[A].transfer(B, group.now) is None
+
+
+def test_preferred_voter_with_deleted_beginning_does_not_lead() -> None:
+    group = Group(3, priorities={C: 5})
+    group.elect(A)
+    group.propose(A, 20)
+    group.deliver()
+    delete_early(group, C)
+    group.pass_time(20.0)
+    assert group[C].role is not Role.LEADER
+    assert group[A].transfer(None, group.now) is None
+    group.pass_time(1.0)
+    assert group[B].role is Role.LEADER
+
+
+def test_replica_with_deleted_beginning_lets_others_campaign() -> None:
+    for _ in range(5):
+        group = group_of()
+        delete_early(group, C)
+        group.pass_time(0.5)
+        group.isolate(A)
+        group.pass_time(4.0)
+        assert group[B].role is Role.LEADER
+
+
+def test_replica_without_leader_does_not_know() -> None:
+    group = group_of()
+    delete_early(group, C)
+    group.pass_time(0.5)
+    group.isolate(C)
+    group.pass_time(10.0)
+    assert beginning(group, C)[0] is Beginning.UNKNOWN
+
+
+def test_new_leader_asks_before_it_knows() -> None:
+    group = group_of()
+    for node in (A, B, C):
+        group.compact(node, 8)
+    group[A].transfer(B, group.now)
+    group.pump()
+    group.deliver()
+    assert group[B].role is Role.LEADER
+    group.mail.clear()
+    assert beginning(group, B)[0] in (Beginning.UNKNOWN, Beginning.FIRST)
+    group.pass_time(0.5)
+    assert [beginning(group, node)[0] for node in (A, B, C)] == [Beginning.FIRST] * 3
+
+
+def test_silent_member_counts_only_after_an_early_deletion() -> None:
+    group = group_of()
+    group.isolate(C)
+    for node in (A, B):
+        group.compact(node, 8)
+    group.pass_time(5.0)
+    leader = next(node for node in (A, B) if group[node].role is Role.LEADER)
+    # C has told that its log begins at the first entry, and is silent now.
+    assert beginning(group, leader) == (Beginning.FIRST, None)
+    group[leader].began_early = True
+    assert beginning(group, leader) == (Beginning.UNKNOWN, None)
+
+
+def test_older_software_does_not_tell_and_is_not_waited_for() -> None:
+    group = group_of()
+    group.compact(A, 8)
+    group.compact(B, 8)
+    group.compact(C, 8)
+    group.pass_time(0.5)
+    for peer in (B, C):
+        term = group[A].term
+        group[A].receive(HeartbeatResp(peer, A, term, 10**6, 0, LogIndex(0)), group.now)
+    assert beginning(group, A) == (Beginning.FIRST, None)
+    group[B].receive(Heartbeat(A, B, group[A].term, 10_000, LogIndex(20)), group.now)
+    assert beginning(group, B) == (Beginning.FIRST, None)
