@@ -18,6 +18,7 @@ from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.linearizable_reads import LinearizableReads
+from mq.broker.net.log_beginning import LogBeginning
 from mq.broker.net.slow_answers import SlowAnswers
 from mq.broker.settings import ENTRY_OVERHEAD_BYTES, BrokerSettings
 from mq.broker.state.metadata import Metadata
@@ -98,6 +99,7 @@ class BrokerContext:
         appender: appends to the log.
         queue_offsets: the next queue offset of each queue, including entries that are not applied yet.
         internal_messages: builds the messages that the broker itself writes.
+        beginning: whether this replica may say that older messages are gone.
         reads: linearizable reads that survive a change of leader.
         slow_answers: builds long answers in steps, some in each turn of the event loop.
         traffic: counts stored and delivered messages.
@@ -120,6 +122,7 @@ class BrokerContext:
     unique_keys: UniqKeyGenerator
     internal_messages: InternalMessages
     reads: LinearizableReads
+    beginning: LogBeginning
     slow_answers: SlowAnswers
     traffic: TrafficCounters
     applied_index: Callable[[], LogIndex]
@@ -238,6 +241,7 @@ def broker_context(
             body_bytes_max=settings.message_bytes_max,
         ),
         reads=reads,
+        beginning=LogBeginning(replica),
         slow_answers=SlowAnswers(wake=environment.reactor.wake, clock=environment.clock),
         traffic=traffic,
         applied_index=applied_index,

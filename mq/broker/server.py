@@ -64,7 +64,7 @@ from raftlog import (
     stored_segment_bytes,
 )
 from raftlog.lease_clock import boot_time
-from raftlog.segment import SNAPSHOT_NAME, FormatTooNew, compiled_writer
+from raftlog.segment import REFILLED, SNAPSHOT_NAME, FormatTooNew, compiled_writer
 
 _READERS = 4
 """Threads that load old messages into memory."""
@@ -369,6 +369,7 @@ class _Host:
             attach=attach,
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
+            refill_bytes=lambda: broker.services.retention.refill_bytes(),
             tasks=(registrar.run, timers, lambda: broker.services.forwarder.run()),
             check_body=check_entry,
         )
@@ -462,11 +463,17 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         term_at=lambda index: segment_log.locate(index).term,
     )
     try:
-        opened = open_store(directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME))
+        is_refilled = REFILLED in segment_log.notes
+        opened = open_store(
+            directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME), is_refilled=is_refilled
+        )
+        segment_log.set_note(REFILLED, None)
     except StoreLost as error:
         raise StartRefused(str(error)) from error
     except OSError as error:
         raise StartRefused(f"{error.filename or directory}: {error.strerror}") from error
+    if is_refilled:
+        log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
     while opened.queues.expire_some(segment_log.base_pos):

@@ -214,6 +214,7 @@ class Services:
             waiting_pos=RetentionFloor(context.metadata, context.store, context.wall_clock_ms).first_pos,
             leased_pos=self.leases.first_pos,
             disk_usage=usage,
+            free_index=self.keys.free_disk,
             wall_clock_ms=context.wall_clock_ms,
             clock=context.clock,
             log=context.log,

@@ -100,6 +100,7 @@ def open_store(
     *,
     log: LogBounds | None = None,
     incoming: str | None = None,
+    is_refilled: bool = False,
 ) -> OpenedStore:
     """Open the derived state in a data directory, creating the directory if needed.
 
@@ -108,6 +109,8 @@ def open_store(
     Args:
         log: the log that it must match; default: any that has its first entry.
         incoming: path of a snapshot that came with a fetched log, if there is one; it is taken over.
+        is_refilled: older entries were put in front of the log, which the files do not cover: the queues are filled
+            again from its beginning, with the metadata of the checkpoint.
 
     Raises:
         FormatTooNew: a newer version of the software wrote one of the files; nothing was changed.
@@ -123,7 +126,8 @@ def open_store(
     faults: list[str] = []
     checkpoint = _usable(directory, CHECKPOINT_NAME, log, faults, as_snapshot=False)
     received = None if incoming is None else _usable("", incoming, log, faults, as_snapshot=True)
-    if checkpoint is not None and (received is None or received.applied_index <= checkpoint.applied_index):
+    is_newer = received is None or checkpoint is None or received.applied_index <= checkpoint.applied_index
+    if checkpoint is not None and is_newer and not is_refilled:
         try:
             queues = open_queues(directory, settings, checkpoint)
         except QueueFileDamaged as error:

@@ -82,6 +82,7 @@ class GroupOffsets(Service):
         self._lookup = lookup
         self._appender = context.appender
         self._read = context.reads.read
+        self._beginning = context.beginning
         self._gradually = context.slow_answers
 
     def routes(self) -> Iterator[Route]:
@@ -193,6 +194,8 @@ class GroupOffsets(Service):
                 continue
             for queue_id, offset in offsets.items():
                 queue = self._store.get(topic, queue_id)
+                if queue is not None:
+                    self._beginning.check(queue.min_offset, offset)
                 if offset >= (0 if queue is None else queue.min_offset):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, _BEYOND))
         compared = self._metadata.consumer_offsets.get((ext.compare_group, ext.topic), {})
@@ -292,6 +295,7 @@ class GroupOffsets(Service):
         queue = self._store.get(ext.topic, queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
         if ext.offset is not None and ext.offset >= 0:
+            self._beginning.check(low, ext.offset)
             return min(max(ext.offset, low), high)
         if ext.timestamp_ms == END:
             return high

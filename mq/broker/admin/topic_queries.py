@@ -46,6 +46,7 @@ class TopicQueries(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.reads.read
+        self._beginning = context.beginning
         self._gradually = context.slow_answers
         self._store_time = store_time
         self._version = context.data_version
@@ -107,6 +108,7 @@ class TopicQueries(Service):
         queue = self._store.get(topic, queue_id)
         if queue is None:
             return QueueEnds()
+        self._beginning.check(queue.min_offset)
         newest = self._store_time(topic, queue_id, queue.max_offset - 1)
         return QueueEnds(queue.min_offset, queue.max_offset, max(newest, 0))
 

@@ -2,7 +2,12 @@
 
 Each replica decides for itself. A file is deleted only if two checkpoints contain everything derived from it, so that a
 damaged checkpoint leaves another one. Unless the disk is almost full, files with undelivered delayed messages are kept
-(see `still_needed`), and so are files that a reader has leased (see `reading.log_leases`).
+(see `RetentionFloor`), and so are files that a reader has leased (see `LogLeases`).
+
+Files are deleted *early*, although retention would keep them, only as the last resort on a full disk: it must stay full
+for some checks, the key index goes first, and a leader first hands over to a replica with a whole log. The log notes
+durably that it lacks entries: then it neither leads nor tells a reader that they are gone while another replica has
+them, and fetches them again when there is room (`refill_bytes`).
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
+
 from mq.broker.base.disk import used_part
 from mq.broker.base.file_times import FileTimes, PlausibleTime
 from mq.broker.base.rate_limited_log import Log
@@ -20,15 +27,36 @@ from mq.broker.settings import BrokerSettings
 from mq.protocol.records import RecordError
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
-from raftlog import PeerState, Replica, SegmentError
+from raftlog import Beginning, PeerState, Replica, SegmentError
 from raftlog.log_numbers import index_range
-from raftlog.segment import RetentionPolicy, SegmentInfo, Situation, droppable
+from raftlog.segment import EARLY, Deletion, RetentionPolicy, SegmentInfo, Situation, droppable
 
 LAG_GRACE_SEGMENTS = 2
 """A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.
 """
 
+EARLY_CHECKS = 6
+"""The disk must be too full at so many checks in a row before files are deleted early, so that a few seconds delete
+nothing; and have room at as many before deleted files are fetched again.
+"""
+HANDOVER_CHECKS = 6
+"""For so many further checks a leader tries to hand over first."""
+REFILL_EASED = 0.05
+"""Deleted files are fetched only as far as the disk stays this much below the ratio at which they would be deleted."""
+
 _HOUR_MS = 3_600_000
+
+
+class EarlyDeletion(msgspec.Struct, frozen=True, array_like=True):
+    """The note of files that were deleted early: the entry before the first one, and the newest message in them."""
+
+    base_index: int
+    newest_ms: int
+
+
+def encode_early(base_index: int, newest_ms: int) -> bytes:
+    """The content of the note `EARLY`."""
+    return msgspec.json.encode(EarlyDeletion(base_index, newest_ms))
 
 
 class Retention:
@@ -39,6 +67,7 @@ class Retention:
         waiting_pos: physical offset of the oldest message that the broker still has to deliver. Raises StoreError.
         leased_pos: physical offset below which no reader has a lease.
         disk_usage: free and total bytes of the log's disk.
+        free_index: called with True while the disk is too full: frees what can be built again from the log.
         wall_clock_ms: milliseconds since the epoch.
         clock: monotonic seconds.
     """
@@ -53,6 +82,7 @@ class Retention:
         waiting_pos: Callable[[], int],
         leased_pos: Callable[[], int],
         disk_usage: Callable[[], tuple[int, int]],
+        free_index: Callable[[bool], None],
         wall_clock_ms: Callable[[], int],
         clock: Callable[[], float],
         log: Log,
@@ -63,11 +93,13 @@ class Retention:
         self._waiting_pos = waiting_pos
         self._leased_pos = leased_pos
         self._disk_usage = disk_usage
+        self._free_index = free_index
         self._wall_clock_ms = wall_clock_ms
         self._clock = clock
         self._log = log
         self._time: PlausibleTime | None = None
         self._files = FileTimes(self._stamps, clock, log)
+        self._tight_checks = self._calm_checks = 0
         self._warned = False
         self._is_held = False
         self.settings_changed(settings)
@@ -81,13 +113,19 @@ class Retention:
             bytes_max=settings.retention_bytes,
             expire_ratio=settings.disk_expire_ratio,
             force_ratio=(settings.disk_expire_ratio + settings.disk_full_ratio) / 2,
+            full_ratio=settings.disk_full_ratio,
         )
 
     def run(self) -> None:
         """Delete what may be deleted now; called by a timer. Raises OSError if the disk usage cannot be read."""
         log = self._replica.log
         free, total = self._disk_usage()
-        self._warn_of_disk(used_part(free, total))
+        used = used_part(free, total)
+        self._warn_of_disk(used)
+        is_tight = used >= self._policy.expire_ratio
+        self._tight_checks = self._tight_checks + 1 if is_tight else 0
+        self._calm_checks = 0 if is_tight else self._calm_checks + 1
+        self._free_index(self._tight_checks > 1)
         segments = log.segments()
         wall_ms = self._wall_clock_ms()
         now_ms = self._plausible_ms(segments, wall_ms)
@@ -99,34 +137,118 @@ class Retention:
             wanted_pos=min(self._wanted_pos(), self._leased_pos()),
             disk_used_bytes=total - free,
             disk_total_bytes=total,
+            # Without a leader nobody knows yet what others have.
+            may_delete_early=self._tight_checks >= EARLY_CHECKS and self._replica.core.leader_id is not None,
+            copied_pos=self._copied_pos(),
         )
         try:
-            base_pos = self._droppable(segments, now)
-            if base_pos is not None and not self._replica.drop_prefix(base_pos):
+            deletion = self._droppable(segments, now)
+            if deletion is not None and deletion.early and self._hands_over():
+                deletion = None
+            early = None if deletion is None or not deletion.early else self._early_note(deletion)
+            if deletion is not None and not self._replica.drop_prefix(deletion.base_pos, early):
                 return
         except (SegmentError, RecordError, StoreError) as error:
             self._log.error("retention_failed", error=str(error))
             return
-        if base_pos is not None:
+        if deletion is not None:
+            base_pos = deletion.base_pos
             dropped = sum(segment.end <= base_pos for segment in segments)
+            if deletion.early:
+                self._tell_of_early(deletion, used)
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
+        self._forget_early(now_ms)
         self._store.expire_some(log.base_pos)
 
-    def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> int | None:
-        """The new beginning of the log. Undelivered messages are only looked up if a file would be deleted. Raises
-        StoreError.
-        """
-        candidate_pos = droppable(segments, self._files.newest_ms, self._policy, now)
-        if candidate_pos is None or (waiting_pos := self._waiting_pos()) >= candidate_pos:
-            self._is_held &= candidate_pos is None
-            return candidate_pos
-        base_pos = droppable(
+    def refill_bytes(self) -> int:
+        """How many bytes of entries that were deleted early to fetch now; see `raftlog.node.Hosted`."""
+        if not self._replica.core.began_early:
+            return 0
+        try:
+            free, total = self._disk_usage()
+        except OSError:
+            return 0
+        if used_part(free, total) >= self._policy.expire_ratio:
+            return -1
+        room = round((self._policy.expire_ratio - REFILL_EASED) * total) - (total - free)
+        if self._policy.bytes_max is not None:
+            room = min(room, self._policy.bytes_max - (self._replica.log.end_pos - self._replica.log.base_pos))
+        return room if self._calm_checks >= EARLY_CHECKS and room >= self._settings.segment_bytes else 0
+
+    def _hands_over(self) -> bool:
+        """Whether another replica with a whole log takes over the leadership, before this one deletes files early."""
+        replica = self._replica
+        if not replica.is_leader or self._tight_checks > EARLY_CHECKS + HANDOVER_CHECKS:
+            return False
+        successor = replica.core.successor_with_older_log
+        return successor is not None and replica.transfer(successor) is None
+
+    def _copied_pos(self) -> int:
+        """Below this position another replica in reach has everything; 0 if none is known to have the oldest file."""
+        core, own = self._replica.core, self._replica.core.base.index
+        if not self._replica.is_leader:
+            return self._floor_pos() if core.leader_base is not None and core.leader_base <= own else 0
+        for peer in core.status().peers:
+            if peer.active and peer.base is not None and peer.base <= own < peer.match:
+                return self._replica.log.locate(peer.match).pos
+        return 0
+
+    def _early_note(self, deletion: Deletion) -> bytes:
+        """What is durably known of files that are deleted early."""
+        known = self._noted()
+        newest = max((self._files.newest_ms(segment) or 0 for segment in deletion.early), default=0)
+        base_index: int = deletion.early[0].first_index - 1
+        if known is not None:
+            base_index, newest = min(base_index, known.base_index), max(newest, known.newest_ms)
+        return encode_early(base_index, newest)
+
+    def _noted(self) -> EarlyDeletion | None:
+        note = self._replica.log.notes.get(EARLY)
+        return None if note is None else msgspec.json.decode(note, type=EarlyDeletion)
+
+    def _tell_of_early(self, deletion: Deletion, used: float) -> None:
+        nbytes = sum(segment.end - segment.start for segment in deletion.early)
+        core = self._replica.core
+        self._log.error(
+            "log_deleted_early",
+            files=len(deletion.early),
+            bytes=nbytes,
+            from_index=deletion.early[0].first_index,
+            to_index=deletion.early[-1].last_index,
+            used=round(used, 3),
+            elsewhere_from_index=None if core.oldest_base is None else core.oldest_base + 1,
+        )
+
+    def _forget_early(self, now_ms: int) -> None:
+        """Remove the note when nothing is missing any more: it is here again, gone everywhere, or expired."""
+        known = self._noted()
+        if known is None:
+            return
+        replica = self._replica
+        if replica.core.base.index <= known.base_index:
+            reason = "the log is complete again"
+        elif known.newest_ms + self._policy.age_ms_max < now_ms:
+            reason = "the messages have expired"
+        elif replica.is_leader and replica.beginning()[0] is Beginning.FIRST:
+            reason = "no replica has them any more"
+        else:
+            return
+        replica.note_early(None)
+        self._log.info("early_deletion_over", reason=reason, first_index=replica.log.first_index)
+
+    def _droppable(self, segments: Sequence[SegmentInfo], now: Situation) -> Deletion | None:
+        """What to delete. Undelivered messages are only looked up if a file would be deleted. Raises StoreError."""
+        candidate = droppable(segments, self._files.newest_ms, self._policy, now)
+        if candidate is None or (waiting_pos := self._waiting_pos()) >= candidate.base_pos:
+            self._is_held &= candidate is None
+            return candidate
+        deletion = droppable(
             segments, self._files.newest_ms, self._policy, replace(now, wanted_pos=min(now.wanted_pos, waiting_pos))
         )
-        if base_pos != candidate_pos and not self._is_held:
+        if deletion != candidate and not self._is_held:
             self._is_held = True
-            self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=candidate_pos)
-        return base_pos
+            self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=candidate.base_pos)
+        return deletion
 
     def _wanted_pos(self) -> int:
         """Below this position no peer needs the log, unless it lags too far to be waited for."""

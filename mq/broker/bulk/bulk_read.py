@@ -84,6 +84,7 @@ class BulkReads(Service):
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
         self._replica = context.replica
+        self._beginning = context.beginning
         self._metadata = context.metadata
         self._store = context.store
         self._other_replicas = context.other_replicas
@@ -283,6 +284,8 @@ class BulkReads(Service):
                 gone[queue_id] = queue.min_offset
             else:
                 there.append((queue, start, min(end, queue.max_offset)))
+        if gone and not self._beginning.is_first:
+            return _Found([], self._damaged(self._beginning.refusal()))
         if gone:
             return _Found([], encode_no_records(BulkStatus.GONE, offsets=gone))
         if offsets_only and there:

@@ -30,6 +30,7 @@ class TopicEndQueries(Service):
 
     def __init__(self, context: BrokerContext) -> None:
         self._replica = context.replica
+        self._beginning = context.beginning
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.reads.read
@@ -79,6 +80,7 @@ class TopicEndQueries(Service):
         for queue_id in range(queues):
             queue = get(topic, queue_id)
             first = 0 if queue is None else queue.min_offset
+            self._beginning.check(first)
             firsts.append(first)
             # A queue that was just dropped has no end.
             ends.append(0 if queue is None else max(first, queue.max_offset))

@@ -36,6 +36,7 @@ class TopicPlans(Service):
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
         self._replica = context.replica
+        self._beginning = context.beginning
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.reads.read
@@ -72,6 +73,8 @@ class TopicPlans(Service):
         queues = [self._store.get(ext.topic, queue_id) for queue_id in range(ext.first_queue, end)]
         rows: list[PlannedQueue] = []
         for queue_id, queue in enumerate(queues, ext.first_queue):
+            if queue is not None:
+                self._beginning.check(queue.min_offset)
             rows.append(_row(queue_id, queue, with_size=ext.detail))
             if ext.detail or queue_id % _AT_A_STRETCH == 0:
                 yield

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mq.broker.context import BrokerContext
 from mq.protocol.wire_names import PhysicalOffset
-from raftlog.consensus.types import PeerState
+from raftlog.consensus.types import PeerState, Role
 from raftlog.segment import SegmentError
 
 LEADER_ID = 0
@@ -49,13 +49,16 @@ class FollowerReads:
         self.lag_max = (
             memory_share() if context.settings.slow_consumer_bytes is None else context.settings.slow_consumer_bytes
         )
-        self._own_id = broker_id_of(context.settings.node_id)
+        self.own_id = broker_id_of(context.settings.node_id)
         self._silent_seconds_max = _SILENT_SECONDS_MAX + 2 * context.settings.heartbeat_seconds
         self._replica = context.replica
         self._metadata = context.metadata
         self._clock = context.clock
         self._followers: list[_Follower] = []
         self._refresh_at = 0.0
+        self._beginning = context.beginning
+        self._leader_begins: tuple[int, int] = (0, 0)
+        """The base of the leader's log, and the physical offset there."""
 
     def in_memory(self, physical_offset: PhysicalOffset) -> bool:
         """Whether a position is probably in memory, so that a read does not wait for the disk."""
@@ -69,7 +72,7 @@ class FollowerReads:
             lag: bytes from the first message of this answer to the end of the log.
         """
         if not self._replica.is_leader:
-            return self._own_id if 2 * lag > self.lag_max else LEADER_ID
+            return self.own_id if 2 * lag > self.lag_max else LEADER_ID
         if lag <= self.lag_max:
             return LEADER_ID
         fit = [follower.broker_id for follower in self._heard() if follower.applied_pos > behind]
@@ -79,6 +82,29 @@ class FollowerReads:
         if config is not None and config.which_broker_when_consume_slowly in fit:
             return config.which_broker_when_consume_slowly
         return fit[zlib.crc32(f"{group}\n{topic}\n{queue_id}".encode()) % len(fit)]
+
+    def older_replica(self) -> int | None:
+        """The broker id of a replica that has messages from before this log, or that knows which one has; None if none
+        is known.
+        """
+        holder = self._beginning.holder
+        if holder is None:
+            return None
+        return LEADER_ID if holder == self._replica.core.leader_id else broker_id_of(holder)
+
+    def is_only_here(self, behind: int) -> bool:
+        """Whether this follower has the messages from physical offset ``behind`` on, and the leader begins later."""
+        core = self._replica.core
+        base = core.leader_base
+        if base is None or base <= core.base.index or core.role is Role.LEADER:
+            return False
+        if base != self._leader_begins[0]:
+            try:
+                ref = self._replica.log.locate(base)
+            except SegmentError:
+                return False  # reported when it is read
+            self._leader_begins = base, ref.pos + ref.size
+        return behind < self._leader_begins[1]
 
     def other_replica(self, behind: int = 0) -> int | None:
         """The broker id of another replica that serves the log up to physical offset ``behind``.

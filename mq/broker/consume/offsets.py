@@ -73,6 +73,7 @@ class Offsets(Service):
         self._end = context.queue_offsets.end
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._read = context.reads.read
+        self._beginning = context.beginning
         self._locks = locks
         self._client_id = context.client_id
         self._clients = context.clients
@@ -362,6 +363,8 @@ class Offsets(Service):
                 return
             try:
                 answer = self._answer(call, key)
+            except RequestRefused:
+                return  # another replica knows whether the group begins at 0
             except (StoreError, OSError) as error:
                 call.connection.close(f"the queue cannot be read: {error}")
             else:
@@ -391,7 +394,12 @@ class Offsets(Service):
 
     def handle_min(self, call: Call[GetMinOffset]) -> None:
         """Request code 31."""
-        self._answer_end(call, lambda queue: queue.min_offset)
+
+        def first(queue: ConsumeQueue) -> int:
+            self._beginning.check(queue.min_offset)
+            return queue.min_offset
+
+        self._answer_end(call, first)
 
     def _answer_end(self, call: Call[GetMaxOffset | GetMinOffset], end_of: Callable[[ConsumeQueue], int]) -> None:
         def answer() -> bytes:
@@ -431,7 +439,10 @@ class Offsets(Service):
             return False
         queue = self._store.get(topic, queue_id)
         begin = self._metadata.former_topics.begin(topic, queue_id)
-        return queue is None or queue.max_offset == begin or self.is_young(queue)
+        if queue is None or queue.max_offset == begin:
+            return True
+        self._beginning.check(queue.min_offset, begin)
+        return self.is_young(queue)
 
     def is_young(self, queue: ConsumeQueue) -> bool:
         """Whether a group without an offset begins at the first message: if it exists and is fast to read."""

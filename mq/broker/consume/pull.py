@@ -41,6 +41,8 @@ _WAITING_BYTES_MAX = 4 * 1024 * 1024
 _DRAIN_SECONDS = 0.05
 _REPAIR_SECONDS = 0.25
 """A pull waits this long for a damaged queue file; then its client is told to retry, or to use another replica."""
+_ELSEWHERE_SECONDS = 0.1
+"""A pull of messages that only another replica has waits this long before its client is sent there."""
 
 PullRequest = PullMessage | LitePullMessage
 
@@ -112,6 +114,7 @@ class Pulls(Service):
         self._note_pull = offsets.note_pull
         self._confirm = context.reads.read_once
         self._appender = context.appender
+        self._beginning = context.beginning
         self._note_got = context.traffic.note_got
         self._missed = context.traffic.missed
         self._clock = context.clock
@@ -214,7 +217,7 @@ class Pulls(Service):
             if offset != 0:
                 return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, 0, low, high, "NO_MESSAGE_IN_QUEUE")
         elif offset < low:
-            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+            return self._before_the_log(pull, offset, low, high)
         elif offset > high:
             return self._sent_back(pull, low, high)
         elif offset < high:
@@ -250,8 +253,28 @@ class Pulls(Service):
             target = low if stored is None else stored
         elif stored is not None and (ext.sys_flag & LITE_PULL or isinstance(pull.call.request, LitePullMessage)):
             target = stored
+        if target <= low and self._beginning.hides(low, 0 if stored is None else stored):
+            other = self._follower_reads.older_replica()
+            suggested = LEADER_ID if other is None else other
+            offset = pull.offset
+            return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "LOG_BEGINS_LATER_HERE", suggested)
         target = min(max(target, low), high)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, target, low, high, "OFFSET_OVERFLOW_BADLY")
+
+    def _before_the_log(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
+        """Answer a pull of messages that this replica has deleted: they are gone, or another replica has them.
+
+        In the latter case the client is sent there, after a moment, in case that it cannot follow and comes back.
+        """
+        if self._beginning.is_first:
+            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+        if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _ELSEWHERE_SECONDS):
+            return None
+        self._beginning.refused += 1
+        other = self._follower_reads.older_replica()
+        if other is None:
+            return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "LOG_BEGINS_LATER_HERE")
+        return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "LOG_BEGINS_LATER_HERE", other)
 
     def _while_restored(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
         """Answer a pull of a damaged queue block: it waits a moment, then its client may try another replica."""
@@ -307,7 +330,7 @@ class Pulls(Service):
         except EntryGone as gone:
             # The log was truncated, but this queue is not updated yet.
             low = queue.expire(gone.first)
-            return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
+            return self._before_the_log(pull, offset, low, high)
         except StorageCorrupt:
             # This replica is about to repair its log; another one has the message.
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
@@ -320,7 +343,9 @@ class Pulls(Service):
         if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
             return None
         suggested = LEADER_ID
-        if 2 * lag > lag_max:
+        if self._follower_reads.is_only_here(end):
+            suggested = self._follower_reads.own_id
+        elif 2 * lag > lag_max:
             suggested = self._follower_reads.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
         code, status = ResponseCode.SUCCESS, "FOUND"
         if not records:

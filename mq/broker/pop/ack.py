@@ -100,6 +100,7 @@ class PopAcks:
         schedule: Callable[[Place], None],
         freed: Callable[[QueueOfGroup], None],
         is_taken_over: Callable[[QueueOfGroup], bool],
+        is_hidden: Callable[[int, int], bool],
         ordered_clock: OrderedClock,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -109,6 +110,7 @@ class PopAcks:
         self._schedule = schedule
         self._freed = freed
         self._is_taken_over = is_taken_over
+        self._is_hidden = is_hidden
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
         self.leaving = AcksInFlight()
@@ -290,7 +292,8 @@ class PopAcks:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         queue = self._store.get(topic, ext.queue_id)
         low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-        if not low <= ext.offset < high:
+        is_gone = ext.offset < low and not self._is_hidden(low, ext.offset)
+        if is_gone or ext.offset >= high:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue, which has {low} to {high}"
             )

@@ -122,6 +122,7 @@ class PopQueues:
         read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
         is_in_memory: Callable[[int, int], bool],
         is_young: Callable[[ConsumeQueue], bool],
+        is_hidden: Callable[[int, int], bool],
         is_settling: Callable[[QueueOfGroup], bool],
         ordered_clock: OrderedClock,
         broker_name: str,
@@ -132,6 +133,7 @@ class PopQueues:
         self._read_each = read_each
         self._is_in_memory = is_in_memory
         self._is_young = is_young
+        self._is_hidden = is_hidden
         self._is_settling = is_settling
         self._ordered_clock = ordered_clock
         self._broker_name = broker_name
@@ -145,7 +147,9 @@ class PopQueues:
         """Whether a queue has messages for a group, whatever their tags."""
         place = self._begin(key, at_end=at_end, attempt=attempt, now_ms=now_ms)
         queue = self._store.get(key[1], key[2])
-        return place is not None and queue is not None and max(place[1], queue.min_offset) < queue.max_offset
+        if place is None or queue is None or self._is_hidden(queue.min_offset, place[1]):
+            return False
+        return max(place[1], queue.min_offset) < queue.max_offset
 
     def unread(self, group: str, topic: str, queue_ids: Iterable[int], *, at_end: bool) -> Iterator[int]:
         """Those of these queues for which `take` or `has_message` may find something.
@@ -190,7 +194,10 @@ class PopQueues:
         before, begin = place
         queue = self._store.get(topic, queue_id)
         while queue is not None and begin < queue.max_offset:
-            begin = max(begin, queue.min_offset)
+            if begin < queue.min_offset:
+                if self._is_hidden(queue.min_offset, begin):
+                    return None  # until the replica that has these messages leads
+                begin = queue.min_offset
             if begin == queue.max_offset:
                 break
             try:
@@ -277,6 +284,8 @@ class PopQueues:
         has_messages = queue.max_offset > queue.min_offset
         if at_end and has_messages and not self._is_young(queue) and not self._metadata.younger_queues.has(*key):
             return -1, queue.max_offset - 1
+        if self._is_hidden(queue.min_offset, 0):
+            return None
         return -1, queue.min_offset
 
     def _on_disk(self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int) -> list[Place]:

@@ -63,6 +63,7 @@ class KeyQueries(Service):
         self._index = index
         self._metadata = context.metadata
         self._read = context.reads.read
+        self._beginning = context.beginning
         self._wake = context.reactor.wake
         self._index_seconds = context.settings.index_seconds
         self._clock = context.environment.thread_clock
@@ -75,6 +76,12 @@ class KeyQueries(Service):
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(QueryMessage, self.handle)
+
+    def free_disk(self, is_full: bool) -> None:
+        """While the disk is too full, do without index files: searches scan the log, as far as they get in time."""
+        if is_full and not self._index.is_suspended:
+            self._log.warning("key_index_removed", reason="the disk is too full", files=len(self._index.parts))
+        self._index.suspend(is_full)
 
     def handle(self, call: Call[QueryMessage]) -> None:
         """Request code 12. Raises RequestRefused."""
@@ -144,6 +151,9 @@ class KeyQueries(Service):
         code, remark = ResponseCode.SUCCESS, None
         if not result.records:
             code, remark = ResponseCode.QUERY_NOT_FOUND, _NOT_FOUND
+            if not self._beginning.is_first:
+                refusal = self._beginning.refusal()
+                code, remark = refusal.code, refusal.remark
             if not result.is_complete:
                 code, remark = (
                     ResponseCode.SYSTEM_BUSY,

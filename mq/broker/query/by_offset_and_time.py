@@ -50,6 +50,8 @@ class OffsetAndTimeQueries(Service):
         self._records = records
         self._clients = context.clients
         self._read = context.reads.read
+        self._beginning = context.beginning
+        self._segment_log = context.replica.log
         self._gradually = context.slow_answers
         self._wall_clock_ms = context.wall_clock_ms
 
@@ -86,6 +88,7 @@ class OffsetAndTimeQueries(Service):
         """When the first message of a queue was stored, in epoch milliseconds; -1 without messages. Raises as above."""
         queue = self._store.get(topic, queue_id)
         while queue is not None and queue.min_offset < queue.max_offset:
+            self._beginning.check(queue.min_offset)
             found = self.store_time(topic, queue_id, queue.min_offset)
             if found >= 0:
                 return found
@@ -107,7 +110,10 @@ class OffsetAndTimeQueries(Service):
             except EntryGone as gone:
                 queue.expire(gone.first)
             else:
-                return max(found - 1, queue.min_offset) if upper else found
+                found = max(found - 1, queue.min_offset) if upper else found
+                if found <= queue.min_offset:
+                    self._beginning.check(queue.min_offset)
+                return found
 
     def _first_later(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         low, high = queue.min_offset, queue.max_offset
@@ -152,6 +158,8 @@ class OffsetAndTimeQueries(Service):
         def answer() -> bytes:
             record = self._records.at(offset)
             if record is None:
+                if offset < self._segment_log.base_pos and not self._beginning.is_first:
+                    raise self._beginning.refusal()
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
             return call.response(body=record)
 
@@ -200,6 +208,7 @@ class OffsetAndTimeQueries(Service):
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{ext.queue_id}@{ext.topic} is not exist!")
             entries = queue.read(ext.index, min(max(ext.count, 1), ENTRIES_MAX))
             if not entries:
+                self._beginning.check(queue.min_offset, ext.index)
                 remark = f"Index {ext.index} of {ext.queue_id}@{ext.topic} is not exist!"
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
             known = self._clients.subscription(ext.consumer_group, ext.topic) if ext.consumer_group else None

@@ -123,6 +123,7 @@ class _Level:
     def __init__(self, context: BrokerContext, delays: Delays, number: int) -> None:
         self._metadata = context.metadata
         self._store = context.store
+        self._beginning = context.beginning
         self._tails = context.queue_offsets
         self._delays = delays
         self._number: Final = number
@@ -150,6 +151,8 @@ class _Level:
             if until_ms is not None:
                 heapq.heappush(passed_over, (until_ms, offset))
         if self._next_offset < queue.min_offset:
+            if self._beginning.hides(queue.min_offset, self._next_offset):
+                return
             self._delays.note_expired(number, queue.min_offset - self._next_offset)
             self._next_offset, self._due_ms = queue.min_offset, None
         marks = marks_of(self._metadata, number)

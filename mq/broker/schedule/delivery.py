@@ -113,6 +113,7 @@ class Delivery(Generic[K]):
         self._records = DueRecords(context.replica.log, context.environment.in_background)
         # Above this many pending bytes in the appender, messages are delivered one group at a time.
         self._pending_bytes_max = context.settings.pending_bytes_max // 2
+        self._beginning = context.beginning
         self._wall_clock_ms = context.wall_clock_ms
         self._source = source
         self._unreadable = unreadable
@@ -179,6 +180,8 @@ class Delivery(Generic[K]):
             if due is None or len(moved) == self._messages_max or failures == _FAILURES_MAX:
                 return
             key, offset, queue, _ = due
+            if queue is None and not self._beginning.is_first:
+                return  # another replica may have the message, and is about to lead
             record, until_ms = None, None
             if queue is not None and unreadable:
                 until_ms = unreadable.postponed_until((key, offset), now_ms)

@@ -62,6 +62,7 @@ class Recalls(Service):
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
+        self._beginning = context.beginning
         self._timers = timers
         self._delay_max_ms = context.settings.timer_delay_max_seconds * 1000  # no message is due later
         self._wall_clock_ms = context.wall_clock_ms
@@ -187,6 +188,8 @@ class Recalls(Service):
         while True:
             # A message that is being copied goes to the end of the queue, and is found there afterwards.
             under_way = list(filter(timers.is_under_way, under_way))
+            low = self._metadata.marks.of(TIMER_TOPIC, queue_id).low
+            self._beginning.check(queue.min_offset, max(low, start if stored_at is None else stored_at))
             start = max(start, self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
             if start >= queue.max_offset:
                 if not under_way:

@@ -64,6 +64,7 @@ class Timers(Service):
         self._appender = context.appender
         self._tails = context.queue_offsets
         self._read = context.replica.log.pread
+        self._beginning = context.beginning
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._delivery: Delivery[int] | None = None
@@ -115,9 +116,10 @@ class Timers(Service):
             wheel.advance(now_ms)
         except (StoreError, OSError) as error:
             self._log.warning("timers_unreadable", error=str(error))
-        for queue_id, offset in wheel.lost.items():
-            self._skip_lost(queue_id, offset)
-        wheel.lost.clear()
+        if wheel.lost and self._beginning.is_first:
+            for queue_id, offset in wheel.lost.items():
+                self._skip_lost(queue_id, offset)
+            wheel.lost.clear()
         self._delivery.run(now_ms)
 
     @property

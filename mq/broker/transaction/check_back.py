@@ -114,6 +114,7 @@ class CheckBacks(Service):
         self._halves = halves
         self._transactions = transactions
         self._appender = context.appender
+        self._beginning = context.beginning
         self._clients = context.clients
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
@@ -181,6 +182,8 @@ class CheckBacks(Service):
         now = self._clock()
         marks = self._halves.marks
         if marks.low < queue.min_offset:
+            if not self._beginning.is_first:
+                return  # another replica may have open half messages, and is about to lead
             self._skip(queue.min_offset)
         self._positions[0] = queue.max_offset
         low = marks.low

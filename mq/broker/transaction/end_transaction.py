@@ -79,6 +79,7 @@ class Transactions(Service):
         self._metadata = context.metadata
         self._halves = halves
         self._appender = context.appender
+        self._beginning = context.beginning
         self._tails = context.queue_offsets
         self._places = places
         self._host = context.store_host if len(context.store_host) == IPV4_HOST_BYTES else NO_HOST
@@ -179,6 +180,8 @@ class Transactions(Service):
         try:
             place = self._halves.place(offset)
             if place is None:
+                if self._halves.queue is not None:
+                    self._beginning.check(self._halves.queue.min_offset, offset)
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
             position = place[0]
             if position != ext.half_physical_offset:
@@ -189,6 +192,8 @@ class Transactions(Service):
                 return call.success()
             record = self._halves.read(place)
             if record is None:
+                if not self._beginning.is_first:
+                    raise self._beginning.refusal()
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
             raw = split_record(record)
         except (StoreError, SegmentError, RecordError) as error:

@@ -47,6 +47,7 @@ class ResumeCheck(Service):
         self._store = context.store
         self._records = records
         self._appender = context.appender
+        self._beginning = context.beginning
         self._tails = context.queue_offsets
         self._log = context.log
         self._under_way: set[int] = set()
@@ -100,6 +101,8 @@ class ResumeCheck(Service):
             place = parse_offset_message_id(message_id)
             record = self._records.at(place.physical_offset)
             if record is None:
+                if not self._beginning.is_first:
+                    raise self._beginning.refusal()
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no message {message_id}")
             message, raw = decode_record(memoryview(record)), split_record(record)
         except (MessageIdRefused, SegmentError, RecordError) as error:
@@ -114,7 +117,8 @@ class ResumeCheck(Service):
         """Commands that drop marks of messages that the queue no longer has."""
         queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
         first = 0 if queue is None else queue.min_offset
-        if first <= self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low:
+        low = self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low
+        if first <= low or self._beginning.hides(first, low):
             return []
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
 

@@ -54,6 +54,8 @@ class KeyIndex:
         self._indexed: SortedSet[int] = SortedSet()
         self._missing: SortedSet[int] = SortedSet()
         self._failed: set[int] = set()
+        self.is_suspended = False
+        """Whether no files are built, because the disk is full."""
         self._complete_below = self._base_pos = log.base_pos
         os.makedirs(directory, exist_ok=True)
         for name in os.listdir(directory):
@@ -83,6 +85,8 @@ class KeyIndex:
         The more of them, the larger their share of a core: all of it for `JOBS_MAX`.
         """
         self._catch_up()
+        if self.is_suspended:
+            return []
         jobs: list[IndexJob] = []
         parts = [*islice((part for part in reversed(self._missing) if part not in self._failed), JOBS_MAX)]
         for part in parts:
@@ -91,6 +95,13 @@ class KeyIndex:
             path = self._log.files.path(segment_start)
             jobs.append(IndexJob(path, segment_start, begin, end, self.path_of(part), len(parts) / JOBS_MAX))
         return jobs
+
+    def suspend(self, is_full: bool) -> None:
+        """On a full disk remove all files, and build none until it is called with False."""
+        self.is_suspended = is_full
+        if is_full:
+            for part in self.parts:
+                self.discard(self.path_of(part))
 
     def made(self, path: str) -> None:
         """The file of a job was built."""

@@ -1,0 +1,69 @@
+"""Whether this replica may answer from the beginning of its own log: not while another replica has older messages.
+
+Segment files are deleted by each replica for itself. A replica that deleted more than others, on a full disk, must not
+tell a reader that older messages are gone: the reader would go on behind them, and never see them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mq.broker.net.errors import RequestRefused
+from mq.protocol.codes import ResponseCode
+from raftlog import Beginning, NodeId
+
+
+class HasBeginning(Protocol):
+    """The part of a replica that is needed."""
+
+    def beginning(self) -> tuple[Beginning, NodeId | None]:
+        """See `raftlog.consensus.raft.RaftCore.beginning`."""
+
+
+class LogBeginning:
+    """See the module.
+
+    Attributes:
+        refused: number of answers that were refused or sent elsewhere for this reason.
+    """
+
+    def __init__(self, replica: HasBeginning) -> None:
+        self._replica = replica
+        self.refused = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether messages before the own beginning are gone everywhere, as far as the group knows."""
+        return self._replica.beginning()[0] is Beginning.FIRST
+
+    @property
+    def holder(self) -> NodeId | None:
+        """A replica that has older messages, or that knows which one has; None if none is known."""
+        return self._replica.beginning()[1]
+
+    def hides(self, min_offset: int, offset: int = 0) -> bool:
+        """Whether a queue offset may be before the own log and in another one: nothing of a queue that begins at 0 is
+        missing.
+        """
+        return offset < min_offset and not self.is_first
+
+    def check(self, min_offset: int, offset: int = 0) -> None:
+        """Refuse an answer that says that nothing is before ``min_offset``, if the queue may begin earlier elsewhere.
+
+        Raises RequestRefused; the client may retry, here or at another replica.
+        """
+        if self.hides(min_offset, offset):
+            raise self.refusal()
+
+    def refusal(self) -> RequestRefused:
+        """Why a request is refused."""
+        self.refused += 1
+        state, holder = self._replica.beginning()
+        if state is Beginning.LATER and holder is not None:
+            where = f"{holder} has older messages, or knows which replica has them"
+        else:
+            where = "it is not known yet whether another replica has older messages"
+        return RequestRefused(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"the log of this replica does not begin as early as others, and {where}; try again later",
+        )

@@ -1,0 +1,161 @@
+"""One replica's full disk: its oldest files go as the last resort, and no reader misses a message by that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from mq.broker.base import retention
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.group_admin import GroupAnswer, GroupCommand
+from raftlog import prefix_refill
+from tests.support.replies import three_replicas
+from tests.support.running_broker import Client, RunningBroker
+from tests.support.short_logs import MIB, SMALL, body, fill
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+COUNT = 120
+KEPT = SMALL | {"retention_bytes": 64 * MIB}
+
+Disks = dict[str, int]
+"""The used percentage of each replica's disk; 50 for those that are not named."""
+
+
+@pytest.fixture
+def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
+    """Disks of 8 MiB, of which the log of a test takes about half if they are full; fast checks."""
+    used: Disks = {}
+
+    def usage(directory: Path) -> tuple[int, int]:
+        return (100 - used.get(directory.name, 50)) * 8 * MIB // 100, 8 * MIB
+
+    monkeypatch.setattr("mq.broker.services.disk_usage", usage)
+    monkeypatch.setattr(retention, "EARLY_CHECKS", 3)
+    monkeypatch.setattr(retention, "HANDOVER_CHECKS", 10_000)
+    monkeypatch.setattr(prefix_refill, "LOOK_SECONDS", 0.05)
+    return used
+
+
+async def info(client: Client, name: str) -> str:
+    return str((await client.info())[f"raftmq.{name}"])
+
+
+async def base(client: Client) -> int:
+    return int(await info(client, "baseIndex"))
+
+
+async def bodies_from(client: Client, low: int) -> list[bytes]:
+    found: list[bytes] = []
+    while (pulled := await client.pull(offset=low + len(found))).code == ResponseCode.SUCCESS:
+        found += [record.body for record in pulled.records]
+    return found
+
+
+async def leader_of(clients: list[Client]) -> Client:
+    roles = [await info(client, "role") for client in clients]
+    return clients[roles.index("leader")]
+
+
+async def deleted_early(brokers: list[RunningBroker], disks: Disks) -> tuple[Client, list[Client]]:
+    """Fill the leader's disk until it has deleted its oldest files; returns its client, and those of the others."""
+    short, *others = [await broker.connect() for broker in brokers]
+    assert (await short.create_topic("T", 1)).code == 0
+    await fill(short, COUNT)
+    disks[brokers[0].settings.data_dir.name] = 82
+
+    async def is_short() -> bool:
+        return await base(short) > 0
+
+    await until(is_short)
+    return short, others
+
+
+async def test_full_disk_hands_over_before_files_go(tmp_path: Path, disks: Disks) -> None:
+    async with three_replicas(tmp_path, **KEPT) as brokers:
+        with capture_logs() as log:
+            short, others = await deleted_early(brokers, disks)
+        assert await info(short, "role") == "follower"
+        assert [await base(client) for client in others] == [0, 0]
+        events = [line for line in log if line["event"] in ("leading", "log_deleted_early")]
+        first = [line["event"] for line in events].index("log_deleted_early")
+        assert events[first - 1]["event"] == "leading", "another replica leads before the first file goes"
+        early = events[first]
+        assert early["log_level"] == "error"
+        assert (early["from_index"], early["elsewhere_from_index"]) == (1, 1)
+        assert early["bytes"] == early["files"] * KEPT["segment_bytes"]
+
+
+async def test_reader_is_sent_to_the_leader_for_deleted_messages(tmp_path: Path, disks: Disks) -> None:
+    async with three_replicas(tmp_path, **KEPT) as brokers:
+        short, others = await deleted_early(brokers, disks)
+        gone = await short.pull(offset=0)
+        assert (gone.code, gone.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
+        assert gone.ext["suggestWhichBrokerId"] == "0"
+        leader = await leader_of(others)
+        assert await bodies_from(leader, 0) == [body(n) for n in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": 0}),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "T", "queueId": 0, "timestamp": 0}),
+        (RequestCode.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": 0}),
+        (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}),
+    ],
+)
+async def test_replica_refuses_to_name_its_own_first_message(
+    tmp_path: Path, disks: Disks, code: RequestCode, fields: dict[str, Any]
+) -> None:
+    async with three_replicas(tmp_path, **KEPT) as brokers:
+        short, others = await deleted_early(brokers, disks)
+        answer = await short.request(code, fields)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, answer
+        assert answer.remark is not None
+        assert "does not begin as early as others" in answer.remark
+        for client in others:
+            assert (await client.request(code, fields)).code == 0
+
+
+async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: Disks) -> None:
+    async with three_replicas(tmp_path, **KEPT) as brokers:
+        short, others = await deleted_early(brokers, disks)
+        leader = await leader_of(others)
+        command = GroupCommand(action="transfer", node=brokers[0].settings.node_id)
+
+        async def refused() -> bool:
+            answer = await leader.request(RequestCode.MANAGE_GROUP, body=command.encode())
+            return GroupAnswer.decode(answer.body).code == "BEGINS_LATER"
+
+        await until(refused)
+        assert await info(short, "role") == "follower"
+
+
+async def test_deleted_files_come_back_when_there_is_room(tmp_path: Path, disks: Disks) -> None:
+    async with three_replicas(tmp_path, **KEPT) as brokers:
+        short, _ = await deleted_early(brokers, disks)
+        await short.stream.aclose()
+        disks.clear()
+        with capture_logs() as log:
+
+            async def is_whole() -> bool:
+                try:  # the next run of a broker begins with new connections
+                    client = await brokers[0].connect()
+                    return await base(client) == 0 and await client.offset(RequestCode.GET_MAX_OFFSET) == COUNT
+                except (OSError, trio.BrokenResourceError, AssertionError):
+                    return False
+
+            await until(is_whole)
+            await until(lambda: any(line["event"] == "early_deletion_over" for line in log))
+        client = await brokers[0].connect()
+        assert await bodies_from(client, 0) == [body(n) for n in range(COUNT)]
+        assert await client.offset(RequestCode.GET_MIN_OFFSET) == 0
+        assert {"refill_begun", "refill_fetched", "log_refilled", "early_deletion_over"} <= {
+            line["event"] for line in log
+        }
