@@ -74,7 +74,8 @@ async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id
         if answer.code == ResponseCode.SUCCESS:
             worker.ok("final-read", k=queue, n=node, v=values_in(body))
             offset = int(answer.ext["nextBeginOffset"])
-        elif answer.code == ResponseCode.PULL_OFFSET_MOVED and int(answer.ext["minOffset"]) > offset:
+        elif int(answer.ext.get("minOffset", 0)) > offset:
+            # It sends the reader to this offset, or to a replica that has earlier messages, and is read itself.
             offset = int(answer.ext["minOffset"])
             worker.fail("final-read", f"the queue begins at {offset}", k=queue, n=node)
             worker.ok("removed", k=queue, n=node, o=offset)

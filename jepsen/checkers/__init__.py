@@ -20,6 +20,7 @@ from jepsen.checkers.retries import check_retries
 from jepsen.checkers.send_order import check_order
 from jepsen.checkers.send_path import check_send_path
 from jepsen.checkers.servers import check_servers
+from jepsen.checkers.skipped import check_skipped
 from jepsen.checkers.slow_node import check_slow_node
 from jepsen.checkers.total_queue import check_total_queue
 from jepsen.checkers.transactions import check_transactions
@@ -32,7 +33,7 @@ _SENDING: tuple[Checker, ...] = (check_servers, check_send_path, check_coverage)
 """Of all workloads that send messages."""
 
 CHECKERS: dict[str, tuple[Checker, ...]] = {
-    "queue": (check_total_queue, check_told_offsets, check_log, check_order, *_SENDING),
+    "queue": (check_total_queue, check_skipped, check_told_offsets, check_log, check_order, *_SENDING),
     "log": (check_log, check_order, *_SENDING),
     "order": (check_exclusive, check_total_queue, check_log, check_order, *_SENDING),
     "offsets": (check_offsets, check_log, check_order, *_SENDING),

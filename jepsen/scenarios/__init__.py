@@ -8,7 +8,17 @@ import trio
 
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.processes import paused
-from jepsen.scenarios import away, backup, damaged_files, membership, power, slow_node, upgrade, wrong_clock
+from jepsen.scenarios import (
+    away,
+    backup,
+    damaged_files,
+    early_deletion,
+    membership,
+    power,
+    slow_node,
+    upgrade,
+    wrong_clock,
+)
 from jepsen.scenarios.scenario import Scenario
 
 REST_SECONDS = 2.0
@@ -97,6 +107,14 @@ SCENARIOS: dict[str, Scenario] = {
             ("clock",),
             wrong_clock.wrong_for_a_while,
             settings=wrong_clock.SETTINGS,
+        ),
+        Scenario(
+            "early-deletion",
+            "a full disk makes one replica delete messages that others have; then it is asked to lead",
+            ("disk-full",),
+            early_deletion.full_disk_then_lead,
+            workload="queue",
+            settings=early_deletion.SETTINGS,
         ),
     )
 }
