@@ -22,6 +22,7 @@ from chaos.log_sim.process import LogProcess
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
 from mq.broker.base.process_tuning import DescriptorLimits
+from mq.broker.base.retention import encode_early
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment
@@ -43,6 +44,8 @@ from raftlog.segment.errors import SegmentError
 TICK_SECONDS = 0.1
 _DESCRIPTORS_MAX = 1 << 30
 _SECRETS = (bytes(32),)
+EARLY_NOTE = encode_early(0, 0)
+"""Half of the deletions come before their time, as on a full disk."""
 _QUEUES_AT_ONCE = 3
 """Small, so that entries are applied between two parts of a checkpoint."""
 
@@ -299,7 +302,7 @@ class BrokerProcess(LogProcess):
             return False  # there are none, or the queues are still being filled
         base_pos = files[int(share * (len(files) - 1))]
         self._cluster.dropped_pos = max(self._cluster.dropped_pos, base_pos)
-        return self.replica.drop_prefix(base_pos)
+        return self.replica.drop_prefix(base_pos, EARLY_NOTE if share > 0.5 else None)
 
     # -- Application ---------------------------------------------------------------------------------------------------
 

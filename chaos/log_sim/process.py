@@ -275,7 +275,8 @@ class LogProcess:
         files = [s.start for s in log.segments() if s.start > log.base_pos and s.first_index <= floor + 1]
         if not files:
             return False
-        return self.replica.drop_prefix(files[int(share * (len(files) - 1))])
+        # As if half of the deletions came before their time, on a full disk.
+        return self.replica.drop_prefix(files[int(share * (len(files) - 1))], b"early" if share > 0.5 else None)
 
     def note_damage(self, pos: int) -> None:
         """Make the next start verify everything, since something is unreadable."""
