@@ -16,9 +16,11 @@ from mq.client.consume.pull_consumer import PullConsumer
 from mq.client.consume.pull_loop import PullSettings
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import (
+    AlreadyOpen,
     BrokerError,
     ClientClosed,
     ClientError,
+    ClientForked,
     ConnectFailed,
     ConnectionLost,
     DeliveryFinished,
@@ -58,11 +60,13 @@ from mq.protocol.trace import MessageTrace
 
 __all__ = [
     "Admin",
+    "AlreadyOpen",
     "BrokerError",
     "BrokerStatsData",
     "Check",
     "ClientClosed",
     "ClientError",
+    "ClientForked",
     "ClusterInfo",
     "Codec",
     "ConnectFailed",

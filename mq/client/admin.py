@@ -5,16 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import anyio
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
-from mq.client.errors import BrokerError, ClientClosed, NoRoute, TopicNotFound
+from mq.client.errors import BrokerError, NoRoute, TopicNotFound
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.leader_calls import leader_in
+from mq.client.net.life_cycle import Client
 from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.protocol import properties as props
@@ -59,7 +60,7 @@ messages.
 T = TypeVar("T")
 
 
-class Admin(anyio.AsyncContextManagerMixin):
+class Admin(Client):
     """Administration of a cluster through its name servers, on trio or asyncio.
 
         async with Admin("127.0.0.1:9876") as admin:
@@ -75,16 +76,16 @@ class Admin(anyio.AsyncContextManagerMixin):
         self._remoting: ClientCore | None = None
 
     @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+    async def _session(self) -> AsyncGenerator[None]:
         async with ClientCore.open(self._name_servers, settings=self._remoting_settings) as self._remoting:
-            yield self
+            yield
 
     def __repr__(self) -> str:
         return f"<Admin at {';'.join(self._name_servers)}>"
 
     def _opened(self) -> ClientCore:
-        if self._remoting is None:
-            raise ClientClosed("enter the admin first: async with Admin(...) as admin")
+        self._check_open()
+        assert self._remoting is not None, "open without a remoting"
         return self._remoting
 
     async def _ask(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:

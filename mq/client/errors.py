@@ -6,6 +6,7 @@ did not happen and "unknown" if it may have. A successful send returns a `SendRe
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 from typing import ClassVar, Literal
 
@@ -14,9 +15,11 @@ from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 
 __all__ = [
+    "AlreadyOpen",
     "BrokerError",
     "ClientClosed",
     "ClientError",
+    "ClientForked",
     "ConnectFailed",
     "ConnectionLost",
     "DeliveryFinished",
@@ -51,7 +54,26 @@ class ClientError(Exception):
 
 
 class ClientClosed(ClientError):
-    """This producer, consumer or admin was closed by its owner (or never entered)."""
+    """This producer, consumer or admin was closed by its owner, or never opened."""
+
+
+class ClientForked(ClientClosed):
+    """This client was opened in `process`, from which this one was forked; it works there, and nothing was sent here.
+
+    It may be opened here as well, as another client.
+    """
+
+    def __init__(self, name: str, process: int) -> None:
+        super().__init__(
+            f"this {name} was opened in process {process}, and process {os.getpid()}, which was forked from it, cannot "
+            "share its connections: open a client after the fork, in each process (gunicorn: post_fork, Celery: "
+            "worker_process_init, multiprocessing: initializer), or call open() here"
+        )
+        self.process = process
+
+
+class AlreadyOpen(ClientError):
+    """`open` was called for a client that is open, or being opened or closed; nothing has changed."""
 
 
 class NotADeadLetter(ClientError):

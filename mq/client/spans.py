@@ -75,19 +75,19 @@ class TracerProvider(Protocol):
     def get_tracer(self, module: str, version: str | None = None, schema_url: str | None = None, /) -> Any: ...
 
 
-def open_spans(otel: bool | TracerProvider, *, group: str, client_id: str, model: str | None = None) -> Spans | None:
+def open_spans(otel: bool | TracerProvider, *, group: str, model: str | None = None) -> Spans | None:
     """The spans of one client; None if disabled. Raises ImportError without OpenTelemetry.
 
     Args:
         model: the message model of a consumer, ``clustering`` or ``broadcasting``; None for a producer.
     """
-    return None if otel is False else Spans(otel, group=group, client_id=client_id, model=model)
+    return None if otel is False else Spans(otel, group=group, model=model)
 
 
 class Spans:
     """Creates the spans of one client."""
 
-    def __init__(self, otel: bool | TracerProvider, *, group: str, client_id: str, model: str | None) -> None:
+    def __init__(self, otel: bool | TracerProvider, *, group: str, model: str | None) -> None:
         try:
             from opentelemetry import propagate, trace
         except ImportError as error:
@@ -95,10 +95,14 @@ class Spans:
         self._trace, self._propagate = trace, propagate
         provider = trace.get_tracer_provider() if isinstance(otel, bool) else otel
         self._tracer: Tracer = provider.get_tracer("raftmq", version("raftmq"), SCHEMA_URL)
-        self._common: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
+        self._common: Attributes = {"messaging.system": "rocketmq"}
         if model is not None:
             self._common["messaging.consumer.group.name"] = group
             self._common["messaging.rocketmq.consumption_model"] = model
+
+    def identify(self, client_id: str) -> None:
+        """The client was opened under this id."""
+        self._common["messaging.client.id"] = client_id
 
     # Producers.
 

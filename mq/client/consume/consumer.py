@@ -15,21 +15,23 @@ and starts from scratch.
 
 from __future__ import annotations
 
+import os
 import random
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, Self
+from typing import Literal
 
 import anyio
 import anyio.abc
 
 from mq.client.consume.send_back import failure_text, give_back
-from mq.client.errors import ClientClosed, NotADeadLetter
+from mq.client.errors import NotADeadLetter
 from mq.client.message import ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
-from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.identity import new_client_id, new_random, new_unique_keys
+from mq.client.net.life_cycle import Client
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.reply import REPLY_SECONDS, reply_to
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
@@ -46,7 +48,7 @@ LEAVE_SECONDS = 2.0
 """Time to store the last offsets and unregister: two round trips; brokers that do not answer must not block closing."""
 
 
-class Consumer(anyio.AsyncContextManagerMixin):
+class Consumer(Client):
     """The base of all consumers. Subclasses override the steps of the life cycle, which are called in this order:
 
     `_connected`, `_start`, then the block of the user, `_stop`, `_closed`, `_leave`.
@@ -65,28 +67,37 @@ class Consumer(anyio.AsyncContextManagerMixin):
     ) -> None:
         check_group(group)
         self.group = group
-        self.client_id = new_client_id()
+        self.client_id = ""
+        """Its id at the brokers; a new one each time it is opened."""
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._rng = rng
+        self._made_in = os.getpid()
         self._trace_topic = trace_topic(trace)
-        self._unique_keys = new_unique_keys(rng or random.Random())
         self._remoting: ClientCore | None = None
         """Set while the consumer is open."""
         self._tasks: anyio.abc.TaskGroup | None = None
         """Set while it is open."""
         self._tracer: Tracer | None = None
-        self._spans = open_spans(otel, group=group, client_id=self.client_id, model=model)
+        self._spans = open_spans(otel, group=group, model=model)
+
+    def _renew(self) -> None:
+        self.client_id = new_client_id()
+        self._random = new_random(self._rng, self._made_in)
+        self._unique_keys = new_unique_keys(self._random)
+        self._remoting = self._tasks = self._tracer = None
+        if self._spans is not None:
+            self._spans.identify(self.client_id)
 
     @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+    async def _session(self) -> AsyncGenerator[None]:
         async with ClientCore.open(
             self._name_servers,
             heartbeat_body=self._heartbeat_body,
             on_route_change=self._note_route,
             on_server_request=self._answer_server,
             settings=self._remoting_settings,
-            rng=self._rng,
+            rng=self._random,
         ) as remoting:
             self._remoting = remoting
             self._connected(remoting)
@@ -98,7 +109,7 @@ class Consumer(anyio.AsyncContextManagerMixin):
                     )
                     await self._start(remoting, tasks)
                     try:
-                        yield self
+                        yield
                     finally:
                         self._stop()
                         if tracer is not None:
@@ -157,7 +168,8 @@ class Consumer(anyio.AsyncContextManagerMixin):
         Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds the last
         error. A reply does not acknowledge the message: that happens when its handler ends, as for any other.
         """
-        own_id, remoting = self._unique_keys.next(), self._remoting
+        remoting = self._opened()
+        own_id = self._unique_keys.next()
         await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     async def dead_letter(self, message: ReceivedMessage, reason: str | BaseException) -> None:
@@ -175,11 +187,9 @@ class Consumer(anyio.AsyncContextManagerMixin):
     # State.
 
     def _opened(self) -> ClientCore:
-        """Raises ClientClosed outside of the block."""
-        if self._remoting is None:
-            raise ClientClosed(f"enter the consumer first: async with {type(self).__name__}(...) as consumer")
-        if self._tasks is None:
-            raise ClientClosed("the consumer is closed")
+        """Raises ClientClosed."""
+        self._check_open()
+        assert self._remoting is not None, "open without a remoting"
         return self._remoting
 
     def _show(self, what: str, state: str) -> str:

@@ -41,7 +41,11 @@ class DeliveryBoard:
         self._closed = False
 
     def open(self) -> None:
-        """Allow waiting for messages."""
+        """Begin anew, without queues, and allow waiting for messages."""
+        self._turns.clear()
+        self._listed.clear()
+        self._alarms.clear()
+        self._offered = anyio.Event()
         self._closed = False
 
     def close(self) -> None:

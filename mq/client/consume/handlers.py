@@ -80,6 +80,12 @@ class Handling:
         self._caller: asyncio.Task[Any] | None = None
         self._was_run = False
 
+    def open(self) -> None:
+        """The consumer is opened; `run` was not called yet."""
+        self._scope = None
+        self._fallback = None
+        self._was_run = False
+
     async def remind(self, seconds: float) -> None:
         """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: the consumer waits silently
         then.

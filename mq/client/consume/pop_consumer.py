@@ -153,6 +153,7 @@ class PopConsumer(Consumer):
         self._inbox = Inbox(self._ahead, ordered=self._ordered)
         self._polled.clear()
         self._held.clear()
+        self._acks.clear()
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
         """Raises TopicNotFound, NameServersUnavailable."""
@@ -316,7 +317,8 @@ class PopConsumer(Consumer):
 
     async def _poll(self, broker_name: str) -> None:
         """Pop messages of a broker group for ever. Raises BrokerError for permanent failures."""
-        remoting = self._opened()
+        remoting = self._remoting
+        assert remoting is not None, "pops before the consumer was opened"
         refresh = False
         attempt = self._new_attempt()
         while True:

@@ -98,6 +98,9 @@ class PullConsumer(Consumer):
     def _connected(self, remoting: ClientCore) -> None:
         # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
         self._offsets = GroupOffsets(remoting, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
+        self._subscribed = {}
+        self._pullers = {}
+        self._paused = set()
         self._board.open()
 
     def _closed(self) -> None:
@@ -148,6 +151,7 @@ class PullConsumer(Consumer):
     @property
     def assignment(self) -> frozenset[MessageQueue]:
         """The assigned queues."""
+        self._check_process()
         return frozenset(self._pullers)
 
     async def seek(self, queue: MessageQueue, position: int | Literal["first", "last"] | dt.datetime) -> None:
@@ -170,11 +174,13 @@ class PullConsumer(Consumer):
 
     def pause(self, *queues: MessageQueue) -> None:
         """Make `poll` return nothing of these queues, or of all assigned ones, until `resume`."""
+        self._check_process()
         self._paused.update(queues or self._pullers)
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
         """Resume these queues, or all."""
+        self._check_process()
         self._paused.difference_update(queues or set(self._paused))
         self._pauses_changed()
 
@@ -229,6 +235,7 @@ class PullConsumer(Consumer):
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
         """For each queue the offset at which `poll` continues."""
+        self._check_process()
         return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
 
     # Offsets.
@@ -255,14 +262,15 @@ class PullConsumer(Consumer):
     # Pullers.
 
     def _puller(self, queue: MessageQueue) -> Puller:
+        self._check_process()
         puller = self._pullers.get(queue)
         if puller is None:
             raise ValueError(f"{queue} is not assigned")
         return puller
 
     def _read_from(self, queue: MessageQueue, offset: int) -> None:
-        tasks, remoting = self._tasks, self._opened()
-        assert tasks is not None, "opened without tasks"
+        tasks, remoting = self._tasks, self._remoting
+        assert tasks is not None and remoting is not None, "a queue is read before the consumer was opened"  # noqa: PT018
         subscribed = self._subscribed[queue.topic]
         process_queue = ProcessQueue(queue, offset)
         process_queue.paused = queue in self._paused

@@ -210,6 +210,9 @@ class PushConsumer(Consumer):
     def _connected(self, remoting: ClientCore) -> None:
         """Raises OffsetsFileDamaged, OSError."""
         self._board.open()
+        self._handling.open()
+        self._handling_for_operators = 0
+        self._member = None
         if self._broadcast is None:
             self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
         else:
@@ -237,7 +240,7 @@ class PushConsumer(Consumer):
         tasks.start_soon(self._handling.remind, REMIND_SECONDS)
 
     def _stop(self) -> None:
-        self.stop()
+        self._handling.stop()
 
     def _closed(self) -> None:
         self._board.close()
@@ -297,6 +300,7 @@ class PushConsumer(Consumer):
     async def _handle_for_operator(
         self, request: ConsumeMessageDirectly, body: bytes, answer_later: AnswerLater
     ) -> None:
+        self._note_own_task()
         try:
             [message] = received_messages(request.ext.broker_name or "", memoryview(body))
             result = await self._handling.handle_for_operator(message)
@@ -322,6 +326,7 @@ class PushConsumer(Consumer):
 
         With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together.
         """
+        self._check_process()
         if batch is not None and batch < 1:
             raise ValueError(f"batch {batch} must be at least 1")
         if callable(topic):
@@ -336,12 +341,14 @@ class PushConsumer(Consumer):
 
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of `topic`; its queues are released soon."""
+        self._check_process()
         self._subscribed.pop(topic, None)
         self._subscriptions_changed()
 
     def _subscribe(
         self, topic: str, tags: str | Sql, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
     ) -> None:
+        self._check_process()
         check_topic(topic)
         self._subscribed[topic] = Subscribed(
             subscription=subscription_of(topic, tags),
@@ -365,10 +372,12 @@ class PushConsumer(Consumer):
             self._member.note_route(route)
 
     def _note_progress(self, process_queue: ProcessQueue) -> None:
-        self._entered().note_progress(process_queue)
+        if self._member is not None:
+            self._member.note_progress(process_queue)
 
     def _entered(self) -> GroupMember:
         """The current group membership, or the last one after the block. Raises ClientClosed before the block."""
+        self._check_process()
         if self._member is None:
             self._opened()
         assert self._member is not None, "open without a member"
@@ -379,6 +388,7 @@ class PushConsumer(Consumer):
     @property
     def assignment(self) -> frozenset[MessageQueue]:
         """The currently assigned queues."""
+        self._check_process()
         return self._member.assignment.queues if self._member is not None else frozenset()
 
     async def wait_assigned(self) -> frozenset[MessageQueue]:
@@ -409,12 +419,14 @@ class PushConsumer(Consumer):
 
         Messages being handled are finished and committed. The queues stay assigned, and a pause survives their loss.
         """
+        self._check_process()
         self._paused.update(queues)
         self._all_paused = self._all_paused or not queues
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
         """Resume these queues, or all if none is named. After `pause()` only `resume()` without queues ends it."""
+        self._check_process()
         if queues:
             self._paused.difference_update(queues)
         else:
@@ -454,6 +466,7 @@ class PushConsumer(Consumer):
 
     def stop(self) -> None:
         """End `run`, cancelling running handlers."""
+        self._check_process()
         self._handling.stop()
 
     async def _give_back(self, message: ReceivedMessage, error: BaseException) -> bool:

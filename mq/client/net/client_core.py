@@ -12,6 +12,7 @@ ended. That also holds for a cancelled client: its connections end when they are
 
 from __future__ import annotations
 
+import os
 import random
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -26,6 +27,7 @@ from mq.client.errors import (
     BrokerError,
     ClientClosed,
     ClientError,
+    ClientForked,
     ConnectFailed,
     ConnectionLost,
     NameServersUnavailable,
@@ -42,6 +44,7 @@ from mq.client.net.connection import (
     split_address,
 )
 from mq.client.net.credentials import Credentials, tls_from_environment
+from mq.client.net.forks import forks
 from mq.client.net.liveness import SilenceWatch
 from mq.client.net.replies import read_body
 from mq.client.net.routes import TopicRoute
@@ -153,6 +156,7 @@ class ClientCore:
         self._heartbeat_wanted = anyio.Event()
         self._ask_again_at = float("-inf")
         self._closed = False
+        self._forks, self._process = forks(), os.getpid()
 
     async def run(self) -> None:
         """Keep routes and connections up to date, and send heartbeats, until cancelled."""
@@ -245,6 +249,8 @@ class ClientCore:
                 raise ConnectFailed(address, _reason(slot.failure)) from slot.failure
             if self._is_closed():
                 raise ClientClosed("this client is closed")
+            if self._forks != forks():
+                raise ClientForked("client", self._process)
             try:
                 connection = await open_connection(
                     address,

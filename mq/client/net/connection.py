@@ -23,6 +23,7 @@ import anyio.streams.tls
 from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, RequestTimeout
 from mq.client.logs import log
 from mq.client.net.credentials import Credentials
+from mq.client.net.forks import guard_socket, release_socket
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.forwarding import FORWARDED_TO
@@ -202,6 +203,13 @@ class Connection:
         self._wake_writer = anyio.Event()
         self._scope = anyio.CancelScope()
         self._next_opaque = 0
+        self._socket = stream.extra(anyio.abc.SocketAttribute.raw_socket, None)  # noqa: S610 - not Django's
+        if self._socket is not None:
+            guard_socket(self)
+
+    def fileno(self) -> int:
+        """The number of its socket, -1 once that is closed."""
+        return -1 if self._socket is None else int(self._socket.fileno())
 
     @property
     def in_flight(self) -> int:
@@ -325,6 +333,7 @@ class Connection:
                     self.close(await self._read_until_end())
         finally:
             self._end("closed by this client")
+            release_socket(self)
             with anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(self._stream)
 

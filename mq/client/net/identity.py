@@ -1,4 +1,7 @@
-"""The client's id: `ip@pid#number`, as in every RocketMQ client."""
+"""The client's id: `ip@pid#number`, as in every RocketMQ client.
+
+A client gets its identity when it is opened, not when it is made: the process may have been forked in between.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import time
 
 from mq.protocol.hashes import UniqKeyGenerator
 
-__all__ = ["local_ip", "new_client_id", "new_unique_keys"]
+__all__ = ["local_ip", "new_client_id", "new_random", "new_unique_keys"]
 
 # Process ids repeat (every container has a process 1), but ids within a group must be unique: numbers count up from the
 # start time of the process.
@@ -33,6 +36,19 @@ def local_ip() -> str:
 def new_client_id() -> str:
     """An id that no other client in the cluster has."""
     return f"{local_ip()}@{os.getpid()}#{next(_numbers)}"
+
+
+def new_random(given: random.Random | None, made_in: int) -> random.Random:
+    """The randomness of a client that is opened now: the given generator, or a new one.
+
+    `made_in` is the process in which the client was made; a process that was forked from it has a copy of the
+    generator, which would give the same numbers.
+    """
+    if given is None:
+        return random.Random()
+    if made_in == os.getpid():
+        return given
+    return random.Random(f"{given.getrandbits(64)} {os.getpid()}")
 
 
 def new_unique_keys(rng: random.Random) -> UniqKeyGenerator:

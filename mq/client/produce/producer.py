@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Self, TypedDict
+from typing import TypedDict
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from mq.client.errors import ClientClosed, ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
+from mq.client.errors import ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
-from mq.client.net.identity import new_client_id, new_unique_keys
+from mq.client.net.identity import new_client_id, new_random, new_unique_keys
 from mq.client.net.leader_calls import leader_in
+from mq.client.net.life_cycle import Client
 from mq.client.produce.accumulator import BATCH_BYTES_MAX, Accumulator, may_join
 from mq.client.produce.in_flight_limit import InFlightLimit
 from mq.client.produce.outgoing_message import (
@@ -75,7 +77,7 @@ class ProducerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class Producer(anyio.AsyncContextManagerMixin):
+class Producer(Client):
     """Sends messages to RocketMQ topics, on trio or asyncio.
 
         async with Producer("127.0.0.1:9876", group="orders") as producer:
@@ -135,7 +137,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         if compress is not None and compress not in CODECS:
             raise ValueError(f"compress {compress!r} is not one of {', '.join(CODECS)}, nor None")
         self.group = group
-        self.client_id = new_client_id()
+        self.client_id = ""
+        """Its id at the brokers; a new one each time it is opened."""
         self.timeout = timeout
         self._policy = RetryPolicy(retries=retries, attempt_seconds=attempt_timeout, retry_unknown=retry_unknown)
         if linger is not None and not 0 <= linger < timeout:
@@ -150,26 +153,35 @@ class Producer(anyio.AsyncContextManagerMixin):
         self._auto_create_topics = auto_create_topics
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
-        self._rng = rng or random.Random()
-        self._unique_keys = new_unique_keys(self._rng)
+        self._rng = rng
+        self._made_in = os.getpid()
         self._remoting: ClientCore | None = None
         self._pipeline: SendPipeline | None = None
         self._accumulator: Accumulator | None = None
         self._submits = 0
-        self._limit = InFlightLimit(in_flight_max, lambda: self.in_flight)
         self._trace_topic = trace_topic(trace)
         self._tracer: Tracer | None = None
-        self._spans = open_spans(otel, group=group, client_id=self.client_id)
-        self._requests = OpenRequests(self.client_id, limit=in_flight_max, rng=self._rng)
+        self._spans = open_spans(otel, group=group)
+        self._requests: OpenRequests | None = None
+
+    def _renew(self) -> None:
+        self.client_id = new_client_id()
+        self._random = new_random(self._rng, self._made_in)
+        self._unique_keys = new_unique_keys(self._random)
+        self._requests = OpenRequests(self.client_id, limit=self._in_flight_max, rng=self._random)
+        self._limit = InFlightLimit(self._in_flight_max, self._in_flight)
+        self._remoting = self._pipeline = self._accumulator = self._tracer = None
+        if self._spans is not None:
+            self._spans.identify(self.client_id)
 
     @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+    async def _session(self) -> AsyncGenerator[None]:
         async with ClientCore.open(
             self._name_servers,
             heartbeat_body=self._heartbeat_body,
             on_server_request=self._answer_server,
             settings=self._remoting_settings,
-            rng=self._rng,
+            rng=self._random,
         ) as remoting:
             self._remoting = remoting
             try:
@@ -189,8 +201,7 @@ class Producer(anyio.AsyncContextManagerMixin):
                     )
                     self._start_tasks(tasks, remoting)
                     try:
-                        yield self
-                        await self.flush()
+                        yield
                     finally:
                         if self._accumulator is not None:
                             self._accumulator.close()
@@ -201,8 +212,14 @@ class Producer(anyio.AsyncContextManagerMixin):
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await remoting.unregister(self.client_id, producer_group=self.group)
 
+    async def _finish(self) -> None:
+        await self._flush()
+
+    def _pending_messages(self) -> int:
+        return self._in_flight()
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self.in_flight} in flight>"
+        return f"<{type(self).__name__} {self.group} at {';'.join(self._name_servers)}, {self._in_flight()} in flight>"
 
     def _open_accumulator(self, tasks: anyio.abc.TaskGroup, pipeline: SendPipeline) -> Accumulator | None:
         if self._linger is None:
@@ -220,6 +237,7 @@ class Producer(anyio.AsyncContextManagerMixin):
         self, request: Request | UnknownRequest, body: memoryview, answer_later: AnswerLater
     ) -> bytes | None:
         if isinstance(request, PushReplyMessageToClient):
+            assert self._requests is not None, "a reply came without a connection"
             return self._requests.pushed(request, body, _wall_clock_ms())
         return refuse_server_request(request, body, answer_later)
 
@@ -240,8 +258,8 @@ class Producer(anyio.AsyncContextManagerMixin):
         return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
 
     def _open_pipeline(self) -> SendPipeline:
-        if self._pipeline is None:
-            raise ClientClosed("enter the producer first: async with Producer(...) as producer")
+        self._check_open()
+        assert self._pipeline is not None, "open without a pipeline"
         return self._pipeline
 
     # One message.
@@ -374,7 +392,7 @@ class Producer(anyio.AsyncContextManagerMixin):
             queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
             if not queues:
                 raise NoRoute(message.topic, "no writable queue has a leader")
-            chosen = self._rng.choice(queues)
+            chosen = self._random.choice(queues)
             connection = await self._remoting.connection(leader_in(route, chosen.broker_name))
         except BaseException as error:
             if span is not None:
@@ -395,19 +413,20 @@ class Producer(anyio.AsyncContextManagerMixin):
         the errors of `send`. Of several replies the first one counts.
         """
         self._open_pipeline()
-        assert self._remoting is not None, "a pipeline without a remoting"
+        requests = self._requests
+        assert self._remoting is not None and requests is not None, "a pipeline without a remoting"  # noqa: PT018
         seconds = self._budget(timeout)
         deadline = anyio.current_time() + seconds
-        request = self._requests.open()
+        request = requests.open()
         try:
             with anyio.move_on_at(deadline):
                 await connect_for_replies(self._remoting, message.topic)
             left = max(deadline - anyio.current_time(), 0.0)
-            sent = await self._send(message, left, queue, own=self._requests.properties(request, seconds))
+            sent = await self._send(message, left, queue, own=requests.properties(request, seconds))
             with anyio.move_on_at(deadline):
                 return await request.wait()
         finally:
-            self._requests.close(request)
+            requests.close(request)
         raise NoReply(seconds, sent.message_id)
 
     async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
@@ -434,7 +453,8 @@ class Producer(anyio.AsyncContextManagerMixin):
     @property
     def dropped_replies(self) -> int:
         """Number of replies for which no request was waiting (any more)."""
-        return self._requests.dropped
+        self._check_process()
+        return 0 if self._requests is None else self._requests.dropped
 
     # Many messages.
 
@@ -491,8 +511,13 @@ class Producer(anyio.AsyncContextManagerMixin):
 
     async def flush(self) -> None:
         """Wait until nothing is in flight any more; the timeouts of the messages limit the wait."""
-        pipeline = self._open_pipeline()
-        while self.in_flight:
+        self._open_pipeline()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        pipeline = self._pipeline
+        assert pipeline is not None, "open without a pipeline"
+        while self._in_flight():
             if self._accumulator is not None:
                 self._accumulator.flush()
             await pipeline.wait_finished()
@@ -500,6 +525,10 @@ class Producer(anyio.AsyncContextManagerMixin):
     @property
     def in_flight(self) -> int:
         """Messages in flight."""
+        self._check_process()
+        return self._in_flight()
+
+    def _in_flight(self) -> int:
         waiting = self._accumulator.extra_in_flight if self._accumulator is not None else 0
         return waiting + (self._pipeline.in_flight if self._pipeline is not None else 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from mq.client.errors import BrokerError, ClientClosed, NotARequest, ReplyNotDelivered
+from mq.client.errors import BrokerError, NotARequest, ReplyNotDelivered
 from mq.client.message import Message, MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import Repeat, call_leader
@@ -24,16 +24,14 @@ REPLY = "reply"
 async def reply_to(
     request: ReceivedMessage,
     body: bytes,
-    remoting: ClientCore | None,
+    remoting: ClientCore,
     group: str,
     *,
     properties: Mapping[str, str] | None,
     unique_key: str,
     timeout: float,
 ) -> None:
-    """Implements `PushConsumer.reply`, for the consumer group `group`; `remoting` is None before it was entered."""
-    if remoting is None:
-        raise ClientClosed("enter the consumer first: async with ... as consumer")
+    """Implements `PushConsumer.reply`, for the consumer group `group`."""
     reply = _make_reply(request, body, properties=properties or {}, unique_key=unique_key)
     await _send_reply(remoting, group, request, reply, timeout=timeout)
 

@@ -199,6 +199,7 @@ class TransactionProducer(Producer):
 
     def _start_tasks(self, tasks: anyio.abc.TaskGroup, remoting: ClientCore) -> None:
         self._tasks = tasks
+        self._checks = 0
         tasks.start_soon(self._stay_connected, remoting)
 
     async def _stay_connected(self, remoting: ClientCore) -> None:
@@ -232,6 +233,7 @@ class TransactionProducer(Producer):
     async def _answer_check(
         self, request: CheckTransactionState, message: ReceivedMessage, answer_later: AnswerLater
     ) -> None:
+        self._note_own_task()
         answers: list[bool | None] = []
 
         async def ask(message: ReceivedMessage) -> None:

@@ -41,6 +41,13 @@ class Misdeed:
     remark: str = "not the leader"
 
 
+def check_back(cluster: FakeCluster) -> bytes:
+    """A request that asks a producer how the transaction of the first message of topic T has ended."""
+    record = cluster.group.queues["T", 0][0].record("T", 0, 0)
+    ext = {"tranStateTableOffset": "0", "commitLogOffset": "0", "msgId": "000", "transactionId": "000"}
+    return encode_request(39, 0, ext=ext, body=record, oneway=True)
+
+
 class FakeNameServer(FakeServer):
     """Answers routes from what the cluster is at this moment."""
 
@@ -125,6 +132,8 @@ class FakeBroker(FakeServer):
         """Request code -> response code with which all such requests are answered."""
         self.mute = False
         """Whether to do nothing about any request, as a process that is stopped."""
+        self.ignored_topics: set[str] = set()
+        """Sends to them are neither stored nor answered."""
         self.damages = ""
         """What is wrong in every answer with messages, as by a disk that gives out wrong bytes."""
         self.suggests = "0"
@@ -171,6 +180,7 @@ class FakeBroker(FakeServer):
             41: self._lock,
             42: self._unlock,
             215: self._delete_topic,
+            200050: self._pop,
         }
 
     async def _answer(
@@ -191,6 +201,8 @@ class FakeBroker(FakeServer):
     async def _send(self, connection: FakeConnection, request: FakeRequest) -> None:
         ext = request.ext
         topic, queue_id = ext["b"], int(ext["e"])
+        if topic in self.ignored_topics:
+            return
         misdeed = self.misdeeds.pop(0) if self.misdeeds else None
         forwarded = self.forwards and not self.leads and self.group.leader is not None
         if misdeed is None and not self.leads and not forwarded:
@@ -267,6 +279,14 @@ class FakeBroker(FakeServer):
         elif self.damages in fields:
             fields[self.damages] = "rubbish"
         await self._answer(connection, request, code, ext=fields, body=body)
+
+    async def _pop(self, connection: FakeConnection, request: FakeRequest) -> None:
+        connection.tasks.start_soon(self._hold_pop, connection, request)
+
+    async def _hold_pop(self, connection: FakeConnection, request: FakeRequest) -> None:
+        """There is never a message to pop."""
+        await anyio.sleep(int(request.ext["pollTime"]) / 1000)  # as long as a broker holds it
+        await self._answer(connection, request, 210)
 
     def _place(self, topic: str, queue_id: int, offset: int) -> tuple[str, int, int]:
         """What a message says of itself."""

@@ -13,11 +13,10 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from mq.client import ClientError, Message, MessageQueue, ReceivedMessage, SendResult, TransactionProducer
 from mq.client.sync import SyncProducer, SyncPushConsumer
-from mq.protocol.headers import encode_request
 from tests.support.producing import producer_of
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.fake_cluster import FakeCluster, check_back
 
 asyncio_only = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
@@ -207,10 +206,8 @@ async def test_a_check_that_cancels_itself_is_asked_again(
         async with TransactionProducer(cluster.namesrv, "pg", check=check) as producer:
             await producer.send(Message("T", b"x"))
             [connection] = cluster.leader.connections
-            record = cluster.group.queues["T", 0][0].record("T", 0, 0)
-            ext = {"tranStateTableOffset": "0", "commitLogOffset": "0", "msgId": "000", "transactionId": "000"}
             for number in range(2):
-                await connection.send(encode_request(39, number, ext=ext, body=record, oneway=True))
+                await connection.send(check_back(cluster))
                 await until(lambda: asked > number)
             await until(lambda: cluster.leader.count(37) == 1)
             await producer.send(Message("T", b"y"))

@@ -119,11 +119,11 @@ async def test_every_kind_says_whether_it_is_new_open_or_closed(kind: str) -> No
             case _:
                 consumer = PopConsumer(cluster.namesrv, "G", "T")
         name = type(consumer).__name__
-        with pytest.raises(ClientClosed, match=f"enter the consumer first: async with {name}"):
+        with pytest.raises(ClientClosed, match=f"open it first: async with {name}"):
             consumer._opened()
         async with consumer:
             consumer._opened()
             assert not repr(consumer).endswith("closed>")
-        with pytest.raises(ClientClosed, match="the consumer is closed"):
+        with pytest.raises(ClientClosed, match=f"this {name} is closed"):
             consumer._opened()
         assert repr(consumer).endswith("closed>")

@@ -118,7 +118,7 @@ async def test_who_is_not_entered_says_so() -> None:
         Admin(NAMESRV).topics,
         partial(Producer(NAMESRV).send, Message("T", b"x")),
     ):
-        with pytest.raises(ClientClosed, match=r"enter the .* first: async with"):
+        with pytest.raises(ClientClosed, match=r"open it first: async with"):
             await call()
 
 

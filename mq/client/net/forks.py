@@ -1,0 +1,59 @@
+"""Forks of this process: which clients are the parent's, and that the child leaves their sockets alone.
+
+After a fork both processes have the same connections. If the child read or wrote one, or shut it down, the parent would
+lose answers or its connection. So in the child each of these sockets is replaced, under its number, by one that is not
+connected: whatever the child does with it, also while it ends, cannot reach the parent's brokers, and the parent's
+connection ends when the parent closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from typing import Protocol
+
+__all__ = ["forks", "guard_socket", "release_socket"]
+
+
+class _HasSocket(Protocol):
+    """A connection; `fileno` is -1 once its socket is closed."""
+
+    def fileno(self) -> int: ...
+
+
+_forks = 0
+_guarded: dict[int, weakref.ref[_HasSocket]] = {}
+"""Not a WeakSet: at the moment of a fork, another thread may be in the middle of changing it."""
+
+
+def forks() -> int:
+    """How many forks lie between the process in which this module was imported and this one."""
+    return _forks
+
+
+def guard_socket(connection: _HasSocket) -> None:
+    """Replace the socket of `connection` in processes that are forked from now on."""
+    _guarded[id(connection)] = weakref.ref(connection)
+
+
+def release_socket(connection: _HasSocket) -> None:
+    """The socket is about to be closed."""
+    _guarded.pop(id(connection), None)
+
+
+def _leave_parents_sockets() -> None:
+    global _forks
+    _forks += 1
+    guarded = list(_guarded.values())
+    _guarded.clear()
+    numbers = [connection.fileno() for each in guarded if (connection := each()) is not None]
+    if any(number >= 0 for number in numbers):
+        with socket.socket() as unconnected:
+            for number in numbers:
+                if number >= 0:
+                    os.dup2(unconnected.fileno(), number, inheritable=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_parents_sockets)

@@ -1,0 +1,373 @@
+"""Opens and closes clients, of every kind.
+
+Theory of operation. While a client is open, its session runs in a task of its own, the host: whoever opens the client
+need not be the one who closes it. On asyncio the host is a task, on trio a system task. `async with` adds what makes it
+a block of structured concurrency: it ends after the session, and if the session fails, its body is cancelled and the
+block raises the failure.
+
+| state | `open` | `aclose` | everything else |
+|---|---|---|---|
+| never opened, or closed | opens it, as a new client to the brokers | does nothing | ClientClosed |
+| being opened | AlreadyOpen | cancels that, and `open` raises ClientClosed | ClientClosed |
+| open | AlreadyOpen | closes it | works |
+| being closed | AlreadyOpen | waits for the end | ClientClosed |
+| failed | opens it | raises the failure, once | ClientClosed |
+| opened by the parent of this process | opens it, as another client | forgets the parent's session | ClientForked |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import anyio
+import anyio.lowlevel
+
+from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
+from mq.client.logs import log
+from mq.client.net.forks import forks
+
+__all__ = ["Client"]
+
+_host_here: contextvars.ContextVar[_Host | None] = contextvars.ContextVar("_host_here", default=None)
+_hosts: dict[int, weakref.ref[_Host]] = {}
+
+
+class Client:
+    """A client of brokers: a context manager, or opened and closed by `open` and `aclose`."""
+
+    _host: _Host | None = None
+    _block: _Host | None = None
+
+    async def open(self) -> Self:
+        """Open the client until `aclose`, in any task of this event loop; `async with` does both.
+
+        Raises AlreadyOpen, and what prevents opening; the client is closed then. If cancelled, too.
+        """
+        await self._open()
+        return self
+
+    async def aclose(self) -> None:
+        """Close the client as the end of its block does: wait for what is in flight, store offsets, say goodbye.
+
+        Any task may call it. A closed client may be opened again, and is a new one to the brokers. If cancelled, it
+        waits only for the rest, some seconds at most. Raises what made a task of the client fail. Called by a check or
+        a callback of the client, it does not wait.
+        """
+        await self._close(finish=True)
+
+    async def __aenter__(self) -> Self:
+        self._block = await self._open()
+        self._block.enter_body()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        host = self._block
+        assert host is not None, "a block ends that was never entered"
+        raised = error
+        try:
+            await host.take_cancellation(error)  # noqa: ASYNC102
+            await self._close(finish=error is None)  # noqa: ASYNC102 - shields itself
+        except BaseException as failure:  # noqa: ASYNC103
+            raised = host.merge(error, failure)
+        rest = host.leave_body(raised)
+        if rest is not error:
+            raise rest or ClientClosed("its event loop has ended")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or sent to another process: make it there")
+
+    async def _open(self) -> _Host:
+        if self._host is not None and not self._host.is_over and not self._host.is_parents:
+            raise AlreadyOpen(f"{self!r} is open already; a client has one block or one open() at a time")
+        self._renew()
+        host = self._host = _Host(self)
+        host.start()
+        try:
+            await host.settled.wait()
+        except BaseException:
+            await host.end()  # noqa: ASYNC102 - shields itself
+            raise
+        host.raise_failure()
+        if not host.is_open:
+            raise ClientClosed("it was closed while it was being opened")
+        return host
+
+    async def _close(self, *, finish: bool) -> None:
+        host = self._host
+        if host is None:
+            return
+        if host.is_parents:
+            self._host = None
+            return
+        if not host.is_at_home():
+            if host.is_over or host.is_lost():
+                return
+            raise ClientClosed("it was opened in another event loop, and is closed there")
+        if _host_here.get() is host:
+            host.closing.set()
+            return
+        if host.is_finishing:
+            await host.ended.wait()  # another task closes it
+        elif host.is_open and finish:
+            host.is_finishing, host.is_open = True, False
+            try:
+                await self._finish()
+            finally:
+                await host.end()  # noqa: ASYNC102 - shields itself
+        else:
+            await host.end()
+        host.raise_failure()
+
+    # For the kinds of clients.
+
+    @abstractmethod
+    def _session(self) -> AbstractAsyncContextManager[object]:
+        """Everything that runs while the client is open."""
+
+    def _renew(self) -> None:
+        """A new session begins: take a new identity, and forget the state of the last one."""
+
+    async def _finish(self) -> None:
+        """Wait for what is in flight before the session ends, unless it ends with an exception."""
+
+    def _pending_messages(self) -> int:
+        """Messages that are lost, or may be, if the process ends now."""
+        return 0
+
+    def _note_own_task(self) -> None:
+        """The session runs an asynchronous function of the application in this task; `aclose` cannot wait in it."""
+        _host_here.set(self._host)
+
+    def _check_open(self) -> None:
+        """Raises ClientClosed, ClientForked."""
+        host = self._host
+        if host is not None and host.is_open and not host.is_parents and host.is_at_home():
+            return
+        self._check_process()
+        name = type(self).__name__
+        if host is None:
+            raise ClientClosed(f"open it first: async with {name}(...) as client, or await client.open()")
+        if host.is_open:
+            raise ClientClosed(f"this {name} was opened in another event loop: open one here")
+        raise ClientClosed(f"this {name} is closed") from host.failure
+
+    def _check_process(self) -> None:
+        """Raises ClientForked."""
+        host = self._host
+        if host is not None and host.is_parents:
+            raise ClientForked(type(self).__name__, host.process)
+
+
+class _Host:
+    """One session of a client, from its opening to its end."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._forks = forks()
+        self.process = os.getpid()
+        self.is_asyncio = anyio.get_cancelled_exc_class() is asyncio.CancelledError
+        if self.is_asyncio:
+            self._here: Callable[[], object] = asyncio.get_running_loop
+        else:
+            import trio
+
+            self._here = trio.lowlevel.current_trio_token
+        self._home = self._here()
+        self.settled = anyio.Event()
+        """Open, or failed to open."""
+        self.closing = anyio.Event()
+        self.is_open = False
+        self.is_finishing = False
+        """Whether it ends when nothing is in flight any more."""
+        self.failure: BaseException | None = None
+        self._is_raised = False
+        self.ended = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._body: _Body | None = None
+        self._is_interrupted = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self.ended.is_set()
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether it runs in the process from which this one was forked."""
+        return self._forks != forks()
+
+    def is_at_home(self) -> bool:
+        """Whether this is its event loop."""
+        try:
+            return self._here() is self._home
+        except RuntimeError:  # none runs here
+            return False
+
+    def is_lost(self) -> bool:
+        """Whether its event loop was closed without its end."""
+        return isinstance(self._home, asyncio.AbstractEventLoop) and self._home.is_closed()
+
+    def start(self) -> None:
+        """Run the session in a task of its own."""
+        _hosts[id(self)] = weakref.ref(self)
+        name = f"{type(self._client).__name__} of mq.client"
+        if self.is_asyncio:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+        else:
+            import trio
+
+            trio.lowlevel.spawn_system_task(self._run, name=name, context=contextvars.copy_context())
+
+    async def _run(self) -> None:
+        pending = 0
+        try:
+            with self._scope:
+                async with self._client._session():
+                    self.is_open = True
+                    self.settled.set()
+                    try:
+                        await self.closing.wait()
+                    except BaseException:
+                        pending = self._client._pending_messages()
+                        self.interrupt()
+                        raise
+        except anyio.get_cancelled_exc_class():
+            # The event loop ends, and nobody has closed the client.
+            self.failure = ClientClosed("its event loop has ended")
+            self._is_raised = True
+            _warn_not_closed(self._client, pending)
+            raise
+        except BaseException as error:  # noqa: ASYNC103 - it is raised where the client is closed
+            self._fail(error)
+        finally:
+            self.is_open = False
+            _hosts.pop(id(self), None)
+            self.settled.set()
+            self.ended.set()
+
+    def _fail(self, error: BaseException) -> None:
+        was_open = self.settled.is_set()
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        self.failure = error
+        if was_open and self._body is None:
+            log.exception("client_failed", error, client=repr(self._client))
+
+    async def end(self) -> None:
+        """End the session and wait for that, also if cancelled; it takes some seconds at most."""
+        if not self.settled.is_set():
+            self._scope.cancel()
+        self.closing.set()
+        with anyio.CancelScope(shield=True):
+            await self.ended.wait()
+
+    def raise_failure(self) -> None:
+        """Raise what made the session fail, once."""
+        if self.failure is not None and not self._is_raised:
+            self._is_raised = True
+            raise self.failure
+
+    # The body of `async with`.
+
+    def enter_body(self) -> None:
+        """The body begins, in this task."""
+        self._body = _AsyncioBody() if self.is_asyncio else _TrioBody()
+        if self._is_interrupted:
+            self._body.cancel()
+
+    def interrupt(self) -> None:
+        """A task of the client has failed."""
+        self._is_interrupted = True
+        if self._body is not None:
+            self._body.cancel()
+
+    async def take_cancellation(self, error: BaseException | None) -> None:
+        """The body has ended with `error`; if it was cancelled without noticing, the cancellation comes now."""
+        if self._body is not None and self._is_interrupted and error is None:
+            with contextlib.suppress(anyio.get_cancelled_exc_class()):
+                await anyio.lowlevel.checkpoint()
+
+    def leave_body(self, error: BaseException | None) -> BaseException | None:
+        """The body has ended with `error`; returns the rest of it."""
+        body, self._body = self._body, None
+        return error if body is None else body.leave(error)
+
+    def merge(self, error: BaseException | None, failure: BaseException) -> BaseException:
+        """What a block raises whose body raised `error`, and whose end raised `failure`."""
+        if error is None or failure is not self.failure or isinstance(error, ClientClosed):
+            return failure
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            return failure  # the body was cancelled because of it
+        return BaseExceptionGroup("the body of a client's block and a task of the client failed", [error, failure])
+
+
+class _Body(ABC):
+    """The body of a block, which is cancelled if the session fails."""
+
+    @abstractmethod
+    def cancel(self) -> None: ...
+
+    @abstractmethod
+    def leave(self, error: BaseException | None) -> BaseException | None: ...
+
+
+class _TrioBody(_Body):
+    def __init__(self) -> None:
+        self._scope = anyio.CancelScope()
+        self._scope.__enter__()
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        try:
+            swallowed = self._scope.__exit__(
+                type(error) if error else None, error, error.__traceback__ if error else None
+            )
+        except BaseException as rest:  # noqa: ASYNC103
+            return rest  # noqa: ASYNC104
+        return None if swallowed else error
+
+
+class _AsyncioBody(_Body):
+    """As `asyncio.TaskGroup` does it; the block may be left in another task than it was entered in."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._is_cancelled = self._task.cancel()
+
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        if self._is_cancelled and self._task is not None and asyncio.current_task() is self._task:
+            self._task.uncancel()
+        return error
+
+
+def _warn_not_closed(client: Client, pending: int) -> None:
+    if pending:
+        log.warning("not_closed", client=repr(client), pending=pending, missing="await client.aclose()")
+
+
+@atexit.register
+def _warn_at_exit() -> None:
+    """Name the clients whose event loop stopped without their end."""
+    for each in list(_hosts.values()):
+        host = each()
+        if host is not None and host.is_open and not host.is_parents:
+            _warn_not_closed(host._client, host._client._pending_messages())

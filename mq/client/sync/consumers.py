@@ -1,0 +1,270 @@
+"""The synchronous consumers."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import anyio
+import anyio.to_thread
+
+from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions
+from mq.client.consume.push_consumer import PushConsumer, PushConsumerOptions
+from mq.client.errors import ClientError
+from mq.client.filters import Sql
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.sync.facade import Facade, apart, at_once, waits
+
+__all__ = ["SyncDelivery", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
+
+SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
+
+_handler = threading.local()
+"""`consumer`: the one whose handler runs in this thread."""
+
+
+class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
+    """`PushConsumer` for threads; takes the same arguments.
+
+        with SyncPushConsumer("127.0.0.1:9876", group="billing") as consumer:
+            consumer.subscribe("Orders")
+            for message in consumer: ...
+
+    Receiving the next message acknowledges the previous one. With handlers instead, which are plain functions, each
+    runs in one of `concurrency` threads:
+
+        @consumer.on("Orders")
+        def bill(message: ReceivedMessage) -> None: ...
+
+        consumer.run()
+    """
+
+    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PushConsumerOptions]) -> None:
+        super().__init__(apart(PushConsumer, namesrv, group, **options))
+        self._limiter = apart(anyio.CapacityLimiter, options.get("concurrency", 16))
+        self._stream: MessageStream | None = None
+        self._kept: deque[ReceivedMessage] = deque()
+        """Messages for a `receive` that was interrupted."""
+
+    def open(self) -> Self:
+        """As for every client."""
+        self._stream = None
+        self._kept.clear()
+        return super().open()
+
+    def _before_close(self) -> None:
+        if getattr(_handler, "consumer", None) is self:
+            raise ClientError("a handler cannot close its consumer, which waits for the handler: call stop()")
+        if self._thread is not None:
+            self.stop()
+
+    subscribe = at_once(PushConsumer.subscribe)
+    unsubscribe = at_once(PushConsumer.unsubscribe)
+    pause = at_once(PushConsumer.pause)
+    resume = at_once(PushConsumer.resume)
+    stop = at_once(PushConsumer.stop)
+    commit = waits(PushConsumer.commit)
+    reply = waits(PushConsumer.reply)
+    dead_letter = waits(PushConsumer.dead_letter)
+    wait_assigned = waits(PushConsumer.wait_assigned)
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """As `PushConsumer.assignment`."""
+        return self._call_now(lambda: self._client.assignment)
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """As `PushConsumer.positions`."""
+        return self._call_now(lambda: self._client.positions)
+
+    def on(
+        self, topic: str, tags: str | Sql = "*", *, batch: int | None = None
+    ) -> Callable[[SyncHandlerT], SyncHandlerT]:
+        """As `PushConsumer.on`, for plain functions."""
+        self._check_process()
+
+        def register(handler: SyncHandlerT) -> SyncHandlerT:
+            self._call_now(lambda: self._client.on(topic, tags, batch=batch)(self._in_thread(handler)))
+            return handler
+
+        return register
+
+    def run(self, handler: Callable[[ReceivedMessage], None] | None = None) -> None:
+        """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
+        self._call(self._client.run, None if handler is None else self._in_thread(handler))
+
+    def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
+        def in_thread(messages: Any) -> None:
+            _handler.consumer = self
+            try:
+                handler(messages)
+            finally:
+                _handler.consumer = None
+
+        async def handle(messages: Any) -> None:
+            await anyio.to_thread.run_sync(in_thread, messages, limiter=self._limiter)
+
+        return handle
+
+    def receive(self, *, timeout: float | None = None) -> ReceivedMessage | None:
+        """The next message, acknowledging the previous one; None after `timeout` seconds without one."""
+
+        taken: list[ReceivedMessage] = []
+
+        async def next_message() -> None:
+            if self._kept:
+                taken.append(self._kept.popleft())
+                return
+            if self._stream is None:
+                self._stream = aiter(self._client)
+            with anyio.move_on_after(timeout):
+                taken.append(await anext(self._stream))
+
+        try:
+            self._call(next_message)
+        except BaseException:
+            self._kept.extend(taken)
+            raise
+        return taken[0] if taken else None
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        while (message := self.receive()) is not None:
+            yield message
+
+    def deliveries(self) -> Iterator[SyncDelivery]:
+        """As `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message: ...`."""
+        stream: DeliveryStream = self._call_now(self._client.deliveries)
+        while True:
+            yield SyncDelivery(self._call(stream.__anext__), self)
+
+
+class SyncDelivery:
+    """`Delivery` for threads."""
+
+    def __init__(self, delivery: Delivery, facade: Facade[PushConsumer]) -> None:
+        self._delivery = delivery
+        self._facade = facade
+
+    @property
+    def message(self) -> ReceivedMessage:
+        """The delivered message."""
+        return self._delivery.message
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was acknowledged or returned."""
+        return self._delivery.finished
+
+    def ack(self) -> None:
+        """As `Delivery.ack`."""
+        self._facade._call_now(self._delivery.ack)
+
+    def nack(self, delay: float | None = None) -> None:
+        """As `Delivery.nack`."""
+        self._facade._call_now(self._delivery.nack, delay)
+
+    def __repr__(self) -> str:
+        return repr(self._delivery)
+
+    def __enter__(self) -> ReceivedMessage:
+        return self._delivery.__enter__()  # its span becomes the current one of this thread
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._facade._call_now(self._delivery.settle, error)
+        finally:
+            if self._delivery.work is not None:
+                self._delivery.work.__exit__(kind, error, traceback)
+
+
+class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
+    """`PullConsumer` for threads; takes the same arguments."""
+
+    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PullConsumerOptions]) -> None:
+        super().__init__(apart(PullConsumer, namesrv, group, **options))
+
+    queues = waits(PullConsumer.queues)
+    assign = waits(PullConsumer.assign)
+    seek = waits(PullConsumer.seek)
+    pause = at_once(PullConsumer.pause)
+    resume = at_once(PullConsumer.resume)
+    poll = waits(PullConsumer.poll)
+    reply = waits(PullConsumer.reply)
+    dead_letter = waits(PullConsumer.dead_letter)
+    position = at_once(PullConsumer.position)
+    commit = waits(PullConsumer.commit)
+    committed = waits(PullConsumer.committed)
+
+    @property
+    def assignment(self) -> frozenset[MessageQueue]:
+        """As `PullConsumer.assignment`."""
+        return self._call_now(lambda: self._client.assignment)
+
+    @property
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """As `PullConsumer.positions`."""
+        return self._call_now(lambda: self._client.positions)
+
+
+class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
+    """`PopConsumer` for threads; takes the same arguments.
+
+    with SyncPopConsumer("127.0.0.1:9876", "billing", "Orders") as consumer:
+        for message in consumer:
+            bill(message)
+            consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        topic: str,
+        tags: str | Sql = "*",
+        **options: Unpack[PopConsumerOptions],
+    ) -> None:
+        super().__init__(apart(PopConsumer, namesrv, group, topic, tags, **options))
+        self._kept: deque[PoppedMessage] = deque()
+        """Messages for a `receive` that was interrupted."""
+
+    def open(self) -> Self:
+        """As for every client."""
+        self._kept.clear()
+        return super().open()
+
+    ack = waits(PopConsumer.ack)
+    nack = waits(PopConsumer.nack)
+    reply = waits(PopConsumer.reply)
+    dead_letter = waits(PopConsumer.dead_letter)
+
+    def receive(self, *, timeout: float | None = None) -> PoppedMessage | None:
+        """The next message; None after `timeout` seconds without one."""
+
+        taken: list[PoppedMessage] = []
+
+        async def next_message() -> None:
+            if self._kept:
+                taken.append(self._kept.popleft())
+                return
+            with anyio.move_on_after(timeout):
+                taken.append(await anext(self._client))
+
+        try:
+            self._call(next_message)
+        except BaseException:
+            self._kept.extend(taken)
+            raise
+        return taken[0] if taken else None
+
+    def __iter__(self) -> Iterator[PoppedMessage]:
+        while (message := self.receive()) is not None:
+            yield message

@@ -1,0 +1,217 @@
+"""What the synchronous clients have in common: an asynchronous client and the thread with its event loop."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
+
+import anyio
+
+from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
+from mq.client.logs import log
+from mq.client.net.forks import forks
+from mq.client.net.life_cycle import Client
+from mq.client.sync.loop_thread import LoopThread
+
+__all__ = ["Facade", "apart", "at_once", "waits"]
+
+C = TypeVar("C", bound=Client)
+C_co = TypeVar("C_co", bound=Client, covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_FLUSH_SECONDS = 2.0
+"""When the program ends: time for messages in flight of a client that was not closed."""
+EXIT_SECONDS = 6.0
+"""When the program ends: time for all such clients together."""
+
+_open: dict[int, Facade[Any]] = {}
+
+
+def apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `make` in a thread without an event loop, so that the result belongs to none.
+
+    The caller may be in an event loop: in a notebook, or in `python -m asyncio`. Events and limiters would bind to it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(functools.partial(make, *args, **kwargs)).result()
+
+
+class Facade(Generic[C_co]):
+    """An asynchronous client and, while it is open, the thread with its event loop.
+
+    `help` shows the arguments of the wrapped class, `of`.
+    """
+
+    __signature__: ClassVar[inspect.Signature]
+
+    def __init_subclass__(cls, *, of: type) -> None:
+        super().__init_subclass__()
+        cls.__signature__ = inspect.signature(of)
+
+    def __init__(self, client: C_co) -> None:
+        self._client = client
+        self._thread: LoopThread | None = None
+        self._forks = forks()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._client!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or sent to another process: make it there")
+
+    # Life cycle.
+
+    def open(self) -> Self:
+        """Open the client, until `close` or the end of the program; `with` does both.
+
+        Raises AlreadyOpen, and what prevents opening; the client is closed then.
+        """
+        if self._forks != forks():  # a thread of the parent may hold the lock
+            self._forks, self._lock, self._thread = forks(), threading.Lock(), None
+        with self._lock:
+            if self._thread is not None:
+                raise AlreadyOpen(f"this {type(self).__name__} is open already")
+            thread = LoopThread(f"{type(self).__name__} of mq.client")
+            try:
+                thread.call(self._client.open)
+            except BaseException:
+                thread.stop("opening")
+                raise
+            self._thread = thread
+            _open[id(self)] = self
+        return self
+
+    def close(self) -> None:
+        """Close the client as the end of its block does: wait for what is in flight, store offsets, say goodbye.
+
+        Any thread may call it, but no handler. A closed client may be opened again.
+        """
+        self._close(finish=True)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(finish=error is None)
+
+    def _close(self, *, finish: bool) -> None:
+        if self._is_parents():
+            self._thread = None  # the parent's thread and connections are not here
+            _open.pop(id(self), None)
+            return
+        self._before_close()
+        with self._lock:
+            thread = self._thread
+            if thread is None:
+                return
+            try:
+                thread.call(functools.partial(self._client._close, finish=finish))
+            finally:
+                self._thread = None
+                _open.pop(id(self), None)
+                thread.stop("a handler or a check that still runs")
+
+    def _before_close(self) -> None:
+        """The client is about to be closed, by any thread."""
+
+    def _is_parents(self) -> bool:
+        """Whether it was opened in the process from which this one was forked."""
+        return self._thread is not None and self._forks != forks()
+
+    # Calls.
+
+    def _opened(self) -> LoopThread:
+        """Raises ClientClosed, ClientForked."""
+        self._check_process()
+        if self._thread is None:
+            name = type(self).__name__
+            raise ClientClosed(f"open it first: with {name}(...) as client, or client.open()")
+        return self._thread
+
+    def _check_process(self) -> None:
+        if self._is_parents():
+            host = self._client._host
+            raise ClientForked(type(self).__name__, 0 if host is None else host.process)
+
+    def _call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a coroutine function in the event loop."""
+        return self._opened().call(functools.partial(function, *args, **kwargs))
+
+    def _call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a plain function in the event loop, or directly if there is none."""
+        self._check_process()
+        if self._thread is None:
+            return function(*args, **kwargs)
+
+        async def call() -> R:
+            return function(*args, **kwargs)
+
+        return self._thread.call(call)
+
+    # The end of the program.
+
+    def _begin_end(self) -> Future[int]:
+        """Close the client without waiting; the future has the number of lost messages."""
+        assert self._thread is not None, "the end of a client that is not open"
+
+        async def end() -> int:
+            with anyio.move_on_after(EXIT_FLUSH_SECONDS):
+                await self._client._finish()
+            lost = self._client._pending_messages()
+            await self._client._close(finish=False)
+            return lost
+
+        return self._thread.portal.start_task_soon(end)
+
+
+def waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concatenate[Facade[C], P], R]:
+    """The blocking method for a coroutine function."""
+
+    @functools.wraps(method)
+    def call(facade: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return facade._call(method, facade._client, *args, **kwargs)
+
+    return call
+
+
+def at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[Facade[C], P], R]:
+    """The method for a function that does not wait."""
+
+    @functools.wraps(method)
+    def call(facade: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return facade._call_now(method, facade._client, *args, **kwargs)
+
+    return call
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """The program ends: close the clients that it has left open, within some seconds, and name those with messages."""
+    ends: list[tuple[Facade[Any], int, Future[int]]] = []
+    for facade in list(_open.values()):
+        if facade._is_parents():
+            continue
+        try:
+            ends.append((facade, facade._client._pending_messages(), facade._begin_end()))
+        except RuntimeError as error:  # its event loop has failed
+            log.debug("close_failed", client=repr(facade), reason=str(error))
+    deadline = time.monotonic() + EXIT_SECONDS
+    for facade, pending, end in ends:
+        try:
+            lost = end.result(max(deadline - time.monotonic(), 0.0))
+        except Exception as error:
+            log.warning("close_failed", client=repr(facade), reason=str(error) or type(error).__name__)
+            lost = pending
+        if pending:
+            log.warning("not_closed", client=repr(facade), pending=pending, lost=lost, missing="client.close()")

@@ -1,0 +1,107 @@
+"""A thread with an event loop, which runs calls of other threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.from_thread
+
+from mq.client.errors import ClientClosed
+from mq.client.logs import log
+
+__all__ = ["LoopThread"]
+
+R = TypeVar("R")
+
+CANCEL_SECONDS = 5.0
+"""Time for an interrupted call to end; its thread goes on then."""
+WARN_SECONDS = 10.0
+"""Between two warnings that the thread is still busy."""
+
+
+class LoopThread:
+    """An event loop of trio in a thread of its own. The thread does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        started: Future[anyio.from_thread.BlockingPortal] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self.portal = started.result()
+
+    def _run(self, started: Future[anyio.from_thread.BlockingPortal]) -> None:
+        async def main() -> None:
+            async with anyio.from_thread.BlockingPortal() as portal:
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
+
+        try:
+            anyio.run(main, backend="trio")
+        except BaseException as error:  # noqa: ASYNC103 - of a thread
+            if not started.done():
+                started.set_exception(error)
+            else:
+                log.exception("event_loop_failed", error, thread=self._name)
+
+    def call(self, function: Callable[[], Awaitable[R]]) -> R:
+        """Await `function()` in the event loop, and wait for it.
+
+        If the waiting thread is interrupted, as by ctrl-C, the call is cancelled, and has ended when this raises.
+        Raises ClientClosed if the loop has ended.
+        """
+        call = _Call(function)
+        try:
+            future = self.portal.start_task_soon(call.run)
+        except RuntimeError as error:
+            if self._thread is threading.current_thread():
+                raise
+            raise ClientClosed("it is closed") from error
+        try:
+            future.result()
+        except CancelledError:
+            raise ClientClosed("it was closed while this call waited") from None  # noqa: ASYNC104 - of a future
+        except BaseException:  # of a signal
+            if future.cancel():
+                call.ended.wait(CANCEL_SECONDS)
+            raise
+        return call.result()
+
+    def stop(self, waits_for: str) -> None:
+        """End the loop, and wait until all calls have ended; `waits_for` says in a log line which may take long."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.portal.start_task_soon(self.portal.stop).result()
+        while self._thread.is_alive():
+            self._thread.join(WARN_SECONDS)
+            if self._thread.is_alive():
+                log.warning("close_waits", client=self._name, waits_for=waits_for)
+
+
+class _Call(Generic[R]):
+    """One call, whose outcome is a value: an exception that is no `Exception` would end the event loop, too."""
+
+    def __init__(self, function: Callable[[], Awaitable[R]]) -> None:
+        self._function = function
+        self._results: list[R] = []
+        self._error: BaseException | None = None
+        self.ended = threading.Event()
+
+    async def run(self) -> None:
+        try:
+            self._results.append(await self._function())
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # noqa: ASYNC103
+            self._error = error
+        finally:
+            self.ended.set()
+
+    def result(self) -> R:
+        if self._error is not None:
+            raise self._error
+        [result] = self._results
+        return result

@@ -1,0 +1,114 @@
+"""The synchronous producers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Unpack
+
+import anyio.to_thread
+
+from mq.client.application_code import failure_in
+from mq.client.errors import ClientError
+from mq.client.logs import log
+from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.produce.outgoing_message import Pending
+from mq.client.produce.producer import Producer, ProducerOptions
+from mq.client.produce.transactions import Transaction, TransactionProducer
+from mq.client.sync.facade import Facade, apart, waits
+
+__all__ = ["SyncProducer", "SyncTransactionProducer"]
+
+
+async def _settle(future: Future[SendResult], pending: Pending) -> None:
+    """Give the outcome of a message to a future, whose callbacks run here."""
+    outcome = await pending.wait_outcome()
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, ClientError):
+        error = failure_in(future.set_exception, outcome)
+    else:
+        error = failure_in(future.set_result, outcome)
+    if error is not None:  # of a callback; `concurrent.futures` logs only an `Exception`
+        log.exception("send_callback_failed", error, message_id=pending.message_id)
+
+
+class SyncProducer(Facade[Producer], of=Producer):
+    """`Producer` for threads; takes the same arguments.
+
+    with SyncProducer("127.0.0.1:9876", group="orders") as producer:
+        producer.send(Message("Orders", b"body"))
+    """
+
+    def __init__(
+        self, namesrv: str | Sequence[str], group: str = "raftmq_python", **options: Unpack[ProducerOptions]
+    ) -> None:
+        super().__init__(apart(Producer, namesrv, group, **options))
+
+    send = waits(Producer.send)
+    send_oneway = waits(Producer.send_oneway)
+    recall = waits(Producer.recall)
+    send_batch = waits(Producer.send_batch)
+    send_many = waits(Producer.send_many)
+    request = waits(Producer.request)
+    flush = waits(Producer.flush)
+    queues = waits(Producer.queues)
+
+    def submit(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> Future[SendResult]:
+        """Start sending a message, and return a future; blocks only while `in_flight_max` are in flight."""
+        pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
+        future: Future[SendResult] = Future()
+        self._opened().portal.start_task_soon(_settle, future, pending)
+        return future
+
+    @property
+    def in_flight(self) -> int:
+        """Messages in flight."""
+        self._check_process()
+        return self._client.in_flight
+
+    @property
+    def dropped_replies(self) -> int:
+        """As `Producer.dropped_replies`."""
+        self._check_process()
+        return self._client.dropped_replies
+
+
+class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
+    """`TransactionProducer` for threads; takes the same arguments. `check` is a plain function, run in a thread.
+
+    with SyncTransactionProducer("127.0.0.1:9876", group="shop", check=check) as producer:
+        with producer.transaction(Message("Orders", b"two apples")) as transaction:
+            database.store_order(..., transaction.message_id)
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        check: Callable[[ReceivedMessage], bool | None],
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        def checked(message: ReceivedMessage) -> bool | None:
+            try:
+                return check(message)
+            except SystemExit as error:  # ends a thread, as elsewhere, but not the program
+                raise RuntimeError(f"the check called sys.exit({error.code!r})") from error
+
+        async def in_thread(message: ReceivedMessage) -> bool | None:
+            return await anyio.to_thread.run_sync(checked, message)
+
+        self._transactions = apart(TransactionProducer, namesrv, group, check=in_thread, **options)
+        Facade.__init__(self, self._transactions)
+
+    def transaction(
+        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+    ) -> AbstractContextManager[Transaction]:
+        """As `TransactionProducer.transaction`."""
+        return self._opened().portal.wrap_async_context_manager(
+            self._transactions.transaction(message, timeout=timeout, queue=queue)
+        )
