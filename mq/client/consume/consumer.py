@@ -44,8 +44,10 @@ from mq.protocol.names import check_group
 
 __all__ = ["Consumer"]
 
-LEAVE_SECONDS = 2.0
-"""Time to store the last offsets and unregister: two round trips; brokers that do not answer must not block closing."""
+LEAVE_SECONDS = 8.0
+"""Time to store the last offsets, release locks and unregister, also while a leader is elected: brokers that do not
+answer must not block closing for longer.
+"""
 
 
 class Consumer(Client):

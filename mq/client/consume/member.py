@@ -117,6 +117,8 @@ class GroupMember:
         """The group's offsets were reset: continue from there."""
         for queue, offset in offsets.items():
             puller = self.assignment.puller(queue)
+            if isinstance(self._offsets, GroupOffsets):
+                self._offsets.forget(queue)
             if puller is not None:
                 log.info("offset_reset", queue=queue, offset=offset)
                 self.assignment.restart_at(puller.process_queue, offset)

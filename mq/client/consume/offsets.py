@@ -127,6 +127,9 @@ class GroupOffsets:
         self._group = group
         self._consume_from = consume_from
         self._stored: dict[MessageQueue, int] = {}
+        """Sent to the leader, or read from it."""
+        self._confirmed: dict[MessageQueue, int] = {}
+        """Stored, as the leader has answered."""
 
     async def begin(self, queue: MessageQueue) -> int:
         """Where to begin with `queue`.
@@ -180,13 +183,23 @@ class GroupOffsets:
             log.info("offset_not_stored", queue=queue, offset=offset, reason=reason)
             if self._stored.get(queue) == offset:
                 del self._stored[queue]
+        else:
+            self._confirmed[queue] = offset
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The stored offset was changed by others."""
+        self._stored.pop(queue, None)
+        self._confirmed.pop(queue, None)
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
         """Store these offsets and wait for the answers, for at most `seconds`, even if cancelled.
 
         Before it releases a queue, a member must be sure that its offsets are stored before the next owner requests
-        them. A failure is logged: it causes redelivery, never loss.
+        them. So it retries while there is time, also across a change of leader; storing an offset twice changes
+        nothing. A failure is logged: it causes redelivery, never loss.
         """
+        owed = {queue: offset for queue, offset in offsets.items() if self._confirmed.get(queue) != offset}
+        reasons: dict[MessageQueue, str] = {}
 
         async def store(queue: MessageQueue, offset: int) -> None:
             try:
@@ -197,16 +210,25 @@ class GroupOffsets:
                     RequestCode.UPDATE_CONSUMER_OFFSET,
                     self._ext(queue, offset).fields(),
                     seconds=seconds,
-                    repeat=Repeat.NEVER,
+                    repeat=Repeat.ALWAYS,
                 )
+                self._confirmed[queue] = offset
+                del owed[queue]
             except ClientError as error:
-                log.warning("offset_commit_failed", queue=queue, offset=offset, reason=str(error))
+                reasons[queue] = str(error)
             self._stored.pop(queue, None)
 
         with anyio.move_on_after(seconds, shield=True):
             async with anyio.create_task_group() as tasks:
-                for queue, offset in offsets.items():
+                for queue, offset in list(owed.items()):
                     tasks.start_soon(store, queue, offset)
+        if owed:
+            log.warning(
+                "offset_commit_failed",
+                group=self._group,
+                offsets={str(queue): offset for queue, offset in sorted(owed.items())},
+                reason=next(iter(reasons.values()), f"no answer within {seconds:g} s"),
+            )
 
     async def store(self, queue: MessageQueue, offset: int) -> None:
         """Store one offset. Raises ClientError."""

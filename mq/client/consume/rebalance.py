@@ -28,6 +28,8 @@ from mq.protocol.names import retry_topic
 __all__ = ["Assignment"]
 
 COMMIT_SECONDS = 1.0
+LEAVE_COMMIT_SECONDS = 5.0
+"""For the last offsets of a member that leaves: as long as a group needs to elect a leader after one was killed."""
 DRAIN_POLL_SECONDS = 0.02
 UNLOCK_RETRY_SECONDS = 0.1
 
@@ -258,7 +260,8 @@ class Assignment:
             self._start(anew)
 
     async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue], *, leaving: bool = False) -> None:
-        """Stop consuming these queues, then store their offsets and wait until that is done, or for a second.
+        """Stop consuming these queues, then store their offsets and wait until that is done, at most for a second, or
+        for five if `leaving`.
 
         Their locks are released when no handler is busy with their messages, or at once when `leaving`.
         """
@@ -275,7 +278,7 @@ class Assignment:
                 self._tasks.start_soon(self._drain, queue, puller.process_queue)
             else:
                 idle.add(queue)
-        await self._offsets.commit(offsets, seconds=COMMIT_SECONDS)
+        await self._offsets.commit(offsets, seconds=LEAVE_COMMIT_SECONDS if leaving else COMMIT_SECONDS)
         if self._locker is not None:
             owed = await self._locker.unlock(idle)
             if owed and leaving:
