@@ -37,9 +37,11 @@ static void note(const char *what, int fd, long number) {
 #define RECORDED(name, offset)                                                                             \
     ssize_t name(int fd, const struct iovec *pieces, int count, offset at, int flags) {                    \
         ssize_t (*real)(int, const struct iovec *, int, offset, int) = dlsym(RTLD_NEXT, #name);            \
-        struct iovec part = pieces[0];                                                                     \
-        if (getenv("IN_PARTS") != NULL && part.iov_len > 1) {                                              \
-            part.iov_len /= 2;                                                                             \
+        struct iovec part;                                                                                 \
+        if (getenv("IN_PARTS") != NULL) {                                                                  \
+            while (count > 1 && pieces->iov_len == 0) pieces++, count--;                                   \
+            part = *pieces;                                                                                \
+            if (part.iov_len > 1) part.iov_len /= 2;                                                       \
             pieces = &part;                                                                                \
             count = 1;                                                                                     \
         }                                                                                                  \
