@@ -33,6 +33,8 @@ cdef struct SendHeader:
     Text properties
     Text access_key  # size 0 without one
     Text signature
+    Text lengths  # size 0 without them
+    uint32_t letters  # of the fields that are there, as bits
     Text[LETTERS] values  # of the one-letter fields, by letter; size 0 for those that are missing
     int64_t queue_id
     int64_t sys_flag
@@ -96,7 +98,7 @@ cdef bint _read_ext_fields(const uint8_t **cursor, const uint8_t *end, SendHeade
         header.values[letter].at = cursor[0]
         header.values[letter].size = 0
         header.values[letter].escaped = False
-    header.access_key.size = header.signature.size = 0
+    header.access_key.size = header.signature.size = header.lengths.size = 0
     header.reconsume_times = 0
     header.is_batch = False
     header.properties.at = cursor[0]
@@ -114,6 +116,8 @@ cdef bint _read_ext_fields(const uint8_t **cursor, const uint8_t *end, SendHeade
                 of_signature = &header.access_key
             elif equals(name, b"Signature", 9):
                 of_signature = &header.signature
+            elif equals(name, b"AccessLengths", 13):
+                of_signature = &header.lengths
             else:
                 return False
             # Not twice, and not empty: a size tells whether it was there.
@@ -137,6 +141,7 @@ cdef bint _read_ext_fields(const uint8_t **cursor, const uint8_t *end, SendHeade
             header.values[letter].size = <uint32_t>(cursor[0] - value - 1)
             header.values[letter].escaped = letter == PROPERTIES_LETTER
         if not _has_next_member(cursor, end):
+            header.letters = seen
             return seen & REQUIRED_LETTERS == REQUIRED_LETTERS and cursor[0] != NULL
 
 

@@ -1,7 +1,7 @@
 """Signatures of plain sends; the reference is `mq.protocol.signing.Signer`.
 
 A signature is HMAC-SHA1 in Base64, over the access key and the values of all fields in the order of their names, and
-then the body. SHA-1 comes from the OpenSSL that Python's `hashlib` has loaded: with objects of `hashlib` it would take
+then the body. The lengths that our clients add follow the access key. SHA-1 comes from the OpenSSL that Python's `hashlib` has loaded: with objects of `hashlib` it would take
 ten times as long.
 """
 
@@ -19,6 +19,8 @@ cdef enum:
     KEY_BYTES = 64
     DIGEST_BYTES = 20
     SIGNATURE_BYTES = 28
+    LENGTHS_MARK_BYTES = 9
+    LENGTHS_BYTES_MAX = 512  # mark, and for each letter and the body a name, a number and two signs
     STATE_WORDS = 32  # OpenSSL's SHA_CTX has 96 bytes
     OPENSSL_3 = 0x30000000
 
@@ -80,6 +82,46 @@ cdef void _write_base64(const uint8_t *digest, uint8_t *to) noexcept nogil:
         to[4 * n + 2] = _BASE64[word >> 6 & 63]
         to[4 * n + 3] = _BASE64[word & 63]
     to[SIGNATURE_BYTES - 1] = b'='
+
+
+cdef const char *_LENGTHS_MARK = b":lengths:"
+
+
+cdef uint8_t *_write_number(uint8_t *to, uint64_t number) noexcept nogil:
+    """Write a number in decimal; returns the place behind it."""
+    cdef uint8_t[20] digits
+    cdef int count = 0
+    while True:
+        digits[count] = <uint8_t>(c'0' + number % 10)
+        number //= 10
+        count += 1
+        if number == 0:
+            break
+    while count:
+        count -= 1
+        to[0] = digits[count]
+        to += 1
+    return to
+
+
+cdef bint _are_lengths(Text given, uint32_t letters, const uint32_t *sizes, Py_ssize_t body_bytes) noexcept nogil:
+    """Whether a client says that these fields have these sizes."""
+    cdef uint8_t[LENGTHS_BYTES_MAX] expected
+    cdef uint8_t *to = expected
+    cdef int letter
+    memcpy(to, _LENGTHS_MARK, LENGTHS_MARK_BYTES)
+    to += LENGTHS_MARK_BYTES
+    for letter in range(LETTERS):
+        if letters & <uint32_t>1 << letter:
+            if to != expected + LENGTHS_MARK_BYTES:
+                to[0] = b','
+                to += 1
+            to[0] = <uint8_t>(c'a' + letter)
+            to[1] = b'='
+            to = _write_number(to + 2, sizes[letter])
+    to[0] = b';'
+    to = _write_number(to + 1, body_bytes)
+    return given.size == to - expected and memcmp(given.at, expected, given.size) == 0
 
 
 cdef class _Signer:
@@ -178,6 +220,9 @@ cdef class SignatureCheck:
         cdef int letter
         memcpy(to, header.access_key.at, header.access_key.size)
         to += header.access_key.size
+        memcpy(to, header.lengths.at, header.lengths.size)
+        to += header.lengths.size
+        cdef uint32_t[LETTERS] sizes
         for letter in range(LETTERS):
             if header.values[letter].escaped:
                 size = unescape(header.values[letter], to)
@@ -186,5 +231,12 @@ cdef class SignatureCheck:
             else:
                 size = header.values[letter].size
                 memcpy(to, header.values[letter].at, size)
+            sizes[letter] = <uint32_t>size
             to += size
+        cdef uint8_t *behind = self.values + header.access_key.size
+        if header.lengths.size:
+            if not _are_lengths(header.lengths, header.letters, sizes, body_bytes):
+                return False
+        elif to - behind >= LENGTHS_MARK_BYTES and not memcmp(behind, _LENGTHS_MARK, LENGTHS_MARK_BYTES):
+            return False
         return self.signer.is_signature(header.signature, self.values, to - self.values, body, body_bytes)

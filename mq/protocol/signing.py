@@ -2,6 +2,9 @@
 
 A signed request has two more header fields, the access key and the signature: HMAC-SHA1 over the values of all header
 fields in the order of their names, followed by the body, as Base64. The secret key is the key of the HMAC.
+
+So the signature of a RocketMQ client covers one text, and not where a value ends and the next begins. Our clients sign
+that as well: see `LENGTHS`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,14 @@ SIGNED_CODE: Final = "SignedCode"
 """A field that our clients add to requests other than sends, with the code: a signature covers the fields, but not the
 code, so somebody who recorded a request could send it under another code. Stock brokers ignore the field.
 """
+LENGTHS: Final = "AccessLengths"
+"""A field that our clients add to all requests: the names and lengths of the fields, and the length of the body.
+
+Its name follows that of the access key, so in the signed text its value follows the access key. Nobody who recorded a
+request can move it elsewhere: a text with `LENGTHS_MARK` there has to come with this field.
+"""
+LENGTHS_MARK: Final = ":lengths:"
+"""The beginning of its value; no name of a topic or group has a colon."""
 ADDED_LATER: Final = "_UNIQUE_KEY_QUERY"
 """A field of queries by key that RocketMQ clients up to 4.9.3 add to a request when it is signed."""
 
@@ -77,21 +88,51 @@ class Signer:
 
     def signature(self, fields: Mapping[str, str], body: bytes) -> bytes:
         """The signature of a request with these header fields, including the access key, and this body."""
-        content = "".join(_signed_values(tuple(fields))(fields)).encode("utf-8", "surrogatepass") + body
+        return self._signature_of(_content(fields, body))
+
+    def _signature_of(self, content: bytes) -> bytes:
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(content)
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False)
 
     def is_signed(self, fields: Mapping[str, str], body: bytes) -> bool:
-        """Whether the signature in the fields is right. Runs in constant time."""
+        """Whether the signature in the fields is right. Compares it in constant time."""
         given = fields.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
-        if compare_digest(given, self.signature(fields, body)):
-            return True
+        content = _content(fields, body)
+        if compare_digest(given, self._signature_of(content)):
+            return _has_its_lengths(fields, body, content)
         if ADDED_LATER not in fields:
             return False
         earlier = {name: value for name, value in fields.items() if name != ADDED_LATER}
         return compare_digest(given, self.signature(earlier, body))
+
+
+def lengths(fields: Mapping[str, str], body: bytes) -> str:
+    """The value of `LENGTHS` for a request; lengths are in bytes."""
+    names = sorted(name for name in fields if name not in _NOT_COUNTED)
+    return f"{LENGTHS_MARK}{','.join([f'{name}={_size(fields[name])}' for name in names])};{len(body)}"
+
+
+_NOT_COUNTED: Final = frozenset({ACCESS_KEY, LENGTHS, SIGNATURE})
+
+
+def _size(value: str) -> int:
+    return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+
+
+def _content(fields: Mapping[str, str], body: bytes) -> bytes:
+    """The signed text."""
+    return "".join(_signed_values(tuple(fields))(fields)).encode("utf-8", "surrogatepass") + body
+
+
+def _has_its_lengths(fields: Mapping[str, str], body: bytes, content: bytes) -> bool:
+    """Whether a correctly signed text is divided into fields and body as its sender has done, if it says how."""
+    access_key = fields.get(ACCESS_KEY, "")
+    given = fields.get(LENGTHS)
+    if given is None:
+        return not content.startswith((access_key + LENGTHS_MARK).encode("utf-8", "surrogatepass"))
+    return given == lengths(fields, body) and content.startswith((access_key + given).encode("utf-8", "surrogatepass"))
 
 
 def signed(access_key: str, secret_key: str, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:

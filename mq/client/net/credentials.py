@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from mq.protocol.codes import RequestCode
-from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, SIGNATURE, SIGNED_CODE, Signer
+from mq.protocol.signing import ACCESS_KEY, KEY_LENGTH_MIN, LENGTHS, SIGNATURE, SIGNED_CODE, Signer, lengths
 
 __all__ = ["Credentials", "CredentialsInvalid", "tls_from_environment"]
 
@@ -51,10 +51,11 @@ class Credentials:
         object.__setattr__(self, "_signer", Signer(self.secret_key))
 
     def sign(self, code: int, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
-        """The header fields of a request, with access key and signature."""
+        """The header fields of a request, with access key and signature; nobody can divide them in another way."""
         result = {**(fields or {}), ACCESS_KEY: self.access_key}
         if code not in _SENDS:
             result[SIGNED_CODE] = str(code)
+        result[LENGTHS] = lengths(result, body)
         result[SIGNATURE] = self._signer.signature(result, body).decode()
         return result
 

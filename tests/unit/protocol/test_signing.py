@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.client.net.credentials import Credentials
 from mq.protocol.chunks import decode_chunk, headers_of
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
-from mq.protocol.signing import ACCESS_KEY, SIGNATURE, Signer, header_fields, signed
+from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNATURE, Signer, header_fields, lengths, signed
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 FIELDS = st.dictionaries(TEXT, TEXT, max_size=6)
@@ -73,3 +74,72 @@ def test_what_is_no_header_has_no_fields() -> None:
 def test_it_is_hmac_for_secrets_of_any_length(secret: str, body: bytes) -> None:
     expected = hmac.new(secret.encode(), b"v" + body, sha1).digest()
     assert Signer(secret).signature({"f": "v", SIGNATURE: "x"}, body) == b64encode(expected)
+
+
+OWN = Credentials("RocketMQ", "12345678")
+SIGNER = Signer("12345678")
+
+
+def divided(content: str, names: list[str], cuts: list[int]) -> tuple[dict[str, str], bytes]:
+    """A signed text, divided anew into fields of these names and a body."""
+    places = sorted(cut % (len(content) + 1) for cut in cuts)
+    pieces = [content[a:b] for a, b in zip([0, *places], [*places, len(content)], strict=True)]
+    return dict(zip(sorted(names), pieces, strict=False)), pieces[-1].encode()
+
+
+NAMES = st.sampled_from(["A", ACCESS_KEY, LENGTHS, "B", "SignedCode", "a", "b", "topic", "z"])
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from(["a", "b", "topic"]), st.text("R1:=,;lengths", max_size=6)),
+    body=st.text("pay5:=,;lengths", max_size=8),
+    data=st.data(),
+)
+def test_nobody_divides_a_request_of_our_clients_anew(fields: dict[str, str], body: str, data: st.DataObject) -> None:
+    """Whatever was recorded: the same text with other fields, names or borders is refused."""
+    sent = OWN.sign(310, fields, body.encode())
+    assert SIGNER.is_signed(sent, body.encode())
+    content = "".join(sent[name] for name in sorted(sent) if name != SIGNATURE) + body
+    names = data.draw(st.lists(NAMES, unique=True, max_size=6))
+    own = len("RocketMQ"), len("RocketMQ" + sent[LENGTHS])
+    cut = st.integers(0, len(content)) | st.sampled_from(own)
+    cuts = data.draw(st.lists(cut, min_size=len(names), max_size=len(names)))
+    again, other = divided(content, names, cuts)
+    again[SIGNATURE] = sent[SIGNATURE]
+    if again.get(ACCESS_KEY) == "RocketMQ":  # otherwise the key of another account is used
+        assert SIGNER.is_signed(again, other) == ((again, other) == (sent, body.encode()))
+
+
+def test_each_border_is_signed() -> None:
+    sent = OWN.sign(310, {"a": "P", "b": "R1", "c": "TBW102"}, b"pay 5")
+    for moved, body in (
+        ({"z": "p"}, b"ay 5"),
+        ({"b": "R", "c": "1TBW102"}, b"pay 5"),
+        ({"c": "TBW102p"}, b"ay 5"),
+        ({"d": ""}, b"pay 5"),
+        ({LENGTHS: ""}, b"pay 5"),
+    ):
+        assert not SIGNER.is_signed(sent | moved, body), moved
+    renamed = {("x" if name == "c" else name): value for name, value in sent.items()}
+    assert not SIGNER.is_signed(renamed, b"pay 5")
+    stripped = {name: value for name, value in sent.items() if name != LENGTHS}
+    for name in ("a", "SignedCode"):
+        assert not SIGNER.is_signed(stripped | {name: sent[LENGTHS] + stripped.get(name, "")}, b"pay 5")
+
+
+def test_a_text_within_a_message_is_no_other_request() -> None:
+    """A message of somebody else may contain what looks like a request."""
+    other = {"A": "", ACCESS_KEY: "RocketMQ", "topic": "Secret"}
+    sent: dict[str, str] = {}
+    for _ in range(3):  # until its own length is right
+        inner = "RocketMQ" + lengths(other, b"") + "Secret"
+        sent = OWN.sign(310, {"a": "P"}, inner.encode())
+        other["A"] = "RocketMQ" + sent[LENGTHS] + "P"
+    again = other | {LENGTHS: lengths(other, b""), SIGNATURE: sent[SIGNATURE]}
+    assert SIGNER.signature(again, b"").decode() == sent[SIGNATURE], "the text is the same"
+    assert not SIGNER.is_signed(again, b"")
+
+
+def test_lengths_are_those_of_bytes() -> None:
+    fields = {ACCESS_KEY: "k", SIGNATURE: "s", "b": "", "a": "é\u20ac"}
+    assert lengths(fields, b"xy") == ":lengths:a=5,b=0;2"

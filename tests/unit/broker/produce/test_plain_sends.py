@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mq.broker.access.control import AccessControl
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.client.net.credentials import Credentials
 from mq.compiled import IS_COMPILED
 from mq.protocol.properties import PROPERTIES_BYTES_MAX, SENT_PROPERTIES_BYTES_MAX
 from mq.protocol.signing import Signer, signed
@@ -393,12 +394,23 @@ accounts:
 
 
 def signed_frame(
-    access_key: str, secret_key: str, body: bytes, *, wrong: str = "", header: dict[str, Any] | None = None, **ext: str
+    access_key: str,
+    secret_key: str,
+    body: bytes,
+    *,
+    wrong: str = "",
+    own: bool = False,
+    header: dict[str, Any] | None = None,
+    **ext: str,
 ) -> bytes:
-    """A send with a signature; ``wrong`` spoils the header or the body after that."""
+    """A send with a signature, of our own client or of another; ``wrong`` spoils the header or the body after that."""
     plain = frame(body, header=header, raw=None, **ext)
     values = json.loads(plain[8 : 8 + int.from_bytes(plain[5:8], "big")])
-    values["extFields"] = signed(access_key, secret_key, values["extFields"], body)
+    if own:
+        values["extFields"] = Credentials(access_key, secret_key).sign(310, values["extFields"], body)
+    else:
+        values["extFields"] = signed(access_key, secret_key, values["extFields"], body)
+    fields = values["extFields"]
     match wrong:
         case "field":
             values["extFields"]["h"] = "1"
@@ -408,6 +420,16 @@ def signed_frame(
             body += b"!"
         case "unsigned":
             del values["extFields"]["Signature"]
+        case "moved":  # from the topic to the next field
+            fields["b"], fields["c"] = fields["b"][:-1], fields["b"][-1:] + fields["c"]
+        case "cut":  # from the body to the last field
+            fields["n"], body = fields.get("n", "") + body[:1].decode("latin-1"), body[1:]
+        case "empty":
+            fields["n"] = ""
+        case "stripped":
+            fields["a"] = fields.pop("AccessLengths", "") + fields["a"]
+        case "lengths":
+            fields["AccessLengths"] = fields.get("AccessLengths", "")[:-1]
         case "more":
             values["extFields"]["z"] = "1"
         case _:
@@ -416,18 +438,22 @@ def signed_frame(
     return struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
 
 
+_MOVED = ("moved", "cut", "empty", "stripped", "lengths")
+
+
 @st.composite
 def signed_frames(draw: st.DrawFn) -> bytes:
     pairs = [("producer", "secret-1"), ("consumer", "secret-2"), ("operator", "secret-3"), ("neighbour", "secret-4")]
     wrong_pairs = [("producer", "secret-2"), ("operator", "secret-1"), ("nobody", "x")]
     access_key, secret_key = draw(st.sampled_from([*pairs, *pairs[:1] * 4, *wrong_pairs]))
-    wrong = draw(st.sampled_from([""] * 8 + ["field", "signature", "body", "unsigned", "more"]))
+    wrong = draw(st.sampled_from([""] * 8 + ["field", "signature", "body", "unsigned", "more", *_MOVED]))
     text = draw(st.just(properties(UNIQ_KEY="A", TAGS="T")) | PROPERTIES)
     topic = draw(st.sampled_from(["T", "T", "Orders"]))
     opaque = {"opaque": draw(st.integers(0, 99))}
-    return signed_frame(
-        access_key, secret_key, draw(st.binary(max_size=9)), wrong=wrong, header=opaque, b=topic, i=text
-    )
+    more = draw(st.sampled_from([{}, {"n": "broker-a"}, {"n": ""}, {"m": "false"}, {"j": "0", "l": "16"}]))
+    own = len(secret_key) > 6 and draw(st.booleans())
+    body = draw(st.binary(max_size=9))
+    return signed_frame(access_key, secret_key, body, wrong=wrong, own=own, header=opaque, b=topic, i=text, **more)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -444,13 +470,26 @@ def test_signatures_and_permissions_are_checked_as_by_the_reference(tmp_path: Pa
     assert seen[0] == seen[1]
 
 
-def test_signed_sends_are_plain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_signed_sends_are_plain(tmp_path: Path, own: bool) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     access = AccessControl(tmp_path / "plain_acl.yml", log)
-    chunk = b"".join(signed_frame("producer", "secret-1", b"%d" % n) for n in range(20))
+    chunk = b"".join(signed_frame("producer", "secret-1", b"%d" % n, own=own) for n in range(20))
     broker = Broker(compiled=True)
     assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
+
+
+@pytest.mark.parametrize("wrong", _MOVED)
+def test_moved_borders_of_our_sends_are_refused(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    log: Any = None
+    chunk = signed_frame("producer", "secret-1", b"pay 5", wrong=wrong, own=True)
+    for compiled in (True, False):
+        broker, client = Broker(compiled=compiled), Connection(HOST)
+        broker.receive(client, chunk, AccessControl(tmp_path / "plain_acl.yml", log), "10.0.0.9")
+        assert (broker.taken_plain, broker.ends()) == (0, Broker(compiled=compiled).ends())
+        assert ["the signature does not match" in each for each in broker.others] == [True], wrong
 
 
 @pytest.fixture(params=["openssl", "hmac"])
