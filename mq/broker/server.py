@@ -408,7 +408,7 @@ def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
             log.warning("clients_not_authenticated", listen=settings.listen, reason=reason)
         return None
     try:
-        return AccessControl(settings.acl_file, log)
+        return AccessControl(settings.acl_file, log, settings.group)
     except AclFileInvalid as error:
         raise StartRefused(f"{settings.acl_file}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

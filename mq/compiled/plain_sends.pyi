@@ -32,6 +32,7 @@ class PlainSends:
         body_bytes_max: int,
         properties_bytes_max: int,
         block_bytes_max: int,
+        broker_name: bytes,
     ) -> None: ...
     def take(
         self,

@@ -129,6 +129,7 @@ cdef class PlainSends:
         int64_t body_bytes_max,
         int64_t properties_bytes_max,
         Py_ssize_t block_bytes_max,
+        bytes broker_name not None,
     ):
         assert len(store_host) == HOST_BYTES, f"a store host of {len(store_host)} bytes"
         self.writable = writable
@@ -143,7 +144,7 @@ cdef class PlainSends:
         self.block_bytes_max = min(block_bytes_max, <Py_ssize_t>BLOCK_BYTES_MAX)
         # A body that fits no block ends it before its signature is checked: the reference does that.
         self.body_bytes_max = min(body_bytes_max, <int64_t>self.block_bytes_max)
-        self.signature_check = SignatureCheck()
+        self.signature_check = SignatureCheck(broker_name)
 
     def __dealloc__(self):
         PyMem_Free(self.records)

@@ -12,6 +12,7 @@ cdef enum:
     ONEWAY_FLAG = 2
     LETTERS = 14  # a to n
     PROPERTIES_LETTER = 8  # i
+    BROKER_NAME_LETTER = 13  # n
     REQUIRED_LETTERS = 0xFF  # a to h, as bits
 
 cdef enum:

@@ -183,8 +183,10 @@ cdef class SignatureCheck:
     cdef Text access_key
     cdef bint key_is_known
     cdef _Signer signer
+    cdef bytes broker_name
 
-    def __cinit__(self):
+    def __cinit__(self, bytes broker_name not None):
+        self.broker_name = broker_name
         self.values = <uint8_t *>PyMem_Malloc(HEADER_BYTES_MAX)
         if self.values == NULL:
             raise MemoryError
@@ -197,6 +199,11 @@ cdef class SignatureCheck:
     cdef void forget_key(self) noexcept:
         """To be called with each chunk and each topic: accounts change, and what they may do differs between topics."""
         self.key_is_known = False
+
+    cdef bint _is_to_us(self, SendHeader *header) noexcept:
+        """Whether a request names this broker or none; another name may have bytes of the body."""
+        cdef Text named = header.values[BROKER_NAME_LETTER]
+        return not named.size or equals(named, PyBytes_AS_STRING(self.broker_name), PyBytes_GET_SIZE(self.broker_name))
 
     cdef bint is_allowed(self, key_of, SendHeader *header, const uint8_t *body, Py_ssize_t body_bytes) except -1:
         """Whether the sender may send to the topic, and has signed the request; see `PlainSends.take` for ``key_of``.
@@ -237,6 +244,8 @@ cdef class SignatureCheck:
         if header.lengths.size:
             if not _are_lengths(header.lengths, header.letters, sizes, body_bytes):
                 return False
+        elif not self._is_to_us(header):
+            return False
         elif to - behind >= LENGTHS_MARK_BYTES and not memcmp(behind, _LENGTHS_MARK, LENGTHS_MARK_BYTES):
             return False
         return self.signer.is_signature(header.signature, self.values, to - self.values, body, body_bytes)

@@ -97,6 +97,7 @@ class Broker:
             settings__message_bytes_max=body_bytes_max,
             settings__pending_bytes_max=pending_bytes_max,
             settings__cluster="C",
+            settings__group="broker-a",
             settings__auto_create_topics=False,
             metadata__topics={name: SimpleNamespace(write_queues=count) for name, count in TOPICS.items()},
             appender=self.appender,

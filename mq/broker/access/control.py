@@ -18,10 +18,11 @@ from mq.broker.state.users import User, Users
 from mq.protocol.address_patterns import compiled
 from mq.protocol.chunks import Incoming, headers_of
 from mq.protocol.errors import HeaderError
+from mq.protocol.expected_fields import unexpected
 from mq.protocol.headers import Response, UnknownRequest
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.plain_acl import AclFileInvalid
-from mq.protocol.signing import ACCESS_KEY, SIGNED_CODE, Signer, header_fields
+from mq.protocol.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, Signer, header_fields
 
 _NOWHERE: Final = compiled("")
 _NOT_REQUESTS: Final = (Response, HeaderError)
@@ -42,12 +43,14 @@ class AccessControl:
 
     Args:
         path: a file in the format of RocketMQ's ``plain_acl.yml``.
+        broker_name: the name of this broker's group, which clients put into requests; None for any.
 
     Raises AclFileInvalid, OSError.
     """
 
-    def __init__(self, path: Path, log: Log) -> None:
+    def __init__(self, path: Path, log: Log, broker_name: str | None = None) -> None:
         self._path = path
+        self._broker_name = broker_name
         self._log = log
         self._stamp = _stamp(path)
         self._accounts: Accounts = parse_accounts(path.read_text())
@@ -113,10 +116,13 @@ class AccessControl:
                 else:
                     if access_key not in believed:
                         believed[access_key] = account.white_listed(address)
-                    if not believed[access_key] and not account.signer.is_signed(fields, body):
+                    is_believed = believed[access_key]
+                    if not is_believed and not account.signer.is_signed(fields, body):
                         reason = f"the signature does not match the access key {access_key}: check the secret key"
                     elif fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
                         reason = f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
+                    elif not is_believed and LENGTHS not in fields and (more := self._more(request, fields, body)):
+                        reason = f"the request has {more}, which no client sends: its signature may be a recorded one"
                     else:
                         reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:
@@ -125,6 +131,11 @@ class AccessControl:
                     continue
             result.append(each)
         return result
+
+    def _more(self, request: Any, fields: Mapping[str, str], body: bytes) -> str | None:
+        if isinstance(request, UnknownRequest):
+            return None  # refused later
+        return unexpected(request, fields, body, self._broker_name)
 
     def keys_of_sends(self, address: str) -> Callable[[bytes, bytes], bytes | None] | None:
         """Finds the keys that sends have to be signed with; valid until the event loop turns. None: no signature.

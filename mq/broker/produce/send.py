@@ -227,6 +227,7 @@ class Sends(Service):
             body_bytes_max=self._body_bytes_max,
             properties_bytes_max=props.SENT_PROPERTIES_BYTES_MAX,
             block_bytes_max=context.appender.entry_bytes_max,
+            broker_name=context.settings.group.encode(),
         )
 
     def _chosen_queue(self, ext: SendExt, count: int) -> int:

@@ -125,7 +125,8 @@ async def test_accounts_do_what_they_may(tmp_path: Path, serialization: int) -> 
             (None, RequestCode.GET_BROKER_RUNTIME_INFO, {}, False),
         ]
         for key, code, ext, may in steps:
-            answer = await ask(client, code, ext, b"x", key=key, serialization=serialization)
+            body = b"x" if code == RequestCode.SEND_MESSAGE_V2 else b""
+            answer = await ask(client, code, ext, body, key=key, serialization=serialization)
             assert (answer.code == ResponseCode.SUCCESS) == may, (key, code, answer.remark)
             assert may or answer.code == NO_PERMISSION, (key, code, answer.code)
 
@@ -147,6 +148,29 @@ async def test_wrong_keys_and_changed_requests_are_refused_and_the_connection_go
         fields = signed("producer", SECRET, SEND, b"x")
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"y")).code == NO_PERMISSION
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"x")).code == ResponseCode.SUCCESS
+
+
+async def test_recorded_requests_do_nothing_else_than_they_did(tmp_path: Path) -> None:
+    """The signed text is the same, divided in another way."""
+    async with guarded(tmp_path) as broker:
+        client = await broker.connect()
+        delete = signed("administrator", SECRET, {"topic": "R1"}, b"")
+        for code, recorded, changed, body, fault in (
+            (RequestCode.SEND_MESSAGE_V2, signed("producer", SECRET, SEND, b"pay 5"), {"z": "p"}, b"ay 5", "field 'z'"),
+            (
+                RequestCode.SEND_MESSAGE_V2,
+                signed("producer", SECRET, SEND, b"pay 5"),
+                {"n": "p"},
+                b"ay 5",
+                "broker 'p'",
+            ),
+            (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "R", "zz": "1"}, b"", "field 'zz'"),
+            (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "R"}, b"1", "a body of 1 bytes"),
+            (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "", "bname": "R1"}, b"", "broker 'R1'"),
+        ):
+            answer = await client.request(code, recorded | changed, body)
+            assert answer.code == NO_PERMISSION, (code, changed)
+            assert fault in str(answer.remark), (code, changed)
 
 
 async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
