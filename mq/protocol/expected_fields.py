@@ -34,8 +34,13 @@ _OF_ANY: Final = frozenset(
 """Fields that RocketMQ's clients add to requests of all kinds."""
 
 _IGNORED: Final[Mapping[int, frozenset[str]]] = {
-    RequestCode.PULL_MESSAGE: frozenset({"proxyFrowardClientId", "requestSource"}),
-    RequestCode.LITE_PULL_MESSAGE: frozenset({"proxyFrowardClientId", "requestSource"}),
+    RequestCode.PULL_MESSAGE: frozenset({"liteTopic", "proxyFrowardClientId", "requestSource"}),
+    RequestCode.LITE_PULL_MESSAGE: frozenset({"liteTopic", "proxyFrowardClientId", "requestSource"}),
+    RequestCode.QUERY_MESSAGE: frozenset({"indexType", "lastKey"}),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: frozenset({"liteTopic"}),
+    RequestCode.ACK_MESSAGE: frozenset({"liteTopic"}),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: frozenset({"liteTopic", "suspend"}),
+    RequestCode.NOTIFICATION: frozenset({"isLiteConsumer"}),
     RequestCode.UPDATE_AND_CREATE_TOPIC: frozenset({"force"}),
     RequestCode.GET_ALL_TOPIC_CONFIG: frozenset({"dataVersion", "maxTopicNum", "topicSeq", "totalTopicNum"}),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: frozenset(
@@ -43,7 +48,7 @@ _IGNORED: Final[Mapping[int, frozenset[str]]] = {
     ),
     RequestCode.GET_MAX_OFFSET: frozenset({"committed"}),
 }
-"""Fields of RocketMQ 5.3 that this broker does not read."""
+"""Fields of RocketMQ 5 that this broker does not read."""
 
 _WITHOUT_BODY: Final[frozenset[type[Any]]] = frozenset(
     {
