@@ -81,6 +81,16 @@ async def test_a_block_that_ends_well_commits_and_one_that_raises_does_not(tmp_p
         assert second.body == b"plain"
 
 
+async def test_transaction_commits_to_recreated_topic(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
+        async with producer.transaction(Message("T", b"seen")) as begun, Admin(namesrv) as admin:
+            await admin.delete_topic("T")
+            await admin.create_topic("T", 1)
+        assert (begun.state, begun.confirmed) == (TransactionState.COMMITTED, True)
+        [message] = await seen(namesrv, 1)
+        assert message.body == b"seen"
+
+
 async def test_one_that_is_begun_again_is_the_first_one(tmp_path: Path) -> None:
     """With the same sequence number: whoever stores its id with the application's changes is asked by that id."""
     begun: list[str] = []
