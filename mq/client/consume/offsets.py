@@ -145,10 +145,9 @@ class GroupOffsets:
             is_retry = queue.topic == retry_topic(self._group)
             position = "first" if is_retry else self._consume_from
             return await queue_offset(self._remoting, queue, position, seconds=self._seconds)
-        if offset:
-            # Brokers also answer 0 for a queue without a stored offset. So that the group still begins there after a
-            # long absence, its first position is stored.
-            self._stored[queue] = offset
+        # Brokers also answer the first offset of a queue without a stored one. So that the group still begins there after
+        # a long absence, its first position is stored, too.
+        self._stored.pop(queue, None)
         return offset
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
