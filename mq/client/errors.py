@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.send_outcome import judge_answer
@@ -37,6 +37,7 @@ __all__ = [
     "SendRejected",
     "TopicNotFound",
     "UnreadableAnswer",
+    "copy_of",
 ]
 
 Stored = Literal["no", "unknown"]
@@ -51,6 +52,18 @@ class ClientError(Exception):
     """Base of everything this package raises. `stored` says whether the operation may have happened."""
 
     stored: Stored = "no"
+
+
+ErrorT = TypeVar("ErrorT", bound=ClientError)
+
+
+def copy_of(error: ErrorT) -> ErrorT:
+    """A copy, since each task that raises an error adds its traceback to it."""
+    own = error.__class__.__new__(error.__class__)
+    own.args = error.args
+    own.__dict__.update(error.__dict__)
+    own.__cause__ = error.__cause__
+    return own
 
 
 class ClientClosed(ClientError):

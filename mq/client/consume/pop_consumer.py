@@ -25,6 +25,7 @@ from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
 from mq.client.filters import Sql
 from mq.client.logs import log
+from mq.client.long_wait import LongWait
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
@@ -320,6 +321,7 @@ class PopConsumer(Consumer):
         remoting = self._remoting
         assert remoting is not None, "pops before the consumer was opened"
         refresh = False
+        wait = LongWait("cannot_pop")
         attempt = self._new_attempt()
         while True:
             await self._inbox.room()
@@ -337,6 +339,10 @@ class PopConsumer(Consumer):
                 del self._held[broker_name]
                 attempt = self._new_attempt()
                 refresh = response.code in _NOT_NOW
+                if refresh:
+                    wait.goes_on(f"code {response.code}: {response.remark}", group=self.group, broker_name=broker_name)
+                else:
+                    wait.is_over()
                 if response.code == ResponseCode.SUCCESS:
                     # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
@@ -361,6 +367,7 @@ class PopConsumer(Consumer):
                     self._warn_at = asked_at + WARN_SECONDS
                     log.warning("cannot_consume", group=self.group, topic=self.topic, reason=str(error))
                 log.info("pop_failed", topic=self.topic, broker_name=broker_name, reason=str(error))
+                wait.goes_on(error, group=self.group, broker_name=broker_name)
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
 

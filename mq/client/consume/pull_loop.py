@@ -12,6 +12,7 @@ from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import FlowLimits, ProcessQueue
 from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
 from mq.client.logs import log
+from mq.client.long_wait import LongWait
 from mq.client.message import ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
@@ -101,6 +102,7 @@ class Puller:
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._refused_offset: int | None = None
         self._damaged: set[str] = set()
+        self._wait = LongWait("cannot_pull")
 
     def stop(self) -> None:
         """End `run`; the queue is dropped and delivers nothing more."""
@@ -133,6 +135,7 @@ class Puller:
                     await self._pull_once()
                 except ClientError as error:
                     log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
+                    self._wait.goes_on(error, group=self._group, queue=str(self._queue))
                     await self._back_off()
 
     async def _back_off(self) -> None:
@@ -217,6 +220,7 @@ class Puller:
                 await self._offset_refused(reply.next_begin_offset)
                 return
         self._refused_offset = None
+        self._wait.is_over()
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._broker_id = reply.suggested_broker_id
 

@@ -16,6 +16,7 @@ from mq.client.consume.pull_loop import Puller
 from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute, TopicNotFound
 from mq.client.logs import log
+from mq.client.long_wait import LongWait
 from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import read_body
@@ -78,6 +79,7 @@ class Assignment:
         self._doubtful_routes: set[str] = set()
         self._warn_at = float("-inf")
         self._missing_since: dict[str, float] = {}
+        self._waits: dict[str, LongWait] = {}
         self.changed = anyio.Event()
 
     @property
@@ -123,6 +125,7 @@ class Assignment:
             # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
             # clients do, would only disturb the group; send a heartbeat and try again.
             self._remoting.heartbeat_soon()
+            self._wait_for(topic).goes_on("the brokers do not know this member", group=self._group, topic=topic)
             return False
         ours = {queue for queue in self._pullers if queue.topic == topic}
         share = set(route.read_queues)
@@ -137,7 +140,12 @@ class Assignment:
         if self.queues_of(topic) != ours:
             log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
             self.changed.set()
-        return complete and self.queues_of(topic) == share
+        if not complete or self.queues_of(topic) != share:
+            reason = "another member has locked its queues" if complete else "a leader of its queues does not answer"
+            self._wait_for(topic).goes_on(reason, group=self._group, topic=topic)
+            return False
+        self._wait_for(topic).is_over()
+        return True
 
     def _choose(self, allocate: Strategy, queues: list[MessageQueue], members: list[str]) -> Sequence[MessageQueue]:
         """The queues that the application's strategy chooses. Raises its exceptions; they end the client."""
@@ -162,6 +170,11 @@ class Assignment:
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
         else:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
+            if not isinstance(error, TopicNotFound):
+                self._wait_for(topic).goes_on(error, group=self._group, topic=topic)
+
+    def _wait_for(self, topic: str) -> LongWait:
+        return self._waits.setdefault(topic, LongWait("cannot_consume"))
 
     def queues_of(self, topic: str) -> frozenset[MessageQueue]:
         """The assigned queues of one topic."""

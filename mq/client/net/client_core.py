@@ -33,6 +33,7 @@ from mq.client.errors import (
     NameServersUnavailable,
     RequestTimeout,
     TopicNotFound,
+    copy_of,
 )
 from mq.client.logs import log
 from mq.client.net.connection import (
@@ -345,8 +346,12 @@ class ClientCore:
         attempts_before = slot.attempts
         async with slot.lock:
             route = self._routes.get(topic)
-            if slot.attempts != attempts_before and route is not None and slot.failure is None:
-                return route
+            if slot.attempts != attempts_before:
+                # Others asked while this call waited; if each asked again, the last would wait for all their timeouts.
+                if slot.failure is not None and not isinstance(slot.failure, TopicNotFound):
+                    raise copy_of(slot.failure) from slot.failure
+                if slot.failure is None and route is not None:
+                    return route
             try:
                 route = await self._look_up(topic, auto_create=auto_create)
                 slot.failure = None

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import anyio
 
-from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, SendRejected
+from mq.client.errors import ClientClosed, ClientError, SendOutcomeUnknown, SendRejected, copy_of
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage
 from mq.client.produce.send_pipeline import SendPipeline
@@ -294,11 +294,7 @@ def _own_result(together: SendResult, member: Member, number: int, record_id: st
 
 
 def _own_error(error: ClientError, member: Member) -> ClientError:
-    """A copy, since each task that raises an error adds its traceback to it."""
-    own = error.__class__.__new__(error.__class__)
-    own.args = error.args
-    own.__dict__.update(error.__dict__)
-    own.__cause__ = error.__cause__
+    own = copy_of(error)
     if isinstance(own, SendOutcomeUnknown):
         own.message_id = member.message.unique_key
     return own

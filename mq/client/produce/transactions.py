@@ -14,6 +14,7 @@ import anyio.abc
 from mq.client.application_code import failure_of
 from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown, UnreadableAnswer
 from mq.client.logs import log
+from mq.client.long_wait import LongWait
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import AnswerLater
@@ -206,12 +207,18 @@ class TransactionProducer(Producer):
         """Stay connected to all replicas, whatever this process has sent: each of them may become leader and check
         back.
         """
+        wait = LongWait("cannot_be_checked")
         while True:
             try:
                 route = await remoting.route(AUTO_CREATE_TEMPLATE, refresh=True)
                 await remoting.connect_all(route.addresses())
+                if any(remoting.connected(address) is not None for address in route.addresses()):
+                    wait.is_over()
+                else:
+                    wait.goes_on("no broker can be reached", group=self.group)
             except ClientError as error:
                 log.debug("brokers_unknown", reason=str(error))
+                wait.goes_on(error, group=self.group)
             await anyio.sleep(CONNECT_EVERY_SECONDS)
 
     def _answer_server(

@@ -1,0 +1,42 @@
+"""Says what a client waits for, if that takes long.
+
+Consumers wait for name servers, brokers and leaders without a limit: they go on when these are back. Moments without
+them are normal; a wait of more than ten seconds is worth a warning, and then one every half minute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+
+from mq.client.logs import log
+
+__all__ = ["LongWait"]
+
+WARN_AFTER_SECONDS = 10.0
+WARN_EVERY_SECONDS = 30.0
+
+
+class LongWait:
+    """One thing that may be waited for. Call `goes_on` for each failed attempt, and `is_over` for the first success."""
+
+    __slots__ = ("_event", "_since", "_warn_at")
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._since: float | None = None
+        self._warn_at = 0.0
+
+    def goes_on(self, reason: object, **fields: Any) -> None:
+        """It is still missing, because of `reason`: log that, if it has been for long."""
+        now = anyio.current_time()
+        if self._since is None:
+            self._since, self._warn_at = now, now + WARN_AFTER_SECONDS
+        elif now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_SECONDS
+            log.warning(self._event, **fields, reason=str(reason), seconds=round(now - self._since))
+
+    def is_over(self) -> None:
+        """It is there."""
+        self._since = None
