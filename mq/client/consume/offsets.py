@@ -145,8 +145,8 @@ class GroupOffsets:
             is_retry = queue.topic == retry_topic(self._group)
             position = "first" if is_retry else self._consume_from
             return await queue_offset(self._remoting, queue, position, seconds=self._seconds)
-        # Brokers also answer the first offset of a queue without a stored one. So that the group still begins there after
-        # a long absence, its first position is stored, too.
+        # Brokers also answer the first offset of a queue without a stored one. So that the group still begins there
+        # after a long absence, its first position is stored, too.
         self._stored.pop(queue, None)
         return offset
 
