@@ -21,6 +21,8 @@ def check_send_path(history: History) -> Result:
         findings.counts["other messages and commands"] += event.v[OTHERS]
     if TLS in str(history.plan.get("security", "")):
         findings.counts["not asked for: TLS connections do not take it"] = 1
+    elif not any(True for _ in history.of_run("send-paths")):
+        findings.cannot_tell("the run ended before the counts of the brokers were noted")
     elif not findings.counts[BY_COMPILED]:
         findings.cannot_tell("no message took the compiled send path (python -m mq.compiled compiles it)")
     return findings.result()
