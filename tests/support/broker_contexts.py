@@ -4,13 +4,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mq.broker.context import BrokerContext
+from mq.broker.net.log_beginning import LogBeginning
+from raftlog import Beginning, NodeId
+
+
+class _Whole:
+    def beginning(self) -> tuple[Beginning, NodeId | None]:
+        return Beginning.FIRST, None
 
 
 def context_of(**given: Any) -> BrokerContext:
-    """A context with these attributes. A double underscore stands for a dot: ``reads__read=f`` is
+    """A context with these attributes, and a log that has its beginning. A double underscore stands for a dot: ``reads__read=f`` is
     ``context.reads.read``.
     """
-    root = SimpleNamespace()
+    root = SimpleNamespace(beginning=LogBeginning(_Whole()))
     for path, value in given.items():
         at = root
         *outer, last = path.split("__")

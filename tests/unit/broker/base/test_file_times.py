@@ -39,8 +39,8 @@ class Files:
         now = Situation(
             now_ms=now_ms, hour=0, floor_pos=10**9, wanted_pos=10**9, disk_used_bytes=0, disk_total_bytes=100
         )
-        base = droppable(segments, self.times.newest_ms, RetentionPolicy(age_ms_max=hours * HOUR), now)
-        return 0 if base is None else base // 10
+        deletion = droppable(segments, self.times.newest_ms, RetentionPolicy(age_ms_max=hours * HOUR), now)
+        return 0 if deletion is None else deletion.base_pos // 10
 
 
 def ago(hours: float) -> int:
