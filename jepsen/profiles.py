@@ -55,7 +55,7 @@ ONLY_TOGETHER = {"behind": frozenset({"log", "queue"}), "clients": frozenset({"q
 """Kinds for some workloads only: their checkers know which messages retention removed, or they have separate
 clients.
 """
-_OFTEN = frozenset({CALM, "kill", "pause", "partition", "power-loss", "packets", "members"})
+_OFTEN = frozenset({CALM, "kill", "pause", "partition", "power-loss", "packets"})
 ONLY_UNDER = {"late-ends": _OFTEN, "recreated": _OFTEN, "queries": _OFTEN}
 """Workloads that profiles run under some kinds only: what they add to *transactions* and *queue* is not about disks."""
 SECURED = (("queue", ("kill", "partition")), ("log", ("kill", "pause")), ("transactions", ("kill", "partition")))
