@@ -14,8 +14,9 @@ class _Whole:
 
 
 def context_of(**given: Any) -> BrokerContext:
-    """A context with these attributes, and a log that has its beginning. A double underscore stands for a dot: ``reads__read=f`` is
-    ``context.reads.read``.
+    """A context with these attributes, and a log that has its beginning.
+
+    A double underscore stands for a dot: ``reads__read=f`` is ``context.reads.read``.
     """
     root = SimpleNamespace(beginning=LogBeginning(_Whole()))
     for path, value in given.items():
