@@ -161,7 +161,7 @@ UNSERVED = [
         "properties too long",
         json_request(310, quoted(SEND, i=json.dumps(properties(KEYS="k" * 32_768)))),
         13,
-        "32767",
+        "29696",
     ),
 ]
 
