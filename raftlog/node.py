@@ -418,6 +418,7 @@ class Run:
 
     async def _read_range(self, request: RangeReq) -> bytes:
         if request.source == "prefix":
+            await trio.lowlevel.checkpoint()
             return self._prefix(request)
         if request.source == "log":
             try:

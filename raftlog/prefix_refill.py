@@ -166,6 +166,7 @@ class PrefixRefill:
     async def _fetch(self, staging: SnapshotInstall) -> bool:
         asked: dict[tuple[What, int], float] = {}
         useless = 0
+        await trio.lowlevel.checkpoint()
         while not staging.complete:
             leader = self._leader_with_more()
             if leader is None or useless > _ROUNDS_WITHOUT_BYTES_MAX:
