@@ -227,7 +227,7 @@ class Services:
             TopicQueries(context, store_time=self.lookup.store_time),
             ConsumerGroups(context),
             group_offsets,
-            Skips(context, retries=self.retries, group_offsets=group_offsets),
+            Skips(context, retries=self.retries, group_offsets=group_offsets, offsets=self.offsets),
             GroupMembers(context, record_at=self.lookup.record_at),
             BrokerConfig(context, is_allowed=self.group_admin.is_allowed, on_changed=self._settings_changed),
             ReplicaStatus(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mq.broker.admin.group_offsets import GroupOffsets
+from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -18,6 +19,7 @@ from mq.broker.write_path.outcome import Outcome, Stored, answer_outcome
 from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import MessageSkipped, SkipMessage
 from mq.protocol.names import dead_letter_topic
+from mq.protocol.properties import safe_value
 from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
@@ -32,12 +34,15 @@ class Skips(Service):
         skipped: messages skipped since the start of this replica.
     """
 
-    def __init__(self, context: BrokerContext, *, retries: Retries, group_offsets: GroupOffsets) -> None:
+    def __init__(
+        self, context: BrokerContext, *, retries: Retries, group_offsets: GroupOffsets, offsets: Offsets
+    ) -> None:
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
         self._retries = retries
         self._group_offsets = group_offsets
+        self._newest = offsets.newest
         self._log = context.log
         self._under_way: set[tuple[str, str, int]] = set()
         self.skipped = 0
@@ -58,7 +63,8 @@ class Skips(Service):
         if key in self._under_way:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"a message of queue {ext.queue_id} is being skipped")
         queue = self._queue(ext.group, ext.topic, ext.queue_id)
-        stands_at = self._metadata.consumer_offsets.get((ext.group, ext.topic), {}).get(ext.queue_id, queue.min_offset)
+        # Its members continue at the first message if the ones before are gone.
+        stands_at = max(self._newest(*key), queue.min_offset)
         if ext.offset != stands_at:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
@@ -72,7 +78,7 @@ class Skips(Service):
                 f"to {queue.max_offset - 1}",
             )
         position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(ext.offset, 1))[0])
-        who = f"{ext.operator or 'an unnamed operator'} from {call.connection.peer}"
+        who = f"{safe_value(ext.operator) or 'an unnamed operator'} from {call.connection.peer}"
         letter = self._retries.dead_letter_of(position, ext.group, reason=_REASON, given_up_by=who)
         under_way = self._under_way
         under_way.add(key)

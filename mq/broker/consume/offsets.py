@@ -204,6 +204,15 @@ class Offsets(Service):
             self._appender.add_command(command)
         self._appender.add_command(last, settled)
 
+    def newest(self, group: str, topic: str, queue_id: int) -> int:
+        """The group's offset including commits in flight, -1 for none. Raises RequestRefused while it is being reset."""
+        key = (group, topic, queue_id)
+        if key in self._resetting:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_BUSY, f"the offset of {group} in queue {queue_id} of {topic} is being reset"
+            )
+        return self._highest(key)
+
     def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Batch a commit."""
         if not self._appender.is_open or not self._plausible(group, topic, queue_id):
@@ -238,7 +247,11 @@ class Offsets(Service):
             if on_outcome is not None:
                 on_outcome(Unknown())
             return
-        gathered, self._gathered = self._gathered, {}
+        # A queue ends earlier than before if its topic was deleted in the meantime.
+        gathered = {key: offset for key, offset in self._gathered.items() if offset <= self._end(*key[1:])}
+        self._gathered = {}
+        if not gathered and on_outcome is None:
+            return
         self._replicating.update(gathered)
 
         def settled(outcome: Outcome) -> None:
@@ -249,10 +262,7 @@ class Offsets(Service):
             if on_outcome is not None:
                 on_outcome(outcome)
 
-        # A queue ends earlier than before if its topic was deleted in the meantime.
-        rows = [(*key, offset) for key, offset in gathered.items() if offset <= self._end(*key[1:])]
-        if not rows and on_outcome is None:
-            return
+        rows = [(*key, offset) for key, offset in gathered.items()]
         while len(rows) > COMMAND_ROWS_MAX:
             self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
             rows = rows[COMMAND_ROWS_MAX:]

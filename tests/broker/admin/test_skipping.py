@@ -11,7 +11,9 @@ import pytest
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_requests import ResetConsumerClientOffset
 from tests.support.running_broker import Answer, Client, properties, running
+from tests.support.short_logs import SMALL, fill, shortened
 from tests.support.stored_messages import stored
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
 
@@ -86,6 +88,41 @@ async def test_only_the_message_at_which_a_group_stands_is_skipped(tmp_path: Pat
             assert (await skip(client, 4, **given)).code == code, given
         assert await stored(client, DEAD) == []
         assert await offset_of(client) == 4
+
+
+async def test_commit_in_flight_counts_before_a_skip(tmp_path: Path) -> None:
+    """Otherwise the skip would take the group back to where it was before that commit."""
+    async with running(tmp_path, offset_commit_seconds=1000.0) as broker:
+        client = await broker.connect()
+        await four_messages(client)
+        ext = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 3}
+        await client.post(RequestCode.UPDATE_CONSUMER_OFFSET, ext, oneway=True)
+        answer = await skip(client, 0)
+        assert (answer.code, "stands at offset 3" in str(answer.remark)) == (ResponseCode.ILLEGAL_OPERATION, True)
+        assert (await skip(client, 3)).ext["nextOffset"] == "4"
+        assert await offset_of(client) == 4
+
+
+async def test_first_message_left_by_retention_is_skipped(tmp_path: Path) -> None:
+    async with running(tmp_path, **SMALL) as broker:
+        client = await broker.connect()
+        await four_messages(client)
+        await commit(client, 1)
+        await fill(client)
+        await shortened(client, tmp_path / "commitlog")
+
+        skipped: list[int] = []
+
+        async def is_skipped() -> bool:  # retention may go on
+            first = await client.offset(RequestCode.GET_MIN_OFFSET)
+            if (await skip(client, first)).code == 0:
+                skipped.append(first)
+            return skipped != []
+
+        await until(is_skipped)
+        assert skipped[0] > 1
+        assert await offset_of(client) == skipped[0] + 1
+        assert len(await stored(client, DEAD)) == 1
 
 
 async def test_members_are_told_to_go_on_behind_it(tmp_path: Path) -> None:

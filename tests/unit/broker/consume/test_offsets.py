@@ -244,6 +244,18 @@ def test_commit_gathered_before_deletion_does_not_outlive_it() -> None:
     assert stage.rounds.waiting == 0
 
 
+def test_commit_dropped_with_its_topic_hides_no_later_one() -> None:
+    stage = Stage()
+    stage.offsets.gather("G", "T", 0, 60)
+    stage.tails.reset("T")  # below format level 3, offsets begin at 0 again
+    stage.offsets.replicate_gathered()
+    assert stage.rounds.waiting == 0
+    stage.tails.get("T", 0).next_offset = 5
+    stage.commit(4)
+    stage.rounds.commit(1)
+    assert stage.stored == 4
+
+
 def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
     stage = Stage()
     for group, offset in (("G", 130), ("H", 100), ("I", 101)):
