@@ -205,7 +205,7 @@ class Offsets(Service):
         self._appender.add_command(last, settled)
 
     def newest(self, group: str, topic: str, queue_id: int) -> int:
-        """The group's offset including commits in flight, -1 for none. Raises RequestRefused while it is being reset."""
+        """The group's offset including commits in flight, -1 for none. Raises RequestRefused during a reset."""
         key = (group, topic, queue_id)
         if key in self._resetting:
             raise RequestRefused(
