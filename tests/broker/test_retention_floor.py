@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from mq.broker.base.retention import Retention
 from mq.broker.broker import Broker
 from mq.protocol.codes import ResponseCode
 from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half
@@ -32,6 +33,12 @@ Ending = Callable[[], Awaitable[None]]
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
     monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("mq.broker.server.boot_time", clock.seconds)
+
+    def retention(**given: Any) -> Retention:
+        return Retention(**given | {"clock": clock.seconds})
+
+    monkeypatch.setattr("mq.broker.services.Retention", retention)
     monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
     monkeypatch.setattr("mq.broker.schedule.timers.DELIVER_SECONDS", 0.001)
     monkeypatch.setattr("mq.broker.pop.pop._REVIVE_SECONDS", 0.001)
