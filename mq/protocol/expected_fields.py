@@ -40,7 +40,7 @@ _IGNORED: Final[Mapping[int, frozenset[str]]] = {
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: frozenset({"liteTopic"}),
     RequestCode.ACK_MESSAGE: frozenset({"liteTopic"}),
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: frozenset({"liteTopic", "suspend"}),
-    RequestCode.NOTIFICATION: frozenset({"isLiteConsumer"}),
+    RequestCode.NOTIFICATION: frozenset({"exp", "expType", "isLiteConsumer"}),
     RequestCode.UPDATE_AND_CREATE_TOPIC: frozenset({"force"}),
     RequestCode.GET_ALL_TOPIC_CONFIG: frozenset({"dataVersion", "maxTopicNum", "topicSeq", "totalTopicNum"}),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: frozenset(
