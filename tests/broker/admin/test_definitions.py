@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
@@ -36,9 +37,10 @@ ATTRIBUTES = {"message.type": "FIFO", "owner": "billing", "note": "a=b"}
 
 
 async def run(namesrv: str, *arguments: str, code: int = 0) -> Result:
-    """Run a command as a process of its own would."""
+    """Run a command as a process of its own would: what the servers of the test log is not in its output."""
     command = [*arguments, "--namesrv", namesrv]
-    done = await trio.to_thread.run_sync(partial(CliRunner().invoke, app, command))
+    with capture_logs():
+        done = await trio.to_thread.run_sync(partial(CliRunner().invoke, app, command))
     assert done.exit_code == code, (command, done.output, done.exception)
     return done
 
