@@ -216,6 +216,7 @@ class Send:
         "expires_at",
         "failures",
         "fixed_queue",
+        "is_sharded",
         "last_error",
         "message",
         "not_before",
@@ -245,6 +246,8 @@ class Send:
         self.expires_at = deadline
         self.retries_left = retries
         self.fixed_queue = queue
+        self.is_sharded = False
+        """Whether the fixed queue is that of the sharding key, and not the caller's."""
         self.queue = queue
         self.avoid: tuple[str, ...] = ()
         self.refused_by: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
 from mq.client.net.connection import Answer, Connection
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
-from mq.client.send_outcome import Retry, Verdict, judge_answer
+from mq.client.send_outcome import UNKNOWN_HERE, Retry, Verdict, judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
 from mq.protocol.headers import Response
@@ -239,6 +239,7 @@ class SendPipeline:
             return NoRoute(route.topic, "no queue is writable")
         if send.fixed_queue is None:
             send.fixed_queue = self.sharding_queue(send.message)
+            send.is_sharded = send.fixed_queue is not None
         if send.fixed_queue is not None:
             connection = self._leader(route, send.fixed_queue)
             return connection if isinstance(connection, ClientError) else (send.fixed_queue, connection)
@@ -300,6 +301,10 @@ class SendPipeline:
             self._doubt(send, now, BrokerError(answer.code, answer.remark, queue.broker_name))
             return
         error = SendRejected(answer.code, answer.remark, queue, send.attempts)
+        if answer.code == ResponseCode.INVALID_PARAMETER and (send.fixed_queue is None or send.is_sharded):
+            # The topic may have fewer queues than its route said: choose again in the next one.
+            send.fixed_queue = None
+            verdict = UNKNOWN_HERE
         if verdict.retry is Retry.ELSEWHERE:
             send.refused_by += (queue.broker_name,)
         if verdict.retry is Retry.UNTIL_TIMEOUT:

@@ -212,6 +212,8 @@ class FakeBroker(FakeServer):
                 misdeed = Misdeed("refuse", code=17, remark="no such topic")
             else:
                 self.group.topics[topic] = min(int(ext["d"]), self.group.topics[TBW102])
+        if misdeed is None and queue_id >= self.group.topics[topic]:
+            misdeed = Misdeed("refuse", code=29, remark=f"queue id {queue_id} is illegal")
         messages = sent_messages(request.code, request.ext, request.body)
         if misdeed is None and any(len(message.body) > self.body_bytes_max for message in messages):
             misdeed = Misdeed("refuse", code=13, remark="a message is too large")

@@ -37,6 +37,28 @@ async def test_a_refusal_for_good_is_raised_at_once_as_not_stored() -> None:
         assert cluster.leader.count(SEND) == 1
 
 
+@pytest.mark.parametrize("sharding_key", [None, "c"])
+async def test_sends_go_on_when_a_topic_has_fewer_queues(sharding_key: str | None) -> None:
+    """It was deleted and created again with one queue; the route in the producer is older."""
+    async with FakeCluster.start(topics={"T": 4}) as cluster, producer_of(cluster) as producer:
+        message = Message("T", b"x", sharding_key=sharding_key)
+        before = [(await producer.send(message)).queue.queue_id for _ in range(4)]
+        assert max(before) == 3
+        cluster.group.topics["T"] = 1
+        after = [(await producer.send(message)).queue.queue_id for _ in range(8)]
+        assert after == [0] * 8
+        cluster.leader.misdeeds = [Misdeed("refuse", code=29, remark="something else")] * 10
+        with pytest.raises(SendRejected, match="something else"):
+            await producer.send(message)
+
+
+async def test_send_to_chosen_queue_that_is_gone_is_refused() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, producer_of(cluster) as producer:
+        with pytest.raises(SendRejected, match="queue id 3 is illegal") as rejected:
+            await producer.send(Message("T", b"x"), queue=MessageQueue("T", "b-0", 3))
+        assert (rejected.value.attempts, rejected.value.stored) == (1, "no")
+
+
 async def test_after_a_refusal_that_others_may_not_share_another_broker_is_asked() -> None:
     async with FakeCluster.start(groups=2, topics={"T": 1}) as cluster, producer_of(cluster) as producer:
         await producer.send_many(Message("T", b"warm up") for _ in range(2))
