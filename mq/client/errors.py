@@ -42,6 +42,8 @@ __all__ = [
 
 Stored = Literal["no", "unknown"]
 
+_UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
 
 def _named(codes: type[IntEnum], code: int) -> str:
     """The number, and RocketMQ's name for it, if any."""
@@ -156,7 +158,10 @@ class BrokerError(ClientError):
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        super().__init__(f"{address} answered code {_named(ResponseCode, code)}: {remark or 'no remark'}")
+        hint = (
+            "; is it a server of the other kind (broker, name server), or an older one?" if code == _UNSUPPORTED else ""
+        )
+        super().__init__(f"{address} answered code {_named(ResponseCode, code)}: {remark or 'no remark'}{hint}")
         self.code = code
         self.remark = remark
         self.address = address

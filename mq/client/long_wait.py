@@ -19,12 +19,16 @@ WARN_EVERY_SECONDS = 30.0
 
 
 class LongWait:
-    """One thing that may be waited for. Call `goes_on` for each failed attempt, and `is_over` for the first success."""
+    """One thing that may be waited for. Call `goes_on` for each failed attempt, and `is_over` for the first success.
 
-    __slots__ = ("_event", "_since", "_warn_at")
+    With `once`, there is one warning until it is over: for what may be meant, such as a spare member of a group.
+    """
 
-    def __init__(self, event: str) -> None:
+    __slots__ = ("_event", "_once", "_since", "_warn_at")
+
+    def __init__(self, event: str, *, once: bool = False) -> None:
         self._event = event
+        self._once = once
         self._since: float | None = None
         self._warn_at = 0.0
 
@@ -34,7 +38,7 @@ class LongWait:
         if self._since is None:
             self._since, self._warn_at = now, now + WARN_AFTER_SECONDS
         elif now >= self._warn_at:
-            self._warn_at = now + WARN_EVERY_SECONDS
+            self._warn_at = float("inf") if self._once else now + WARN_EVERY_SECONDS
             log.warning(self._event, **fields, reason=str(reason), seconds=round(now - self._since))
 
     def is_over(self) -> None:

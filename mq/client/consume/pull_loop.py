@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from mq.client import long_wait
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import FlowLimits, ProcessQueue
@@ -103,6 +104,7 @@ class Puller:
         self._refused_offset: int | None = None
         self._damaged: set[str] = set()
         self._wait = LongWait("cannot_pull")
+        self._is_told_full = False
 
     def stop(self) -> None:
         """End `run`; the queue is dropped and delivers nothing more."""
@@ -128,15 +130,35 @@ class Puller:
         with self._scope:
             while not self.process_queue.dropped:
                 if self.process_queue.paused or self.process_queue.is_full(self._settings.limits):
-                    self._progress = anyio.Event()
-                    await self._progress.wait()
+                    await self._wait_for_room()
                     continue
+                self._is_told_full = False
                 try:
                     await self._pull_once()
                 except ClientError as error:
                     log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
                     self._wait.goes_on(error, group=self._group, queue=str(self._queue))
                     await self._back_off()
+
+    async def _wait_for_room(self) -> None:
+        """Wait until messages of the queue were finished, or it was resumed; say so if none is for long."""
+        queue = self.process_queue
+        self._progress = progress = anyio.Event()
+        with anyio.move_on_after(long_wait.WARN_AFTER_SECONDS):
+            await progress.wait()
+            return
+        if not (queue.paused or self._is_told_full):
+            self._is_told_full = True
+            log.warning(
+                "pulling_paused",
+                group=self._group,
+                queue=str(self._queue),
+                unfinished=queue.cached_count,
+                offset=queue.commit_offset,
+                reason="too many messages were pulled, and none of them is handled, acknowledged or polled",
+                seconds=round(long_wait.WARN_AFTER_SECONDS),
+            )
+        await progress.wait()
 
     async def _back_off(self) -> None:
         self._broker_id = LEADER_ID

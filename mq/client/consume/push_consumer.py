@@ -20,6 +20,7 @@ from typing import Any, Literal, TypedDict
 import anyio
 import anyio.abc
 
+from mq.client import long_wait
 from mq.client.consume.allocation import Strategy, allocate_averagely
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
@@ -34,6 +35,7 @@ from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.subscription import Subscribed, subscription_of
 from mq.client.errors import ClientError
 from mq.client.filters import Sql
+from mq.client.long_wait import LongWait
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
@@ -392,13 +394,20 @@ class PushConsumer(Consumer):
         return self._member.assignment.queues if self._member is not None else frozenset()
 
     async def wait_assigned(self) -> frozenset[MessageQueue]:
-        """Wait until at least one queue is assigned. Raises ClientClosed."""
+        """Wait until at least one queue is assigned.
+
+        After 10 s it logs what it waits for (`not_assigned`), and then every half minute. Raises ClientClosed.
+        """
         self._opened()
         assignment = self._entered().assignment
+        wait = LongWait("not_assigned")
         while not assignment.queues:
+            topics = self._subscribed.keys() - {self._retry_topic}
+            wait.goes_on(assignment.why_none(topics), group=self.group)
             if assignment.changed.is_set():  # otherwise other tasks wait for it, too
                 assignment.changed = anyio.Event()
-            await assignment.changed.wait()
+            with anyio.move_on_after(long_wait.WARN_AFTER_SECONDS):
+                await assignment.changed.wait()
             self._opened()
         return assignment.queues
 

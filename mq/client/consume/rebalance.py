@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import anyio
 import anyio.abc
@@ -80,6 +80,8 @@ class Assignment:
         self._warn_at = float("-inf")
         self._missing_since: dict[str, float] = {}
         self._waits: dict[str, LongWait] = {}
+        self._spare: dict[str, LongWait] = {}
+        self._reasons: dict[str, str] = {}
         self.changed = anyio.Event()
 
     @property
@@ -125,12 +127,13 @@ class Assignment:
             # A broker that has just started or been elected may not know this member yet. Giving up all queues, as Java
             # clients do, would only disturb the group; send a heartbeat and try again.
             self._remoting.heartbeat_soon()
-            self._wait_for(topic).goes_on("the brokers do not know this member", group=self._group, topic=topic)
+            self._goes_on(topic, "the brokers do not know this member")
             return False
         ours = {queue for queue in self._pullers if queue.topic == topic}
         share = set(route.read_queues)
         if self._allocate is not None:
             share = set(self._choose(self._allocate, sorted(share), sorted(members)))
+        self._note_share(topic, len(share), queues=len(route.read_queues), members=len(members))
         await self.drop(ours - share)
         if share - ours and len(members) > 1:
             await anyio.sleep(HANDOVER_SECONDS)
@@ -142,10 +145,30 @@ class Assignment:
             self.changed.set()
         if not complete or self.queues_of(topic) != share:
             reason = "another member has locked its queues" if complete else "a leader of its queues does not answer"
-            self._wait_for(topic).goes_on(reason, group=self._group, topic=topic)
+            self._goes_on(topic, reason)
             return False
         self._wait_for(topic).is_over()
         return True
+
+    def _note_share(self, topic: str, share: int, *, queues: int, members: int) -> None:
+        """Log that this member gets no queue of a topic, once, if that lasts; it may be meant as a spare one."""
+        wait = self._spare.setdefault(topic, LongWait("cannot_consume", once=True))
+        if share or topic == retry_topic(self._group):
+            wait.is_over()
+            return
+        reason = f"the group has {members} members for {queues} queues; add queues, or stop members"
+        if members <= queues:
+            reason = "the allocation strategy gives this member no queue; it must be the same on all members"
+        if not queues:
+            reason = "it has no readable queue; set its permission and its number of queues"
+        self._reasons[topic] = reason
+        wait.goes_on(reason, group=self._group, topic=topic)
+
+    def why_none(self, topics: Collection[str]) -> str:
+        """Why no queue of these subscribed topics is assigned."""
+        if not topics:
+            return "nothing is subscribed: call subscribe"
+        return "; ".join(f"{each}: {self._reasons.get(each, 'no broker has answered yet')}" for each in sorted(topics))
 
     def _choose(self, allocate: Strategy, queues: list[MessageQueue], members: list[str]) -> Sequence[MessageQueue]:
         """The queues that the application's strategy chooses. Raises its exceptions; they end the client."""
@@ -160,6 +183,7 @@ class Assignment:
 
     def _tell_postponed(self, topic: str, error: ClientError) -> None:
         """Log now and then that a member cannot begin, unless that lasts only moments."""
+        self._reasons[topic] = str(error)
         now = anyio.current_time()
         denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
         missing = False
@@ -171,7 +195,11 @@ class Assignment:
         else:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
             if not isinstance(error, TopicNotFound):
-                self._wait_for(topic).goes_on(error, group=self._group, topic=topic)
+                self._goes_on(topic, str(error))
+
+    def _goes_on(self, topic: str, reason: str) -> None:
+        self._reasons[topic] = reason
+        self._wait_for(topic).goes_on(reason, group=self._group, topic=topic)
 
     def _wait_for(self, topic: str) -> LongWait:
         return self._waits.setdefault(topic, LongWait("cannot_consume"))

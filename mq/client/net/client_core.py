@@ -58,7 +58,11 @@ from mq.protocol.names import AUTO_CREATE_TEMPLATE
 
 __all__ = ["ClientCore", "RemotingSettings", "parse_addresses"]
 
-_ALL_NAME_SERVERS_KNOW = (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)
+_ALL_NAME_SERVERS_KNOW = (
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+)
 """A server that does not know it is usually a broker, whose address was configured as a name server's."""
 
 AUTO_CREATE_QUEUES_MAX = 4
@@ -144,8 +148,8 @@ class ClientCore:
     ) -> None:
         self.settings = settings or RemotingSettings()
         self._tasks = tasks
-        self._name_servers = list(name_servers)
-        self._name_server = (rng or random.Random()).randrange(len(self._name_servers))
+        self.name_servers = list(name_servers)
+        self._name_server = (rng or random.Random()).randrange(len(self.name_servers))
         self._heartbeat_body = heartbeat_body
         self._on_route_change = on_route_change
         self._on_server_request = on_server_request
@@ -222,7 +226,7 @@ class ClientCore:
             except ClientError as error:
                 log.debug("unregister_failed", address=connection.address, reason=str(error))
 
-        brokers = [c for c in self._connections.values() if c.lost is None and c.address not in self._name_servers]
+        brokers = [c for c in self._connections.values() if c.lost is None and c.address not in self.name_servers]
         async with anyio.create_task_group() as tasks:
             for connection in brokers:
                 tasks.start_soon(say, connection)
@@ -314,20 +318,20 @@ class ClientCore:
         """
         reasons: dict[str, str] = {}
         patience = self.settings.request_seconds
-        for others in reversed(range(len(self._name_servers))):
-            address = self._name_servers[self._name_server]
+        for others in reversed(range(len(self.name_servers))):
+            address = self.name_servers[self._name_server]
             try:
                 connection = await self.connection(address)
                 seconds = min(patience, self.settings.silence_seconds) if others else patience
                 response, body = await connection.request(code, ext, timeout=seconds)
                 if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
                     return response, body
-                reasons[address] = f"not a name server: it does not support request {code}"
+                reasons[address] = f"not a name server: it does not support request {code}; is it a broker's address?"
             except ConnectFailed as error:
                 reasons[address] = error.reason
             except (ConnectionLost, RequestTimeout) as error:
                 reasons[address] = str(error)
-            self._name_server = (self._name_server + 1) % len(self._name_servers)
+            self._name_server = (self._name_server + 1) % len(self.name_servers)
         raise NameServersUnavailable(reasons)
 
     def known_route(self, topic: str) -> TopicRoute | None:
@@ -378,7 +382,7 @@ class ClientCore:
             if response.code == ResponseCode.SUCCESS:
                 return TopicRoute.from_body(topic, read_body(Route.decode, body), queues_max=queues_max)
             if response.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise BrokerError(response.code, response.remark, self._name_servers[self._name_server])
+                raise BrokerError(response.code, response.remark, self.name_servers[self._name_server])
         raise TopicNotFound(topic)
 
     async def _leader_for(self, address: str) -> str | None:
@@ -447,7 +451,7 @@ class ClientCore:
                 self._send_heartbeat(connection)
 
     def _send_heartbeat(self, connection: Connection) -> None:
-        if self._heartbeat_body is None or connection.address in self._name_servers or connection.lost is not None:
+        if self._heartbeat_body is None or connection.address in self.name_servers or connection.lost is not None:
             return
 
         answered = anyio.Event()

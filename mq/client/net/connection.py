@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import ssl
 from collections.abc import Callable
 
@@ -39,6 +40,7 @@ from mq.protocol.headers import (
 )
 
 __all__ = [
+    "MAYBE_UNREACHABLE",
     "Answer",
     "AnswerLater",
     "Connection",
@@ -64,6 +66,8 @@ OnServerRequest = Callable[[Request | UnknownRequest, memoryview, AnswerLater], 
 
 OnForwarded = Callable[[str], None]
 """Called with the address of the connection when a broker had to forward a request to its leader."""
+
+MAYBE_UNREACHABLE = "is the address right, and does a firewall drop packets?"
 
 _RECEIVE_BYTES = 65536
 _OPAQUE_MAX = 2**31 - 1
@@ -111,7 +115,7 @@ async def open_connection(
                 # Brokers and name servers close connections without TLS's close_notify, as stock ones do.
                 stream = await anyio.connect_tcp(host, port, ssl_context=tls, tls_standard_compatible=False)
     except TimeoutError:
-        raise ConnectFailed(address, f"no connection within {connect_seconds:g} s") from None
+        raise ConnectFailed(address, f"no connection within {connect_seconds:g} s; {MAYBE_UNREACHABLE}") from None
     except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
         raise ConnectFailed(
             address, "the server closed the connection during the TLS handshake; does it use TLS?"
@@ -136,6 +140,8 @@ def _end_of(error: Exception) -> str:
 
 def _why(error: OSError | ValueError) -> str:
     """Why an attempt to connect failed. AnyIO says only that all attempts did; the cause is that of the last one."""
+    if isinstance(error, socket.gaierror):
+        return f"the name does not resolve ({error.strerror or error}); is it spelled right, and known to the DNS here?"
     cause = error.__cause__
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[-1]

@@ -80,10 +80,10 @@ class Member:
 
 class _Batch:
     """`deadline` is that of its first message; `number` that of the pipeline, None until it is given to it; `unsettled`
-    counts its members from then on.
+    counts its members from then on. `came_from` is the number of the batch of which its message is sent alone.
     """
 
-    __slots__ = ("deadline", "due_at", "lane", "members", "nbytes", "number", "unsettled")
+    __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "unsettled")
 
     def __init__(self, lane: _Lane, due_at: float, deadline: float) -> None:
         self.lane = lane
@@ -92,6 +92,7 @@ class _Batch:
         self.members: list[Member] = []
         self.nbytes = 0
         self.number: int | None = None
+        self.came_from: int | None = None
         self.unsettled = 0
 
 
@@ -113,6 +114,7 @@ class Accumulator:
         self._on_wire: dict[_Lane, int] = {}
         self._requests = 0
         self._unsettled = 0
+        self._alone: set[_Batch] = set()
         self._begun = anyio.Event()
         self._closed = False
 
@@ -120,6 +122,10 @@ class Accumulator:
     def extra_in_flight(self) -> int:
         """Messages whose outcome is not known, less those that the pipeline counts (one for each batch)."""
         return self._unsettled - self._requests
+
+    def is_in_flight(self, last: int) -> bool:
+        """Whether a message is sent alone that was in a batch with the pipeline's number `last` or a smaller one."""
+        return any(batch.came_from is not None and batch.came_from <= last for batch in self._alone)
 
     def add(self, message: OutgoingMessage, on_done: OnDone, *, timeout: float, queue: MessageQueue | None) -> Member:
         """Send a message with others; `on_done` is called once, never from within this call. Raises ClientClosed."""
@@ -227,12 +233,15 @@ class Accumulator:
         for member in batch.members:
             if member.batch is not None:
                 alone = member.batch = _Batch(batch.lane, batch.due_at, batch.deadline)
+                alone.came_from = batch.number
                 alone.members.append(member)
+                self._alone.add(alone)
                 self._start(alone)
 
     def _leave_wire(self, batch: _Batch) -> None:
         lane = batch.lane
         self._requests -= 1
+        self._alone.discard(batch)
         self._on_wire[lane] -= 1
         if not self._on_wire[lane]:
             del self._on_wire[lane]

@@ -213,7 +213,13 @@ class Producer(Client):
                     await remoting.unregister(self.client_id, producer_group=self.group)
 
     async def _finish(self) -> None:
-        await self._flush()
+        """Wait until nothing is in flight; nothing more is accepted."""
+        pipeline = self._pipeline
+        assert pipeline is not None, "open without a pipeline"
+        while self._in_flight():
+            if self._accumulator is not None:
+                self._accumulator.flush()
+            await pipeline.wait_finished()
 
     def _pending_messages(self) -> int:
         return self._in_flight()
@@ -510,16 +516,19 @@ class Producer(Client):
         return [await each.wait_outcome() for each in pending]
 
     async def flush(self) -> None:
-        """Wait until nothing is in flight any more; the timeouts of the messages limit the wait."""
-        self._open_pipeline()
-        await self._flush()
+        """Wait until the outcome of all messages is known whose send began before this call.
 
-    async def _flush(self) -> None:
-        pipeline = self._pipeline
-        assert pipeline is not None, "open without a pipeline"
-        while self._in_flight():
-            if self._accumulator is not None:
-                self._accumulator.flush()
+        The timeouts of the messages limit the wait, whatever other tasks send meanwhile. Raises ClientClosed.
+        """
+        pipeline = self._open_pipeline()
+        if not self._limit.has_room:  # sends that wait for room are served in their order
+            await self._limit.wait()
+            self._limit.let_in()  # this call takes no room
+        await anyio.lowlevel.checkpoint()  # those that were let in before start their messages
+        if self._accumulator is not None:
+            self._accumulator.flush()
+        last = pipeline.last_number
+        while pipeline.is_in_flight(last) or (self._accumulator is not None and self._accumulator.is_in_flight(last)):
             await pipeline.wait_finished()
 
     @property

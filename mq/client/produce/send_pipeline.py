@@ -36,7 +36,7 @@ from mq.client.errors import (
 from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
-from mq.client.net.connection import Answer, Connection
+from mq.client.net.connection import MAYBE_UNREACHABLE, Answer, Connection
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
 from mq.client.send_outcome import UNKNOWN_HERE, Retry, Verdict, judge_answer
@@ -143,6 +143,15 @@ class SendPipeline:
         """Messages whose outcome is not known yet."""
         return len(self._active)
 
+    @property
+    def last_number(self) -> int:
+        """The number of the newest message."""
+        return self._numbers
+
+    def is_in_flight(self, last: int) -> bool:
+        """Whether a message with the number `last` or a smaller one is in flight."""
+        return next(iter(self._active), last + 1) <= last
+
     def start(
         self,
         message: OutgoingMessage,
@@ -210,7 +219,9 @@ class SendPipeline:
         topic = send.message.topic
         route = self._remoting.known_route(topic)
         if route is None:
-            self._park(send, now, NoRoute(topic, "the route is not known yet"))
+            servers = ", ".join(self._remoting.name_servers)
+            reason = f"no name server ({servers}) has told the route yet; {MAYBE_UNREACHABLE}"
+            self._park(send, now, NoRoute(topic, reason))
             return
         chosen = self._choose(send, route)
         if isinstance(chosen, ClientError):
@@ -271,7 +282,8 @@ class SendPipeline:
         connection = self._remoting.connected(address)
         if connection is not None:
             return connection
-        return ConnectFailed(address, self._unreachable.get(address, (0.0, "not connected yet"))[1])
+        _, reason = self._unreachable.get(address, (0.0, f"not connected yet; {MAYBE_UNREACHABLE}"))
+        return ConnectFailed(address, reason)
 
     # Outcome of an attempt.
 

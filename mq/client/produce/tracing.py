@@ -49,6 +49,9 @@ SEND_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
 """Time to send the remaining records when a client closes."""
 
+WARN_SECONDS = 30.0
+"""Between two warnings that records were dropped."""
+
 _COMPRESS_BYTES_MIN = 4096
 _STATES = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}
 
@@ -101,11 +104,12 @@ class Tracer:
         self._noted = anyio.Event()
         self._many = anyio.Event()
         self.dropped = 0
+        self._warn_at = float("-inf")
 
     def note(self, record: TraceRecord) -> None:
         """Record this; it is sent soon."""
         if len(self._records) >= RECORDS_MAX:
-            self.dropped += 1
+            self._drop(1, f"{RECORDS_MAX} records are waiting")
             return
         self._records.append(record)
         self._noted.set()
@@ -248,9 +252,10 @@ class Tracer:
                 await self._pipeline.wait_finished()
         self.dropped += len(self._records)
         self._records.clear()
+        self._warn_at = float("inf")  # once more, at the end
         self._pipeline.close()
         if self.dropped:
-            log.warning("trace_incomplete", group=self._group, topic=self._topic, dropped_records=self.dropped)
+            self._warn("the client is closed")
 
     async def _wait_room(self) -> None:
         while self._pipeline.in_flight >= MESSAGES_IN_FLIGHT_MAX:
@@ -285,8 +290,20 @@ class Tracer:
         return done
 
     def _lost(self, count: int, error: ClientError) -> None:
-        self.dropped += count
         log.debug("trace_not_written", topic=self._topic, records=count, reason=str(error))
+        self._drop(count, str(error))
+
+    def _drop(self, count: int, reason: str) -> None:
+        self.dropped += count
+        now = anyio.current_time()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_SECONDS
+            self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        log.warning(
+            "trace_incomplete", group=self._group, topic=self._topic, dropped_records=self.dropped, reason=reason
+        )
 
 
 def open_tracer(

@@ -9,23 +9,26 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from mq.client import (
     Admin,
     ClientError,
+    FlowLimits,
     Message,
     NameServersUnavailable,
     PopConsumer,
     Producer,
     PullConsumer,
+    PullSettings,
     RemotingSettings,
     TransactionProducer,
     long_wait,
 )
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 
 pytestmark = pytest.mark.anyio
 QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1)
@@ -130,3 +133,147 @@ async def test_a_transaction_producer_says_that_it_cannot_be_checked(
         TransactionProducer(address, "pg", check=lambda message: None, remoting=QUICK),
     ):
         await until(lambda: "cannot_be_checked" in caplog.text, seconds=60)
+
+
+async def test_a_pop_consumer_says_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.2)
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        cluster.leader.fail_codes = {200050: 2}  # busy
+        async with PopConsumer(cluster.namesrv, "G", "T", remoting=QUICK):
+            await until(lambda: "cannot_pop" in caplog.text, seconds=60)
+    assert "reason='code 2: as told'" in caplog.text
+
+
+async def test_a_spare_member_says_why_it_has_no_queue(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        members = [consumer_of(cluster, rebalance_seconds=0.05) for _ in range(2)]
+        async with members[0], members[1]:
+            for member in members:
+                member.subscribe("T")
+            async with anyio.create_task_group() as tasks:
+                for member in members:
+                    tasks.start_soon(member.wait_assigned)
+                await until(lambda: "not_assigned" in caplog.text and "cannot_consume" in caplog.text, seconds=60)
+                tasks.cancel_scope.cancel()
+    reason = "the group has 2 members for 1 queues; add queues, or stop members"
+    said = [record.getMessage() for record in caplog.records if reason in record.getMessage()]
+    assert {line.split()[0] for line in said} == {"not_assigned", "cannot_consume"}
+    assert sum(line.startswith("cannot_consume") for line in said) == 1, "a spare member may be meant"
+
+
+async def test_waiting_without_a_subscription_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.05)
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        consumer_of(cluster) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(consumer.wait_assigned)
+        await until(lambda: "nothing is subscribed: call subscribe" in caplog.text, seconds=60)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_full_queue_says_why_it_is_not_pulled(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+    limits = FlowLimits(count_max=4)
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 12)
+        consumer = consumer_of(cluster, pull=PullSettings(batch_max=4, limits=limits))
+        consumer.subscribe("T")
+        async with consumer:
+            deliveries = consumer.deliveries()
+            kept = [await anext(deliveries) for _ in range(4)]
+            await until(lambda: "pulling_paused" in caplog.text, seconds=60)
+            assert "unfinished=4" in caplog.text
+            for each in kept:
+                each.ack()
+            with anyio.fail_after(60):
+                assert (await anext(deliveries)).message.body == b"004"
+
+
+@pytest.mark.parametrize("linger", [None, 0.01])
+async def test_flush_waits_only_for_earlier_messages(linger: float | None) -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1, "U": 1}) as cluster,
+        Producer(cluster.namesrv, timeout=60, attempt_timeout=60, linger=linger) as producer,
+    ):
+        for topic in ("T", "U"):
+            await producer.send(Message(topic, b"x"))
+        cluster.leader.ignored_topics = {"T", "U"}
+        flushed = anyio.Event()
+
+        async def flush() -> None:
+            await producer.flush()
+            flushed.set()
+
+        async with anyio.create_task_group() as tasks:
+            earlier = anyio.CancelScope()
+
+            async def send_and_give_up() -> None:
+                with earlier:
+                    await producer.send(Message("T", b"y"))
+
+            tasks.start_soon(send_and_give_up)
+            await until(lambda: producer.in_flight == 1)
+            tasks.start_soon(flush)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(producer.send, Message("U", b"z"))  # never answered
+            await until(lambda: producer.in_flight == 2)
+            await anyio.wait_all_tasks_blocked()
+            assert not flushed.is_set()
+            earlier.cancel()
+            with anyio.fail_after(10):
+                await flushed.wait()
+            assert producer.in_flight == 1
+            tasks.cancel_scope.cancel()
+
+
+async def test_flush_waits_for_sends_that_wait_for_room() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        Producer(cluster.namesrv, timeout=60, in_flight_max=2) as producer,
+    ):
+        await producer.send(Message("T", b"x"))
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(producer.send, Message("T", b"y"))
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            await producer.flush()
+            assert len(cluster.group.bodies("T")) == 21
+
+
+async def test_flush_waits_for_messages_of_a_divided_batch() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        cluster.leader.body_bytes_max = 10
+        async with Producer(cluster.namesrv, timeout=60, linger=5) as producer:
+            await producer.send(Message("T", b"x"))
+            cluster.leader.misdeeds = [Misdeed("silence")]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(producer.send, Message("T", b"y"))
+                await until(lambda: cluster.leader.count(310) == 2)
+                pending = [await producer.submit(Message("T", body)) for body in (b"a", bytes(100), b"b")]
+                tasks.cancel_scope.cancel()
+            await producer.flush()
+            assert [each.done for each in pending] == [True] * 3
+
+
+async def test_lost_trace_records_are_told_while_it_runs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.client.produce.tracing.SEND_SECONDS", 0.1)
+    async with FakeCluster.start(topics={"T": 1, "Story": 1}) as cluster:
+        cluster.leader.ignored_topics = {"Story"}
+        async with Producer(cluster.namesrv, trace="Story") as producer:
+            await producer.send(Message("T", b"x"))
+            await until(lambda: "trace_incomplete" in caplog.text, seconds=60)
+            assert "dropped_records=1" in caplog.text

@@ -1,0 +1,107 @@
+"""Addresses that are wrong: each call fails within its timeout, and the error says what to check."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from mq.client import (
+    Admin,
+    BrokerError,
+    ClientError,
+    Message,
+    NameServersUnavailable,
+    PopConsumer,
+    Producer,
+    PullConsumer,
+    RemotingSettings,
+)
+from tests.unit.client.fake_cluster import FakeCluster
+
+pytestmark = pytest.mark.anyio
+QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1)
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that neither accepts nor refuses connections: the backlog of its socket is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def unresolved(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name that the resolver does not know, whatever DNS this machine has."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *rest: Any, **options: Any) -> Any:
+        if host in ("nowhere.test", b"nowhere.test"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return "nowhere.test:9876"
+
+
+async def failures_at(address: str) -> list[ClientError]:
+    """The errors of calls of each kind of client that are told that a name server is at `address`."""
+    errors: list[ClientError] = []
+    async with (
+        Producer(address, remoting=QUICK, timeout=0.6) as producer,
+        Admin(address, remoting=QUICK) as admin,
+        PullConsumer(address, "G", remoting=QUICK, timeout=0.6) as reader,
+    ):
+        calls: list[Callable[[], Any]] = [
+            functools.partial(producer.send, Message("T", b"x")),
+            functools.partial(producer.send_oneway, Message("T", b"x")),
+            functools.partial(producer.request, Message("T", b"x"), timeout=0.6),
+            admin.topics,
+            functools.partial(reader.queues, "T"),
+            PopConsumer(address, "G", "T", remoting=QUICK).open,
+        ]
+        for call in calls:
+            with anyio.fail_after(10), pytest.raises(ClientError) as raised:
+                await call()
+            errors.append(raised.value)
+    return errors
+
+
+async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in await failures_at(unresolved(monkeypatch)):
+        assert "nowhere.test:9876: the name does not resolve (Name or service not known); is it spelled" in str(error)
+        assert error.stored == "no"
+
+
+async def test_a_black_hole_is_an_error_in_time() -> None:
+    with black_hole() as address:
+        for error in await failures_at(address):
+            assert "is the address right, and does a firewall drop packets?" in str(error)
+            assert address in str(error)
+            assert error.stored == "no"
+
+
+async def test_a_broker_is_no_name_server() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        for error in await failures_at(cluster.leader.address):
+            assert isinstance(error, NameServersUnavailable | BrokerError)
+            assert "is it a broker's address?" in str(error)
+
+
+async def test_a_name_server_is_no_broker() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Admin(cluster.namesrv, remoting=QUICK) as admin:
+        with (
+            anyio.fail_after(10),
+            pytest.raises(BrokerError, match=r"server of the other kind \(broker, name server\)"),
+        ):
+            await admin.broker_runtime(cluster.name_servers[0].address)
