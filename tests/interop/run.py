@@ -147,7 +147,8 @@ class Performance:
         self._note(replace(outcome, seconds=trio.current_time() - began, version=version))
 
     def _outcome(self, scenario: Scenario, *, passed: bool | None, note: str) -> Outcome:
-        return Outcome(self.client.name, self.security.name, scenario.name, passed, note, played=_now())
+        text = " ".join(note.split())  # as a report shows it; equal notes are listed once
+        return Outcome(self.client.name, self.security.name, scenario.name, passed, text, played=_now())
 
     def _note(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
