@@ -63,7 +63,8 @@ def failure_text(error: BaseException) -> str:
     place = ""
     if frames := traceback.extract_tb(error.__traceback__, limit=-1):
         place = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno} in {frames[0].name})"
-    said = f"{type(error).__name__}: {text}".encode("utf-8", "replace")[: props.SAFE_BYTES_MAX - len(place.encode())]
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    said = named.encode("utf-8", "replace")[: props.SAFE_BYTES_MAX - len(place.encode())]
     return props.safe_value(said.decode("utf-8", "ignore") + place)
 
 

@@ -148,4 +148,4 @@ def test_failure_text_is_bounded_and_never_raises() -> None:
     assert "(test_giving_up.py:" in text
     assert "\x02" not in text
     assert failure_text(Broken()) == "Broken: without a text"
-    assert failure_text(anyio.WouldBlock()) == "WouldBlock:"
+    assert failure_text(anyio.WouldBlock()) == "WouldBlock"
