@@ -110,7 +110,7 @@ def export(
     if as_json:
         print_json({"file": str(file), "topics": topics, "consumer_groups": groups, "queues_with_offsets": queues})
     else:
-        print(f"{file}: {topics} topics, {groups} consumer groups, offsets of {queues} queues")
+        print(f"{file}: topics: {topics}, consumer groups: {groups}, queues with offsets: {queues}")
 
 
 def parse_definitions(file: Path) -> Definitions:
