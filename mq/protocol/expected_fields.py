@@ -87,7 +87,7 @@ def unexpected(request: Any, fields: Mapping[str, str], body: bytes, broker_name
     kind = type(request)
     named = fields.get(_BROKER_NAMES.get(request.code, "bname"))
     if named and broker_name is not None and named != broker_name:
-        return f"the name of the broker {named[:64]!r}"
+        return f"the name of another broker, {named[:64]!r}"
     if body and kind in _WITHOUT_BODY:
         return f"a body of {len(body)} bytes"
     name = _unexpected_field(cast("Hashable", kind), request.code, tuple(fields))

@@ -149,7 +149,8 @@ class RaftMembers(Service):
         """The reason for a refusal as text with its figures."""
         status = self._replica.core.status()
         if refusal is Refusal.NOT_LEADER:
-            return f"{status.node_id} is not the leader of the group, {status.leader_id or 'it knows no leader'} does"
+            leader = f"{status.leader_id} does" if status.leader_id else "it knows no leader"
+            return f"{status.node_id} does not lead the group; {leader}"
         if refusal is Refusal.NOT_READY:
             return f"{status.node_id} has just become the leader; try again"
         if refusal is Refusal.INVALID_CHANGE and change is not None:

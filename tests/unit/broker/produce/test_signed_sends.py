@@ -139,7 +139,7 @@ def test_sends_that_name_this_broker_are_plain(tmp_path: Path, named: dict[str, 
 def test_a_recorded_send_loses_no_byte_to_a_new_field(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
-    for field, text in (("n", "the name of the broker 'p'"), ("z", "the field 'z'")):
+    for field, text in (("n", "the name of another broker, 'p'"), ("z", "the field 'z'")):
         for compiled in (True, False):
             sent = signed_frame("producer", "secret-1", b"pay 5")
             header = json.loads(sent[8:-5])
