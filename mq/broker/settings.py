@@ -244,7 +244,7 @@ class BrokerSettings(ProcessSettings):
     retention_check_seconds: float = Field(10.0, gt=0, description="how often retention runs")
     disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which the broker warns")
     disk_expire_ratio: float = Field(
-        0.80, gt=0, le=1, description="disk use at which files are deleted before their retention time"
+        0.80, gt=0, le=1, description="disk use at which files are deleted at any hour, and early as the last resort"
     )
     disk_full_ratio: float = Field(0.90, gt=0, le=1, description="disk use at which the broker refuses messages")
 
