@@ -115,11 +115,18 @@ class LeadershipTransfer(CoreState):
         self._become_follower(self._term, None)
 
     def _yield_to_older_log(self) -> None:
-        """Transfer to a voter that still has entries which were deleted here: it can serve them."""
+        """Transfer to a voter that still has entries which were deleted here: it can serve them.
+
+        Older software does not tell where its log begins. It gets the leadership if no other voter is known to have
+        more: nobody could fetch the entries from it, and readers would wait for it to be upgraded.
+        """
         transfer, own = self._transfer, self._log.base.index
         if own == 0 or transfer.to is not None or self._commit < self._term_start:
             return
-        older = [peer for peer in self._successors() if peer.base is not None and peer.base < own]
+        able = self._successors()
+        older = [peer for peer in able if peer.base is not None and peer.base < own]
+        if not older and self.began_early:
+            older = [peer for peer in able if peer.base is None and peer.has_answered]
         if not older:
             transfer.older_since = float("inf")
             return

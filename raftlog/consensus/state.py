@@ -169,14 +169,18 @@ class CoreState:
         best: Progress | None = None
         is_open = False
         for progress in self._peers.values():
-            holds = progress.base is not None and progress.base < min(own, progress.match)
-            if not progress.has_answered or (progress.state is PeerState.PROBE and self._is_active(progress)):
-                is_open |= is_new or (self.began_early and not progress.has_answered)
-            elif holds and self._is_active(progress):
-                if best is None or best.base is None or (progress.base or 0) < best.base:
-                    best = progress
-            elif holds:
-                is_open |= self.began_early
+            base, is_active = progress.base, self._is_active(progress)
+            if base is not None and base >= own:
+                continue
+            is_compared = progress.has_answered and not (progress.state is PeerState.PROBE and is_active)
+            holds = base is not None and base < progress.match
+            if not is_compared:
+                is_open |= is_new or self.began_early
+            elif not (holds and is_active):
+                # It is out of reach, or runs older software, which does not tell.
+                is_open |= self.began_early and (base is None or not is_active)
+            elif best is None or best.base is None or (base or 0) < best.base:
+                best = progress
         if best is not None:
             return Beginning.LATER, best.peer
         return (Beginning.UNKNOWN if is_open else Beginning.FIRST), None
@@ -186,7 +190,8 @@ class CoreState:
         if leader_id is None or not following.leader_told:
             return Beginning.UNKNOWN, leader_id
         if following.leader_base is None:
-            return Beginning.FIRST, None  # older software, which does not tell
+            # Older software, which does not tell.
+            return (Beginning.UNKNOWN, leader_id) if self.began_early else (Beginning.FIRST, None)
         if following.oldest is None and own <= following.leader_base:
             return Beginning.UNKNOWN, leader_id
         lowest = following.leader_base if following.oldest is None else following.oldest

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from raftlog.consensus.messages import Heartbeat, HeartbeatResp
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from raftlog.consensus.messages import Heartbeat, HeartbeatResp, Message
 from raftlog.consensus.types import Beginning, NodeId, Refusal, Role
 from raftlog.log_numbers import LogIndex
 from tests.paper.group import A, B, C, Group
@@ -131,3 +136,70 @@ def test_older_software_does_not_tell_and_is_not_waited_for() -> None:
     assert beginning(group, A) == (Beginning.FIRST, None)
     group[B].receive(Heartbeat(A, B, group[A].term, 10_000, LogIndex(20)), group.now)
     assert beginning(group, B) == (Beginning.FIRST, None)
+
+
+def run_older_software(monkeypatch: pytest.MonkeyPatch, group: Group, *nodes: NodeId) -> None:
+    """From now on they do not tell where their logs begin."""
+    for node in nodes:
+        post = group[node]._post
+
+        def silent(message: Message, post: Callable[[Message], None] = post) -> None:
+            if isinstance(message, HeartbeatResp):
+                message = msgspec.structs.replace(message, base=None, began_early=False)
+            elif isinstance(message, Heartbeat):
+                message = msgspec.structs.replace(message, base=None, oldest=None)
+            post(message)
+
+        monkeypatch.setattr(group[node], "_post", silent)
+    group.pass_time(0.5)
+
+
+def test_older_software_leads_after_an_early_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have what was deleted, and cannot be asked."""
+    group = group_of()
+    run_older_software(monkeypatch, group, B, C)
+    delete_early(group, A)
+    assert beginning(group, A) == (Beginning.UNKNOWN, None)
+    group.pass_time(1.0)
+    assert group[A].role is Role.FOLLOWER
+    leader = next(node for node in (B, C) if group[node].role is Role.LEADER)
+    assert beginning(group, A) == (Beginning.UNKNOWN, leader)
+    group.pass_time(30.0)
+    assert group[leader].role is Role.LEADER
+
+
+def test_known_longer_log_leads_rather_than_older_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of()
+    run_older_software(monkeypatch, group, B)
+    delete_early(group, A)
+    group.pass_time(1.0)
+    assert group[C].role is Role.LEADER
+    assert beginning(group, A) == (Beginning.LATER, C)
+
+
+def test_expired_files_are_gone_though_older_software_is_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of()
+    run_older_software(monkeypatch, group, B, C)
+    group.compact(A, 8)
+    group.pass_time(2.0)
+    assert group[A].role is Role.LEADER
+    assert beginning(group, A) == (Beginning.FIRST, None)
+
+
+def test_member_that_falls_silent_before_it_is_compared_is_waited_for() -> None:
+    """It has told that its log begins earlier, and nothing else yet."""
+    group = group_of()
+    group.isolate(C)
+    delete_early(group, A)
+    group.compact(B, 8)
+    group.pass_time(2.0)
+    # The new leader hears C once, and never gets an answer to its entries.
+    group[A].transfer(B, group.now)
+    group.pass_time(2.0)
+    assert group[B].role is Role.LEADER
+    group[B].began_early = True
+    assert beginning(group, B) == (Beginning.UNKNOWN, None)
+    group[B].receive(HeartbeatResp(C, B, group[B].term, 10**6, 0, LogIndex(0), base=LogIndex(0)), group.now)
+    assert beginning(group, B) == (Beginning.UNKNOWN, None)
+    group.pass_time(2.0)
+    assert beginning(group, B) == (Beginning.UNKNOWN, None)
