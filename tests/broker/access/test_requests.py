@@ -162,7 +162,7 @@ async def test_recorded_requests_do_nothing_else_than_they_did(tmp_path: Path) -
                 signed("producer", SECRET, SEND, b"pay 5"),
                 {"n": "p"},
                 b"ay 5",
-                "broker 'p'",
+                "another broker, 'p'",
             ),
             (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "R", "zz": "1"}, b"", "field 'zz'"),
             (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "R"}, b"1", "a body of 1 bytes"),
