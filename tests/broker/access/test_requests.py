@@ -166,7 +166,7 @@ async def test_recorded_requests_do_nothing_else_than_they_did(tmp_path: Path) -
             ),
             (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "R", "zz": "1"}, b"", "field 'zz'"),
             (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "R"}, b"1", "a body of 1 bytes"),
-            (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "", "bname": "R1"}, b"", "broker 'R1'"),
+            (RequestCode.DELETE_TOPIC_IN_BROKER, delete, {"topic": "", "bname": "R1"}, b"", "another broker, 'R1'"),
         ):
             answer = await client.request(code, recorded | changed, body)
             assert answer.code == NO_PERMISSION, (code, changed)
