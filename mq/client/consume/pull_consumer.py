@@ -228,6 +228,17 @@ class PullConsumer(Consumer):
             self._spans.received("poll", taken, began_ns, is_batch=True)
         return taken
 
+    async def _take_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Messages that `poll` has returned reached nobody: read them again."""
+        firsts: dict[MessageQueue, int] = {}
+        for message in messages:
+            firsts.setdefault(message.queue, message.queue_offset)
+        for queue, offset in firsts.items():
+            if queue in self._pullers:
+                self._puller(queue).stop()
+                self._read_from(queue, offset)
+        await anyio.lowlevel.checkpoint()
+
     def position(self, queue: MessageQueue) -> int:
         """The offset at which `poll` continues in this queue. Raises ValueError if it is not assigned."""
         return self._puller(queue).process_queue.commit_offset

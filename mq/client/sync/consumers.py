@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -24,9 +24,6 @@ from mq.client.sync.facade import Facade, apart, at_once, waits
 __all__ = ["SyncDelivery", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
 
 SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
-
-_handler = threading.local()
-"""`consumer`: the one whose handler runs in this thread."""
 
 
 class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
@@ -59,8 +56,6 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         return super().open()
 
     def _before_close(self) -> None:
-        if getattr(_handler, "consumer", None) is self:
-            raise ClientError("a handler cannot close its consumer, which waits for the handler: call stop()")
         if self._thread is not None:
             self.stop()
 
@@ -101,12 +96,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         self._call(self._client.run, None if handler is None else self._in_thread(handler))
 
     def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
-        def in_thread(messages: Any) -> None:
-            _handler.consumer = self
-            try:
-                handler(messages)
-            finally:
-                _handler.consumer = None
+        in_thread = self._for_thread(handler)
 
         async def handle(messages: Any) -> None:
             await anyio.to_thread.run_sync(in_thread, messages, limiter=self._limiter)
@@ -142,7 +132,19 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         """As `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message: ...`."""
         stream: DeliveryStream = self._call_now(self._client.deliveries)
         while True:
-            yield SyncDelivery(self._call(stream.__anext__), self)
+            taken: list[Delivery] = []
+            try:
+                self._call(self._next_delivery, stream, taken)
+            except BaseException:
+                with contextlib.suppress(ClientError):
+                    for each in taken:  # by a call that was interrupted
+                        self._call_now(each.nack, 0.0)
+                raise
+            yield SyncDelivery(taken[0], self)
+
+    @staticmethod
+    async def _next_delivery(stream: DeliveryStream, taken: list[Delivery]) -> None:
+        taken.append(await anext(stream))
 
 
 class SyncDelivery:
@@ -197,12 +199,27 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
     seek = waits(PullConsumer.seek)
     pause = at_once(PullConsumer.pause)
     resume = at_once(PullConsumer.resume)
-    poll = waits(PullConsumer.poll)
     reply = waits(PullConsumer.reply)
     dead_letter = waits(PullConsumer.dead_letter)
     position = at_once(PullConsumer.position)
     commit = waits(PullConsumer.commit)
     committed = waits(PullConsumer.committed)
+
+    def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
+        """As `PullConsumer.poll`. If it is interrupted, as by ctrl-C, the messages are read again."""
+        taken: list[ReceivedMessage] = []
+
+        async def poll() -> None:
+            taken.extend(await self._client.poll(count_max, timeout=timeout))
+
+        try:
+            self._call(poll)
+        except BaseException:
+            if taken:
+                with contextlib.suppress(ClientError):
+                    self._call(self._client._take_back, taken)
+            raise
+        return taken
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:

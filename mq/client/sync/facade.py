@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Sel
 
 import anyio
 
-from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
+from mq.client.errors import AlreadyOpen, ClientClosed, ClientError, ClientForked
 from mq.client.logs import log
 from mq.client.net.forks import forks
 from mq.client.net.life_cycle import Client
@@ -33,6 +33,8 @@ EXIT_SECONDS = 6.0
 """When the program ends: time for all such clients together."""
 
 _open: dict[int, Facade[Any]] = {}
+_running = threading.local()
+"""`facade`: the one whose handler or check runs in this thread."""
 
 
 def apart(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,20 +112,38 @@ class Facade(Generic[C_co]):
             self._thread = None  # the parent's thread and connections are not here
             _open.pop(id(self), None)
             return
+        if (self._thread is not None and self._thread.is_current()) or getattr(_running, "facade", None) is self:
+            raise ClientError(
+                "a handler, check or callback cannot close its client, which waits for it: close it in another thread"
+                + (", or call stop()" if hasattr(self, "stop") else "")
+            )
         self._before_close()
         with self._lock:
             thread = self._thread
             if thread is None:
                 return
+            waits_for = "messages in flight, or a handler or a check that still runs"
             try:
-                thread.call(functools.partial(self._client._close, finish=finish))
+                thread.call(functools.partial(self._client._close, finish=finish), waits_for=waits_for)
             finally:
                 self._thread = None
                 _open.pop(id(self), None)
-                thread.stop("a handler or a check that still runs")
+                thread.stop(waits_for)
 
     def _before_close(self) -> None:
         """The client is about to be closed, by any thread."""
+
+    def _for_thread(self, function: Callable[[Any], R]) -> Callable[[Any], R]:
+        """A function of the application that the client calls in a thread of its own, and waits for."""
+
+        def call(argument: Any) -> R:
+            _running.facade = self
+            try:
+                return function(argument)
+            finally:
+                _running.facade = None
+
+        return call
 
     def _is_parents(self) -> bool:
         """Whether it was opened in the process from which this one was forked."""
@@ -166,6 +186,8 @@ class Facade(Generic[C_co]):
         assert self._thread is not None, "the end of a client that is not open"
 
         async def end() -> int:
+            if (host := self._client._host) is not None:
+                host.is_open = False  # threads that do not end with the program send nothing more
             with anyio.move_on_after(EXIT_FLUSH_SECONDS):
                 await self._client._finish()
             lost = self._client._pending_messages()

@@ -48,8 +48,12 @@ class LoopThread:
             else:
                 log.exception("event_loop_failed", error, thread=self._name)
 
-    def call(self, function: Callable[[], Awaitable[R]]) -> R:
-        """Await `function()` in the event loop, and wait for it.
+    def is_current(self) -> bool:
+        """Whether this is the thread; it cannot wait for itself."""
+        return self._thread is threading.current_thread()
+
+    def call(self, function: Callable[[], Awaitable[R]], *, waits_for: str | None = None) -> R:
+        """Await `function()` in the event loop, and wait for it; with `waits_for`, log that if it takes long.
 
         If the waiting thread is interrupted, as by ctrl-C, the call is cancelled, and has ended when this raises.
         Raises ClientClosed if the loop has ended.
@@ -58,11 +62,12 @@ class LoopThread:
         try:
             future = self.portal.start_task_soon(call.run)
         except RuntimeError as error:
-            if self._thread is threading.current_thread():
+            if self.is_current():
                 raise
             raise ClientClosed("it is closed") from error
         try:
-            future.result()
+            while not self._has_ended(future, waits_for):
+                log.warning("close_waits", client=self._name, waits_for=waits_for)
         except CancelledError:
             raise ClientClosed("it was closed while this call waited") from None  # noqa: ASYNC104 - of a future
         except BaseException:  # of a signal
@@ -70,6 +75,15 @@ class LoopThread:
                 call.ended.wait(CANCEL_SECONDS)
             raise
         return call.result()
+
+    @staticmethod
+    def _has_ended(future: Future[None], waits_for: str | None) -> bool:
+        """Wait for a call, for ever if nobody wants to know."""
+        try:
+            future.result(None if waits_for is None else WARN_SECONDS)
+        except TimeoutError:  # the call's own failure is a value
+            return False
+        return True
 
     def stop(self, waits_for: str) -> None:
         """End the loop, and wait until all calls have ended; `waits_for` says in a log line which may take long."""

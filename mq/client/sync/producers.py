@@ -100,7 +100,7 @@ class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
                 raise RuntimeError(f"the check called sys.exit({error.code!r})") from error
 
         async def in_thread(message: ReceivedMessage) -> bool | None:
-            return await anyio.to_thread.run_sync(checked, message)
+            return await anyio.to_thread.run_sync(self._for_thread(checked), message)
 
         self._transactions = apart(TransactionProducer, namesrv, group, check=in_thread, **options)
         Facade.__init__(self, self._transactions)

@@ -1,0 +1,35 @@
+"""What the tests of pop consumers share: a popped message."""
+
+from __future__ import annotations
+
+import anyio
+
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol.receipts import NORMAL, Receipt
+from mq.protocol.records import decode_record, encode_host, encode_record
+
+QUEUE = MessageQueue("T", "broker", 0)
+
+
+def popped_message(offset: int, pop_time_ms: int) -> PoppedMessage:
+    """A message of `QUEUE`, hidden for a minute from now on as far as the client knows."""
+    host = encode_host("127.0.0.1", 1)
+    record = decode_record(
+        memoryview(
+            encode_record(
+                topic="T",
+                queue_id=0,
+                body=b"%d" % offset,
+                properties="",
+                queue_offset=offset,
+                physical_offset=100 * offset,
+                born_timestamp_ms=1,
+                born_host=host,
+                store_timestamp_ms=1,
+                store_host=host,
+            )
+        )
+    )
+    receipt = Receipt(0, pop_time_ms, 60_000, 0, NORMAL, "broker", 0, offset)
+    return PoppedMessage(ReceivedMessage(record, QUEUE, record.body), receipt, anyio.current_time() + 60)
