@@ -71,6 +71,8 @@ class LeadershipTransfer(CoreState):
         able = [peer for peer in self._successors() if to in (None, peer.peer)]
         if not able:
             return Refusal.NOT_CAUGHT_UP
+        if to is not None and not able[0].has_answered:
+            return Refusal.NOT_CAUGHT_UP  # it has not told yet where its log begins
         if to is not None and self._begins_later(able[0]) and not self._disk_full:
             return Refusal.BEGINS_LATER
         self._transfer.to = able[0].peer

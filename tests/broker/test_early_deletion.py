@@ -58,8 +58,15 @@ async def bodies_from(client: Client, low: int) -> list[bytes]:
 
 
 async def leader_of(clients: list[Client]) -> Client:
-    roles = [await info(client, "role") for client in clients]
-    return clients[roles.index("leader")]
+    """Wait until one of them leads; on a slow machine the leader may change at any time."""
+    found: list[Client] = []
+
+    async def one_leads() -> bool:
+        found[:] = [client for client in clients if await info(client, "role") == "leader"]
+        return bool(found)
+
+    await until(one_leads)
+    return found[0]
 
 
 async def deleted_early(brokers: list[RunningBroker], disks: Disks) -> tuple[Client, list[Client]]:
@@ -126,10 +133,10 @@ async def test_replica_refuses_to_name_its_own_first_message(
 async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: Disks) -> None:
     async with three_replicas(tmp_path, **KEPT) as brokers:
         short, others = await deleted_early(brokers, disks)
-        leader = await leader_of(others)
         command = GroupCommand(action="transfer", node=brokers[0].settings.node_id)
 
         async def refused() -> bool:
+            leader = await leader_of(others)
             answer = await leader.request(RequestCode.MANAGE_GROUP, body=command.encode())
             return GroupAnswer.decode(answer.body).code == "BEGINS_LATER"
 

@@ -203,3 +203,23 @@ def test_member_that_falls_silent_before_it_is_compared_is_waited_for() -> None:
     assert beginning(group, B) == (Beginning.UNKNOWN, None)
     group.pass_time(2.0)
     assert beginning(group, B) == (Beginning.UNKNOWN, None)
+
+
+def test_new_leader_hands_over_only_after_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a replica that deleted early gets the leadership, gives it back at once, and gets it again."""
+    group = group_of()
+    delete_early(group, C)
+    post = group[C]._post
+
+    def without_answers(message: Message) -> None:
+        if not isinstance(message, HeartbeatResp):
+            post(message)
+
+    monkeypatch.setattr(group[C], "_post", without_answers)
+    group[A].transfer(B, group.now)
+    group.pass_time(0.3)
+    assert group[B].role is Role.LEADER
+    assert group[B].transfer(C, group.now) is Refusal.NOT_CAUGHT_UP
+    monkeypatch.undo()
+    group.pass_time(0.5)
+    assert group[B].transfer(C, group.now) is Refusal.BEGINS_LATER
