@@ -5,7 +5,6 @@ All of them raise `OSError` like the operating system.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -167,8 +166,11 @@ class RealDisk:
             return
         parent = os.path.dirname(path)
         self.mkdir(parent)
-        with contextlib.suppress(FileExistsError):  # another process may be faster
+        try:
             os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):  # else another process was faster
+                raise
         self.sync_directory(parent)
 
     def sync_directory(self, path: str) -> None:

@@ -13,11 +13,12 @@ import trio
 
 from jepsen.wire import Wire, ask_figures, open_wire
 from mq.cli.dev_cluster import HOST, DevCluster, Ports
-from mq.client import Admin
+from mq.client import Admin, Message, Producer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from tests.support.waiting import until
 
+MESSAGES = 30
 OFFSET = {"consumerGroup": "readers", "topic": "Paused", "queueId": 0}
 PULL = {
     **OFFSET,
@@ -50,21 +51,27 @@ async def _run(directory: Path) -> None:
         cluster = await stack.enter_async_context(DevCluster.open(directory, ports=Ports.free(3)))
         admin = await stack.enter_async_context(Admin(cluster.namesrv))
         await admin.create_topic("Paused", read_queues=1, write_queues=1)
+        producer = await stack.enter_async_context(Producer(cluster.namesrv, group="writers"))
+        for _ in range(MESSAGES):
+            await producer.send(Message("Paused", b"body"))
         old_leader = await _leader(cluster)
         wires = {
             node: await stack.enter_async_context(open_wire(HOST, cluster.port(node))) for node in cluster.node_ids
         }
         await _store(wires[old_leader], 10)
 
-        # Every replica asks its leader before it tells a consumer that its offset is wrong.
-        ahead = PULL | {"queueOffset": 7}
+        # Only the leader tells a consumer that its offset is wrong; the others send the consumer there.
+        ahead = PULL | {"queueOffset": MESSAGES + 7}
         with trio.fail_after(60):
             for node, wire in wires.items():
                 answer, _ = await wire.ask(RequestCode.PULL_MESSAGE, ahead)
                 while answer.code == ResponseCode.TOPIC_NOT_EXIST:  # the follower has not applied the topic yet
                     answer, _ = await wire.ask(RequestCode.PULL_MESSAGE, ahead)
                 found = (answer.code, int(answer.ext["nextBeginOffset"]))
-                assert found == (ResponseCode.PULL_OFFSET_MOVED, 0), node
+                if node == old_leader:
+                    assert found == (ResponseCode.PULL_OFFSET_MOVED, MESSAGES), node
+                else:
+                    assert found == (ResponseCode.PULL_RETRY_IMMEDIATELY, MESSAGES + 7), node
 
         os.kill(cluster.pid(old_leader), signal.SIGSTOP)
         new_leader = await _leader(cluster, paused=old_leader)
@@ -79,7 +86,7 @@ async def _run(directory: Path) -> None:
         for code in (RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MAX_OFFSET):
             await wires[old_leader].post(code, OFFSET, partial(note, code))
         os.kill(cluster.pid(old_leader), signal.SIGCONT)
-        right = {(int(RequestCode.QUERY_CONSUMER_OFFSET), "20"), (int(RequestCode.GET_MAX_OFFSET), "0")}
+        right = {(int(RequestCode.QUERY_CONSUMER_OFFSET), "20"), (int(RequestCode.GET_MAX_OFFSET), str(MESSAGES))}
         unsure = (int(RequestCode.GET_MAX_OFFSET), None)
         with trio.fail_after(30):
             await until(lambda: any(code == RequestCode.GET_MAX_OFFSET for code, _ in told))
