@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from spark.client import GET_MIN_OFFSET, HOLD_LOG, SUCCESS, Connection
+from spark.client import GET_MIN_OFFSET, HOLD_LOG, SERVICE_NOT_AVAILABLE, SUCCESS, Connection
 from tests.spark.conftest import Query
 from tests.spark.stage import Stage, bodies_of
 
@@ -43,14 +43,14 @@ class Replicas:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
-    def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> list[dict[str, str]]:
-        """Ask each replica the same; returns the headers of the answers."""
+    def ask(self, code: int, ext: dict[str, str], body: bytes = b"", *, refusal: int = SUCCESS) -> list[dict[str, str]]:
+        """Ask each replica the same; returns the headers of the answers. A replica may refuse with ``refusal``."""
         found = []
         for node_id in self.stage.nodes():
             connection = Connection(self.stage.address(node_id), 30.0)
             try:
                 answer = connection.receive(connection.send(code, ext, body))
-                assert answer.code == SUCCESS, answer.remark
+                assert answer.code in (SUCCESS, refusal), answer.remark
                 found.append(answer.ext)
             finally:
                 connection.close()
@@ -66,9 +66,12 @@ class Replicas:
         self.ask(UPDATE_BROKER_CONFIG, {}, f"fileReservedTime={hours}".encode())
 
     def first_offset(self, topic: str, queue_id: int = 0) -> int:
-        """The lowest offset of a queue that every replica has."""
-        answers = self.ask(GET_MIN_OFFSET, {"topic": topic, "queueId": str(queue_id), "brokerName": self.stage.group})
-        return max(int(answer["offset"]) for answer in answers)
+        """The lowest offset of a queue that every replica has; 0 while one that deleted sooner than others refuses to
+        say.
+        """
+        queue = {"topic": topic, "queueId": str(queue_id), "brokerName": self.stage.group}
+        answers = self.ask(GET_MIN_OFFSET, queue, refusal=SERVICE_NOT_AVAILABLE)
+        return max(int(answer["offset"]) for answer in answers) if all(answers) else 0
 
     def delete_old(self, other: str) -> None:
         """Let each replica delete what may go; ``other`` is a topic for messages that let checkpoints move on."""
