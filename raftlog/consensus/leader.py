@@ -11,7 +11,7 @@ from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
 from raftlog.consensus.quorum import agreed
 from raftlog.consensus.read_index import Reading
-from raftlog.consensus.types import NOOP_BYTES, Beginning, EntryKind, LogId, PeerState, Role, Span
+from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
 from raftlog.log_numbers import LogIndex
 
 _OFFER_SECONDS = 2.0
@@ -125,13 +125,20 @@ class Leading(LeadershipTransfer, Reading):
 
     def _offer_reset(self, progress: Progress) -> None:
         is_new = self._now < self._leading.since + _OLDER_LOG_SECONDS
-        if self.began_early and is_new and self._beginning()[0] is not Beginning.FIRST:
-            # Another replica has more to offer, and is about to lead.
+        if self.began_early and is_new and self._has_older_voter:
+            # It has more to offer, and is about to lead.
             return
         if self._now - progress.offered_at >= _OFFER_SECONDS:
             progress.offered_at = self._now
             self._output.offers.append(progress.peer)
             self._dirty = True
+
+    @property
+    def _has_older_voter(self) -> bool:
+        """Whether a voter in reach may have entries that were deleted here, and follows well enough to lead soon."""
+        _, voters = self._quorums[0]
+        near = [peer for peer in voters if peer.state is not PeerState.RESET and self._is_active(peer)]
+        return any(peer.base is None or peer.base < self._log.base.index for peer in near)
 
     def _restart_at_base(self, progress: Progress) -> None:
         """The peer's next entries were deleted; it must tell whether it has the entry before the remaining ones."""
