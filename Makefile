@@ -39,7 +39,7 @@ help:
 	@echo 'make test-all   all tests, with Java those of Spark too; half an hour on two processors'
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make coverage   branch coverage of the quick tests; writes htmlcov'
-	@echo 'make check   lint, format, types, import direction, own rules'
+	@echo 'make check   lint (also of Cython), format, types, import direction, own rules'
 	@echo 'make interop   third-party clients, those whose tools are installed; writes docs/reports/interop.md'
 	@echo 'make jepsen   real brokers under real faults, ten minutes: make jepsen ARGS="run --workload log --nemesis kill"'
 	@echo 'make docker-image   the container image raftmq:local; needs Docker'
@@ -141,6 +141,7 @@ coverage: $(INSTALLED)
 check: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	git ls-files -z '*.pyx' '*.pxi' '*.pxd' | PATH='$(CURDIR)/.venv/bin':$$PATH xargs -0 cython-lint
 	$(PY) -m mypy
 	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS) | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF)
 	git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS)) | \

@@ -1,8 +1,8 @@
 """Strings and integers of compact JSON in ASCII; the reference is `msgspec.json`, which accepts more.
 
-A function that reads takes the address of a cursor and the end of the text. It returns false for whatever is not what it
-reads, and where the text ends too early; otherwise the cursor is behind the value then. Each byte is compared with the
-end before it is read.
+A function that reads takes the address of a cursor and the end of the text. It returns false for whatever is not what
+it reads, and where the text ends too early; otherwise the cursor is behind the value then. Each byte is compared with
+the end before it is read.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -20,7 +20,7 @@ cdef struct Text:
 
 
 cdef bint read_string(const uint8_t **cursor, const uint8_t *end, Text *text) noexcept nogil:
-    """A string, without its quotes and with its escapes as they are. What follows a backslash is checked by `unescape`."""
+    """A string, without its quotes and with its escapes as they are; `unescape` checks what follows a backslash."""
     cdef const uint8_t *at = cursor[0]
     cdef uint8_t byte
     if at >= end or at[0] != b'"':
@@ -45,7 +45,9 @@ cdef bint read_string(const uint8_t **cursor, const uint8_t *end, Text *text) no
     return False
 
 
-cdef bint read_integer(const uint8_t **cursor, const uint8_t *end, int64_t lowest, int64_t highest, int64_t *value) noexcept nogil:
+cdef bint read_integer(
+    const uint8_t **cursor, const uint8_t *end, int64_t lowest, int64_t highest, int64_t *value
+) noexcept nogil:
     """An integer in these bounds, without exponent or needless zeros."""
     cdef const uint8_t *at = cursor[0]
     cdef bint negative = at < end and at[0] == b'-'
@@ -71,7 +73,9 @@ cdef bint read_integer(const uint8_t **cursor, const uint8_t *end, int64_t lowes
     return True
 
 
-cdef bint read_quoted_integer(const uint8_t **cursor, const uint8_t *end, int64_t lowest, int64_t highest, int64_t *value) noexcept nogil:
+cdef bint read_quoted_integer(
+    const uint8_t **cursor, const uint8_t *end, int64_t lowest, int64_t highest, int64_t *value
+) noexcept nogil:
     """A string that is an integer in these bounds."""
     if cursor[0] >= end or cursor[0][0] != b'"':
         return False

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Plain sends, compiled: from a received chunk to records of an entry and replies, without an object per message.
 
-A send is *plain* if it is a SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE request (codes 310 and 320) in compact JSON and ASCII,
-to an open topic and one of its queues, whose messages have unique keys and no property that asks for anything but being
-stored. `PlainSends.take` stops at the first frame that is anything else, or that is malformed:
+A send is *plain* if it is a SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE request (codes 310 and 320) in compact JSON and
+ASCII, to an open topic and one of its queues, whose messages have unique keys and no property that asks for anything
+but being stored. `PlainSends.take` stops at the first frame that is anything else, or that is malformed:
 `mq.protocol.chunks.decode_chunk` and `mq.broker.produce.send.Sends` then handle that frame and all behind it. They are
 the reference: for every chunk the records, queue entries and replies are the same bytes with and without this module.
 
@@ -155,9 +155,10 @@ cdef class PlainSends:
 
         ``host`` is the sender's address as records store it. ``key_of`` returns, for an access key and a topic, the key
         of the HMAC with which a send has to be signed (64 bytes), or None if the sends are not to be taken; it is asked
-        again when either changes. Without it, sends need no signature. Returns a block, and where the next frame begins;
-        None instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is taken while
-        those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the reference.
+        again when either changes. Without it, sends need no signature. Returns a block, and where the next frame
+        begins; None instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is
+        taken while those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the
+        reference.
         """
         cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at
         cdef int overflow = 0  # room may have more than 64 bits; it is not negative
@@ -169,7 +170,12 @@ cdef class PlainSends:
             nbytes_max = BLOCK_BYTES_MAX
         self._begin_block(&filled)
         at = start + self._fill(
-            &filled, <const uint8_t *>PyBytes_AS_STRING(chunk) + start, size - start, nbytes_max, PyBytes_AS_STRING(host), key_of
+            &filled,
+            <const uint8_t *>PyBytes_AS_STRING(chunk) + start,
+            size - start,
+            nbytes_max,
+            PyBytes_AS_STRING(host),
+            key_of,
         )
         if not filled.messages:
             return None, start
@@ -318,7 +324,9 @@ cdef class PlainSends:
             text[text_bytes] = VALUE_END
             text_bytes += 1
         cdef KeyAndTags found
-        if not find_key_and_tags(text, <uint32_t>text_bytes, &found) or text_bytes + suffix_bytes > self.properties_bytes_max:
+        if not find_key_and_tags(text, <uint32_t>text_bytes, &found):
+            return 0
+        if text_bytes + suffix_bytes > self.properties_bytes_max:
             return 0
         cdef int64_t tag_code = self._tag_code(text + found.tags_at, found.tags_size)
         cdef int queue = self._queue(header.queue_id)
@@ -341,7 +349,7 @@ cdef class PlainSends:
         cdef Py_ssize_t suffix_bytes = PyBytes_GET_SIZE(self.suffix)
         cdef int64_t shared_bytes = write_shared_properties(header.properties, self.shared)
         cdef Py_ssize_t records_end_max = min(self.block_bytes_max, filled.nbytes + self.body_bytes_max)
-        cdef Py_ssize_t at = 0, used = filled.nbytes, count = 0, own_bytes, text_bytes, n
+        cdef Py_ssize_t at = 0, used = filled.nbytes, count = 0, own_bytes, text_at, text_bytes, n
         cdef int queue
         cdef BatchedMessage message
         cdef KeyAndTags found
@@ -350,13 +358,16 @@ cdef class PlainSends:
         if shared_bytes < 0 or body_bytes == 0:  # an empty one would leave its queue in the block, without an entry
             return 0
         while at < body_bytes:
-            if filled.messages + count == MESSAGES_MAX or not read_batched_message(body + at, body_bytes - at, &message):
+            if filled.messages + count == MESSAGES_MAX:
+                return 0
+            if not read_batched_message(body + at, body_bytes - at, &message):
                 return 0
             own_bytes = message.properties_bytes
             # Properties grow by a separator, those of the batch, and the suffix.
-            if used + FIXED_BYTES + message.body_bytes + self.topic_size + own_bytes + 1 + shared_bytes + suffix_bytes > records_end_max:
+            text_at = used + FIXED_BYTES + message.body_bytes + self.topic_size
+            if text_at + own_bytes + 1 + shared_bytes + suffix_bytes > records_end_max:
                 return 0
-            text = self.records + used + FIXED_BYTES + message.body_bytes + self.topic_size
+            text = self.records + text_at
             memcpy(text, message.properties, own_bytes)
             if text[own_bytes - 1] != VALUE_END:
                 text[own_bytes] = VALUE_END

@@ -81,7 +81,8 @@ cdef class ReadySenders:
         for n in range(count):
             if self.received[n].is_left:
                 rest.append(events[n])
-        blocks, others = self._take_all(connections, count, min(room, TAKEN_BYTES_MAX))  # room may have more than 64 bits
+        # The room may have more than 64 bits.
+        blocks, others = self._take_all(connections, count, min(room, TAKEN_BYTES_MAX))
         return blocks, others, rest
 
     cdef void _receive_all(self, int count) noexcept nogil:

@@ -17,8 +17,8 @@ def checked_records(data, position):
     """How many bytes at the start of ``data`` are records as the reference accepts them, if ``data`` is at physical
     offset ``position``.
 
-    Stops at a record of another layout, with an address of IPv6 or the second magic number, and at a damaged one. Checks
-    none if no log has this position.
+    Stops at a record of another layout, with an address of IPv6 or the second magic number, and at a damaged one.
+    Checks none if no log has this position.
     """
     cdef Py_buffer buffer
     cdef int overflow = 0
@@ -39,7 +39,9 @@ cdef Py_ssize_t _checked_records(const uint8_t *data, Py_ssize_t length, uint64_
     while True:
         left = length - at
         record = data + at
-        if left < FIXED_BYTES or get32(record + MAGIC_AT) != <uint32_t>MAGIC_V1 or get32(record + SYS_FLAG_AT) & IPV6_FLAGS:
+        if left < FIXED_BYTES or get32(record + MAGIC_AT) != <uint32_t>MAGIC_V1:
+            return at
+        if get32(record + SYS_FLAG_AT) & IPV6_FLAGS:
             return at
         size = get32(record)
         if size < FIXED_BYTES or size > left or get64(record + PHYSICAL_OFFSET_AT) != position + <uint64_t>at:

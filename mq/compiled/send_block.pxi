@@ -73,7 +73,9 @@ cdef class SendBlock:
                 touched.append(tail)
             else:
                 (<list>run).append(entries)
-        cdef Py_ssize_t replies_bytes_max = self.template.bytes_max(self.requests, self.request_count, self.sends, self.count)
+        cdef Py_ssize_t replies_bytes_max = self.template.bytes_max(
+            self.requests, self.request_count, self.sends, self.count
+        )
         cdef bytes rendered = PyBytes_FromStringAndSize(NULL, replies_bytes_max)
         cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(rendered)
         cdef uint8_t *reply = begin

@@ -1,7 +1,8 @@
-"""The header of a plain send; the reference are `SendMessageV2` and `SendBatchMessage`, which `mq.protocol.chunks` decodes.
+"""The header of a plain send; `mq.protocol.chunks` decodes the reference, `SendMessageV2` and `SendBatchMessage`.
 
-Accepted is only what stock clients write: compact JSON with the members of RocketMQ's RemotingCommand, each at most once,
-and ``extFields`` with the one-letter names of SendMessageRequestHeaderV2, and with access key and signature or without.
+Accepted is only what stock clients write: compact JSON with the members of RocketMQ's RemotingCommand, each at most
+once, and ``extFields`` with the one-letter names of SendMessageRequestHeaderV2, and with access key and signature or
+without.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t

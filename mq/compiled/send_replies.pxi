@@ -64,7 +64,9 @@ cdef class _ReplyTemplate:
         self.next_offset = b"," + store_host.hex().upper().encode()
         self.parts_bytes = sum(len(part) for part in parts)
 
-    cdef Py_ssize_t bytes_max(self, const Request *requests, Py_ssize_t request_count, const Send *sends, Py_ssize_t count) noexcept:
+    cdef Py_ssize_t bytes_max(
+        self, const Request *requests, Py_ssize_t request_count, const Send *sends, Py_ssize_t count
+    ) noexcept:
         """Bytes that replies to these requests have at most."""
         # Of each message its key, an id of host and physical offset, and a comma behind both.
         cdef Py_ssize_t n, total = request_count * (PREFIX_BYTES + self.parts_bytes + 3 * DECIMAL_BYTES_MAX)

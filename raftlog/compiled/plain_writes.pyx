@@ -2,8 +2,8 @@
 """The queue of a log writer, which carries out *plain* operations without the interpreter's lock.
 
 An operation is plain if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file, and
-not more than may be written before a sync. `PlainWrites.run` waits for operations, writes all plain ones that wait with one synced
-write, and reports them, until something else is due. `raftlog.segment.writer.Writer` and
+not more than may be written before a sync. `PlainWrites.run` waits for operations, writes all plain ones that wait with
+one synced write, and reports them, until something else is due. `raftlog.segment.writer.Writer` and
 `raftlog.segment.group_commit.GroupCommit` are the reference: they do everything else, and the files have the same bytes
 with and without this module.
 
@@ -251,7 +251,8 @@ cdef class PlainWrites:
             fd, file_pos: the file to write to, and the position of its first byte. It must stay open meanwhile.
             limit_pos: how far the file may be written; ``end_pos`` to write nothing.
             end_pos, commit_hint: of the log.
-            is_due: whether to return after ``due_seconds``, although nothing is queued; so also if anything has changed.
+            is_due: whether to return after ``due_seconds``, although nothing is queued; so also if anything has
+                changed.
 
         Returns whether an operation is next that is not plain. Otherwise the time is up, or a write failed.
         """
@@ -392,7 +393,7 @@ cdef Operation *new_operation(op, int64_t sync_bytes_max) except NULL:
     operation.nbytes = 0
     try:
         fill(operation, op, entries, count, sync_bytes_max)
-    except:
+    except BaseException:
         free(operation)
         raise
     operation.op = <PyObject *>op
