@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CYTHON = ("pyx", "pxi", "pxd")
-SOURCE_ROOTS = ("raftlog", "mq", "spark", "chaos", "jepsen", "benchmarks", "tests")
+SOURCE_ROOTS = ("raftlog", "mq", "raftmq", "spark", "chaos", "jepsen", "benchmarks", "tests")
 
 PURE = (
     "jepsen/checkers",

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.compression import CodecMissing
 
 __all__ = [
     "AlreadyOpen",
@@ -20,6 +21,7 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "ClientForked",
+    "CodecNotInstalled",
     "ConnectFailed",
     "ConnectionLost",
     "DeliveryFinished",
@@ -85,6 +87,17 @@ class ClientForked(ClientClosed):
             "worker_process_init, multiprocessing: initializer), or call open() here"
         )
         self.process = process
+
+
+class CodecNotInstalled(ClientError):
+    """A message is compressed with `codec`, whose library is not installed here; it stays at the broker, unread.
+
+    Consumers wait at such a message, and say in the log what to install.
+    """
+
+    def __init__(self, error: CodecMissing) -> None:
+        super().__init__(str(error))
+        self.codec = error.codec
 
 
 class AlreadyOpen(ClientError):

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from mq.protocol.decoding import Response, UnknownRequest, decode_header, decode_typed
+from mq.protocol.decoding import Response, UnknownRequest, decode_header, typed_decoder
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, split_frames
 from mq.protocol.requests import Request
@@ -20,6 +20,7 @@ from mq.protocol.requests import Request
 _PREFIX_BYTES: Final = 8
 _LENGTH_BYTES: Final = 4
 _unpack_prefix = struct.Struct(">II").unpack_from
+_decode_typed = typed_decoder()
 
 Incoming = tuple[Request | UnknownRequest | Response | HeaderError, bytes, int]
 """The content of a frame (or why its header is invalid), its body, and the encoding of its header."""
@@ -42,7 +43,7 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
     incoming: list[Incoming] = []
     at = 0
     size = len(chunk)
-    unpack, decode = _unpack_prefix, decode_typed
+    unpack, decode = _unpack_prefix, _decode_typed
     while size - at >= _PREFIX_BYTES:
         length, word = unpack(chunk, at)
         header_end = at + _PREFIX_BYTES + (word & 0xFFFFFF)

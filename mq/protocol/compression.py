@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from typing import Final, Literal, assert_never, get_args
-
-import lz4.frame
-import zstandard
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, Literal, assert_never, get_args
 
 from mq.protocol.errors import ProtocolError
 
@@ -24,21 +23,60 @@ Codec = Literal["zlib", "lz4", "zstd"]
 CODECS: Final = get_args(Codec)
 
 
+_LIBRARIES: Final = {"lz4": "lz4", "zstd": "zstandard"}
+
+
 class DecompressionError(ProtocolError):
     """A body cannot be inflated, or becomes larger than allowed."""
 
 
+class CodecMissing(ProtocolError):
+    """The library for a codec is not installed; the body is as good as any."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(f"bodies compressed with {codec} need another package: pip install 'raftmq[{codec}]'")
+        self.codec = codec
+
+
+def require_codec(codec: Codec) -> None:
+    """Raises CodecMissing if the library for ``codec`` is not installed, ValueError if there is no such codec.
+
+    Imports nothing.
+    """
+    if codec not in CODECS:
+        raise ValueError(f"compress {codec!r} is not one of {', '.join(CODECS)}, nor None")
+    if codec in _LIBRARIES and find_spec(_LIBRARIES[codec]) is None:
+        raise CodecMissing(codec)
+
+
+# Imported when first needed: most applications use neither, and both together are larger than the rest of the SDK.
+
+
+def _lz4() -> Any:
+    try:
+        return import_module("lz4.frame")
+    except ImportError as error:
+        raise CodecMissing("lz4") from error
+
+
+def _zstd() -> Any:
+    try:
+        return import_module("zstandard")
+    except ImportError as error:
+        raise CodecMissing("zstd") from error
+
+
 def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
     """The bits of the system flag and the compressed body; 0 and ``body`` itself if compression does not make it
-    smaller.
+    smaller. Raises CodecMissing.
     """
     match codec:
         case "zlib":
             flag, compressed = ZLIB, zlib.compress(body, level=5)
         case "lz4":
-            flag, compressed = LZ4, lz4.frame.compress(body)
+            flag, compressed = LZ4, _lz4().compress(body)
         case "zstd":
-            flag, compressed = ZSTD, zstandard.ZstdCompressor().compress(body)
+            flag, compressed = ZSTD, _zstd().ZstdCompressor().compress(body)
         case _:
             assert_never(codec)
     return (COMPRESSED | flag, compressed) if len(compressed) < len(body) else (0, body)
@@ -47,7 +85,7 @@ def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
 def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
     """The original body; ``body`` itself if it is not compressed.
 
-    Never produces more than ``bytes_max`` bytes, whatever the body claims. Raises DecompressionError.
+    Never produces more than ``bytes_max`` bytes, whatever the body claims. Raises DecompressionError, CodecMissing.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -62,7 +100,7 @@ def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
                 inflated, complete = _inflate_zstd(body, bytes_max)
             case _:
                 raise DecompressionError(f"compression codec {codec >> 8} is unknown (system flag {sys_flag:#x})")
-    except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
+    except (zlib.error, RuntimeError, EOFError) as error:
         raise DecompressionError(f"body of {len(body)} bytes, codec {codec >> 8}: {error}") from error
     if len(inflated) > bytes_max:
         raise DecompressionError(f"body of {len(body)} bytes inflates to more than {bytes_max}")
@@ -78,24 +116,29 @@ def _inflate_zlib(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
 
 
 def _inflate_lz4(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    stream = lz4.frame.LZ4FrameDecompressor()
+    stream = _lz4().LZ4FrameDecompressor()
     inflated: bytes = stream.decompress(body, max_length=bytes_max + 1)
     return inflated, bool(stream.eof)
 
 
 def _inflate_zstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    zstandard = _zstd()
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     parts: list[bytes] = []
     wanted = bytes_max + 1
-    with decompressor.stream_reader(body, read_across_frames=False) as stream:
-        while wanted and (part := stream.read(wanted)):
-            parts.append(part)
-            wanted -= len(part)
-    inflated = b"".join(parts)
-    declared = zstandard.frame_content_size(body)
-    if declared >= 0 or not wanted:
-        return inflated, declared == len(inflated)
-    # Without a declared size only the other interface can tell whether the frame ended; the output is limited by now.
-    check = decompressor.decompressobj()
-    check.decompress(body)
+    try:
+        with decompressor.stream_reader(body, read_across_frames=False) as stream:
+            while wanted and (part := stream.read(wanted)):
+                parts.append(part)
+                wanted -= len(part)
+        inflated = b"".join(parts)
+        declared = zstandard.frame_content_size(body)
+        if declared >= 0 or not wanted:
+            return inflated, bool(declared == len(inflated))
+        # Without a declared size only the other interface can tell whether the frame ended; the output is limited by
+        # now.
+        check = decompressor.decompressobj()
+        check.decompress(body)
+    except zstandard.ZstdError as error:
+        raise DecompressionError(f"body of {len(body)} bytes, codec 2: {error}") from error
     return inflated, bool(check.eof)

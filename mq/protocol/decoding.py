@@ -11,7 +11,7 @@ first takes ``1e3`` for a number, and Java takes ``maybe`` for false.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from typing import Any, Final, NamedTuple
 
@@ -74,7 +74,7 @@ def decode_header(serialization: int, header: memoryview) -> Request | UnknownRe
                 if response.flag & _RESPONSE:
                     return response
             else:
-                request = decode_typed(header)
+                request = typed_decoder()(header)
                 if not request.flag & _RESPONSE:
                     return request
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -109,8 +109,8 @@ class _Shape(NamedTuple):
 
 
 def _fitted(loose: LooseHeader) -> Request | UnknownRequest:
-    shape = _SHAPES.get(loose.code)
-    if shape is None:
+    kind = _BY_CODE.get(loose.code)
+    if kind is None:
         return UnknownRequest(
             code=loose.code,
             opaque=loose.opaque,
@@ -119,6 +119,7 @@ def _fitted(loose: LooseHeader) -> Request | UnknownRequest:
             language=loose.language,
             ext=loose.ext,
         )
+    shape = _shape(kind)
     arguments: dict[str, Any] = {}
     if shape.ext is not None:
         arguments["ext"] = shape.ext(**_values(shape, loose))
@@ -192,6 +193,7 @@ def _request_classes() -> Iterator[type[Request]]:
                 yield each
 
 
+@cache
 def _shape(request: type[Request]) -> _Shape:
     ext: type[Ext] | None = request.__annotations__.get("ext") and _ext_class(request)
     if ext is None:
@@ -220,10 +222,18 @@ def _is_strict(request: type[Request]) -> bool:
 
 
 _CLASSES: Final = set(_request_classes())
-_SHAPES: Final = {int(each.__struct_config__.tag): _shape(each) for each in _CLASSES}  # type: ignore[arg-type]
-assert len(_SHAPES) == len(_CLASSES), "two request classes have the same code"
+_BY_CODE: Final = {int(each.__struct_config__.tag): each for each in _CLASSES}  # type: ignore[arg-type]
+assert len(_BY_CODE) == len(_CLASSES), "two request classes have the same code"
 
-decode_typed: Final[Callable[[memoryview | bytes], Request]] = msgspec.json.Decoder(
-    reduce(or_, (each for each in _CLASSES if not _is_strict(each))), strict=False
-).decode
+
+@cache
+def typed_decoder() -> Callable[[memoryview | bytes], Request]:
+    """The typed pass: decodes the header of a request in compact JSON. Raises MsgspecError, UnicodeDecodeError.
+
+    It is made when first used: making it takes longer than importing the rest of this package, and clients need it only
+    if a broker sends them a request.
+    """
+    return msgspec.json.Decoder(reduce(or_, (each for each in _CLASSES if not _is_strict(each))), strict=False).decode
+
+
 _decode_response: Final = msgspec.json.Decoder(Response).decode

@@ -11,7 +11,7 @@ from mq.client import long_wait
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import FlowLimits, ProcessQueue
-from mq.client.errors import BrokerError, ClientError, NoRoute, UnreadableAnswer
+from mq.client.errors import BrokerError, ClientError, CodecNotInstalled, NoRoute, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import ReceivedMessage
@@ -21,7 +21,7 @@ from mq.client.net.replies import fields_of, read_body
 from mq.client.net.routes import LEADER_ID, TopicRoute
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.headers import Response
 from mq.protocol.records import StoredMessage, decode_records
 from mq.protocol.replies import PullReply
@@ -105,6 +105,7 @@ class Puller:
         self._damaged: set[str] = set()
         self._wait = LongWait("cannot_pull")
         self._is_told_full = False
+        self._is_codec_told = False
 
     def stop(self) -> None:
         """End `run`; the queue is dropped and delivers nothing more."""
@@ -260,7 +261,7 @@ class Puller:
         """The matching messages of an answer, and the next offset.
 
         Brokers filter by hash codes, so tags are compared again here. Raises UnreadableAnswer for messages of another
-        queue.
+        queue, and CodecNotInstalled.
         """
         first = self.process_queue.next_offset
         if next_offset < first:
@@ -276,7 +277,12 @@ class Puller:
             if self._subscription.matches_tag(record.properties.get("TAGS")):
                 if nbytes > self._settings.inflated_bytes_max:
                     return received, record.queue_offset
-                content = self._body(record)
+                try:
+                    content = self._body(record)
+                except CodecNotInstalled:
+                    if not received:
+                        raise
+                    return received, record.queue_offset
                 nbytes += len(content)
                 received.append(ReceivedMessage(record, self._queue, content))
         return received, next_offset
@@ -289,3 +295,9 @@ class Puller:
             # silently. So the application gets the body as stored.
             log.error("body_not_inflated", queue=self._queue, offset=record.queue_offset, reason=str(error))
             return record.body
+        except CodecMissing as error:
+            # A fault of this installation, not of the message: another member of the group may read it.
+            if not self._is_codec_told:
+                self._is_codec_told = True
+                log.error("body_not_inflated", queue=self._queue, offset=record.queue_offset, reason=str(error))
+            raise CodecNotInstalled(error) from error

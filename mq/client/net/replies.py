@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from mq.client.errors import UnreadableAnswer
+from mq.client.errors import CodecNotInstalled, UnreadableAnswer
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.errors import ProtocolError, ReplyError
 from mq.protocol.headers import Response
 from mq.protocol.records import decode_records
@@ -39,7 +39,10 @@ def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
 
 
 def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
-    """Stored records as messages; a body that cannot be inflated is returned as stored. Raises UnreadableAnswer."""
+    """Stored records as messages; a body that cannot be inflated is returned as stored.
+
+    Raises UnreadableAnswer, CodecNotInstalled.
+    """
     messages = []
     for record in read_body(decode_records, body):
         try:
@@ -47,5 +50,7 @@ def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessag
         except DecompressionError as error:
             log.error("body_not_inflated", offset=record.physical_offset, reason=str(error))
             content = record.body
+        except CodecMissing as error:
+            raise CodecNotInstalled(error) from error
         messages.append(ReceivedMessage(record, MessageQueue(record.topic, broker_name, record.queue_id), content))
     return messages

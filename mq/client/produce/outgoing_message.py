@@ -8,13 +8,13 @@ from typing import Any
 import anyio
 import msgspec
 
-from mq.client.errors import ClientError, MessageRefused, UnreadableAnswer
+from mq.client.errors import ClientError, CodecNotInstalled, MessageRefused, UnreadableAnswer
 from mq.client.message import Message, MessageQueue, SendResult
 from mq.client.net.connection import Connection
 from mq.client.produce.recall import delay_properties
 from mq.protocol import properties as props
 from mq.protocol.batch import BatchedMessage, encode_batch
-from mq.protocol.compression import Codec, deflate
+from mq.protocol.compression import Codec, CodecMissing, deflate, require_codec
 from mq.protocol.names import NameRefused, check_topic
 from mq.protocol.records import BODY_BYTES_MAX, PREPARED
 
@@ -24,6 +24,7 @@ __all__ = [
     "OutgoingMessage",
     "Pending",
     "Send",
+    "check_codec",
     "make_batch_ready",
     "make_ready",
     "split_result",
@@ -48,6 +49,15 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 _checked_topics: set[str] = set()
+
+
+def check_codec(codec: Codec | None) -> None:
+    """Raises CodecNotInstalled if the library for ``codec`` is not installed, ValueError if there is no such codec."""
+    try:
+        if codec is not None:
+            require_codec(codec)
+    except CodecMissing as error:
+        raise CodecNotInstalled(error) from error
 
 
 def make_ready(

@@ -27,6 +27,7 @@ from mq.client.produce.outgoing_message import (
     OnDone,
     OutgoingMessage,
     Pending,
+    check_codec,
     make_batch_ready,
     make_ready,
     split_result,
@@ -40,7 +41,7 @@ from mq.client.task_group import open_task_group
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
-from mq.protocol.compression import CODECS, Codec
+from mq.protocol.compression import Codec
 from mq.protocol.headers import Request, UnknownRequest
 from mq.protocol.names import check_group
 from mq.protocol.reply_requests import PushReplyMessageToClient
@@ -134,8 +135,7 @@ class Producer(Client):
         check_group(group)
         if timeout <= 0 or in_flight_max < 1:
             raise ValueError(f"timeout {timeout} must be positive and in_flight_max {in_flight_max} at least 1")
-        if compress is not None and compress not in CODECS:
-            raise ValueError(f"compress {compress!r} is not one of {', '.join(CODECS)}, nor None")
+        check_codec(compress)
         self.group = group
         self.client_id = ""
         """Its id at the brokers; a new one each time it is opened."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 
 import anyio
 
@@ -13,7 +12,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.compression import DecompressionError, inflate
+from mq.protocol.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.headers import encode_response
 from mq.protocol.names import reply_topic
 from mq.protocol.records import Host, StoredMessage
@@ -67,6 +66,8 @@ class OpenRequests:
         """Register a request, until `close`. Raises ProducerBusy."""
         if len(self._open) >= self._limit:
             raise ProducerBusy(self._limit)
+        import uuid  # here: it would take a tenth of the SDK's import
+
         correlation_id = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
         request = self._open[correlation_id] = OpenRequest(correlation_id)
         return request
@@ -85,7 +86,11 @@ class OpenRequests:
 
     def pushed(self, request: PushReplyMessageToClient, body: memoryview, arrived_ms: int) -> bytes:
         """A broker pushes a reply; returns the answer for the broker."""
-        reply = _received(request.ext, bytes(body), arrived_ms)
+        try:
+            reply = _received(request.ext, bytes(body), arrived_ms)
+        except CodecMissing as error:
+            log.error("body_not_inflated", topic=request.ext.topic, reason=str(error))
+            return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error))
         correlation_id = reply.properties.get(props.CORRELATION_ID)
         if correlation_id is None:
             remark = f"a reply without {props.CORRELATION_ID}"

@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from mq.client.application_code import failure_of
-from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown, UnreadableAnswer
+from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
@@ -230,7 +230,7 @@ class TransactionProducer(Producer):
             return None
         try:
             [message] = received_messages("", body)
-        except (UnreadableAnswer, ValueError) as error:
+        except (ClientError, ValueError) as error:
             log.warning("check_unreadable", reason=str(error))
             return None
         self._checks += 1
