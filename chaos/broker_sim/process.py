@@ -26,7 +26,6 @@ from mq.broker.base.retention import encode_early
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment
-from mq.broker.server import periodic_actions
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
@@ -193,7 +192,7 @@ class BrokerProcess(LogProcess):
 
     def started(self) -> None:
         """See `LogProcess.started`."""
-        actions = periodic_actions(self.broker, self.settings, cast("Any", self._lines))
+        actions = self.broker.periodic()
         now = self._world.now
         self._actions = [action for _, action in actions]
         self._periods = [seconds for seconds, _ in actions]
@@ -210,7 +209,7 @@ class BrokerProcess(LogProcess):
         self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
-        owing = self.broker.services.forwarder.is_owing
+        owing = self.broker.services.owes_answers()
         self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:

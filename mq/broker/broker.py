@@ -21,6 +21,7 @@ from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.flow_control import UnreadReplies
 from mq.broker.net.linearizable_reads import LinearizableReads
+from mq.broker.net.service import Periodic, Task
 from mq.broker.services import Services
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, DeleteTopic, PutReplica, decode_command, encode_command
@@ -55,9 +56,12 @@ from raftlog import (
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment import HEADER_BYTES
 
-_EXPIRE_SECONDS_MAX = 0.005
-"""Expired pulls are answered for about this long per call; the rest next time."""
-_RESUMED_AT_A_STRETCH = 32
+_EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
+_ANNOUNCE_AGAIN_SECONDS = 10.0
+_LOOK_AT_CONNECTIONS_SECONDS = 1.0
+_TRY_AGAIN_SECONDS = 0.02
+_FLUSH_QUEUES_SECONDS = 0.2
+"""Each flush writes a part of the queues while the event loop waits: about 5 ms."""
 
 _UNUSABLE = (RecordError, CommandUnknown, RunRefused, NameRefused, UnicodeDecodeError)
 """Errors of records that no correct leader writes."""
@@ -144,8 +148,6 @@ class Broker:
         self.queue_offsets = context.queue_offsets
         self.slow_answers = context.slow_answers
         self.services = Services(context)
-        self._polling = self.services.pulls.polling
-        self._store.watched = self._polling.waiting
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -219,10 +221,9 @@ class Broker:
 
     def close_connections(self) -> None:
         """Close every client connection."""
-        self.services.forwarder.close()
         for connection in list(self._connections):
             connection.close("broker stops")
-        self.services.replies.resign()  # only now: a reply without its client goes to other replicas
+        self.services.stopped()  # only now: a reply without its client goes to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
         """Call back with whether this replica has applied everything that is committed, which a leader must confirm."""
@@ -243,7 +244,7 @@ class Broker:
 
     def owes_answers(self) -> bool:
         """Whether replies, or requests to the leader, are still unsent."""
-        return self.services.forwarder.is_owing or any(connection.waiting_bytes for connection in self._connections)
+        return self.services.owes_answers() or any(connection.waiting_bytes for connection in self._connections)
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
@@ -262,8 +263,7 @@ class Broker:
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
-                self.services.group_admin.configured(entry.index, decode_conf(entry.body))
-                self.services.authentication.configured(self._connections)
+                self.services.configured(entry.index, decode_conf(entry.body), self._connections)
             self._applied_index = entry.index
             if self._filling is not None and entry.index == self._filling.until_index:
                 try:
@@ -272,12 +272,8 @@ class Broker:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._filling = None
         self.appender.committed(self._applied_index)
-        pops = self.services.pops
-        for topic, queue_id, new_entries in self._store.take_grown():
-            if pops.polling:
-                pops.grown(topic, queue_id, new_entries)
-            for pull in self._polling.grown((topic, queue_id), new_entries):
-                self.services.pulls.resume(pull)
+        if grown := self._store.take_grown():
+            self.services.grown(grown)
 
     def role_changed(self, change: RoleChange) -> None:
         """Resign when another replica leads; a new leader waits until its first entry is committed."""
@@ -297,10 +293,8 @@ class Broker:
             self.services.resign()
             self.appender.close()
             self._on_registration_changed(None)
-        self.services.forwarder.leader_changed()
-        self.services.forwarded.role_changed()
+        self.services.role_changed(change)
         self._reads.try_again()
-        self.services.group_admin.role_changed(change)
 
     def outcome_unknown(self, first_index: LogIndex) -> None:
         """Leadership was lost with entries in flight."""
@@ -320,7 +314,6 @@ class Broker:
         self._led_term = term
         self.appender.open()
         self.services.lead()
-        self.services.forwarded.role_changed()
         self._log.info("leading", term=term, applied_index=self._applied_index)
         self._announce()
         self._on_registration_changed(None)
@@ -370,11 +363,11 @@ class Broker:
                 if self._store.get(topic, queue_id) is None:  # a message may have come before
                     self._store.add_empty(topic, queue_id, first)
             for topic in changed.topics:
-                self.services.sends.topic_changed(topic)
+                self.services.topic_changed(topic)
             if changed.topics:
                 self._on_registration_changed(changed.topics)
             if changed.replicas:
-                self.services.forwarder.leader_changed()
+                self.services.replicas_changed()
 
     def _level_reached(self) -> None:
         level = self._metadata.format_level.level
@@ -401,17 +394,26 @@ class Broker:
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
-    def expire_pulls(self) -> None:
-        """Answer expired pulls, retry failed reads, and resume pulls that waited for flow control."""
+    def periodic(self) -> Sequence[Periodic]:
+        """Everything that a timer must call while the broker runs, with intervals in seconds."""
+        return (
+            (_TRY_AGAIN_SECONDS, self.try_again),
+            (_EXPIRE_CLIENT_REQUESTS_SECONDS, self.expire_client_requests),
+            *self.services.periodic,
+            (_ANNOUNCE_AGAIN_SECONDS, self.announce_again),
+            (_LOOK_AT_CONNECTIONS_SECONDS, self.look_at_connections),
+            (_FLUSH_QUEUES_SECONDS, self.flush_queues),
+            (self._settings.idle_seconds_max, self.close_idle_connections),
+        )
+
+    def tasks(self) -> Sequence[Task]:
+        """What must run beside the event loop while the broker runs."""
+        return self.slow_answers.run, *self.services.tasks
+
+    def try_again(self) -> None:
+        """Retry failed reads, and look whether clients read their replies."""
         self._unread.look()
         self._reads.try_again()
-        now = self._clock()
-        # Clients that do not read answers may send tens of thousands of them again and again.
-        while over := self._polling.expired(now, _RESUMED_AT_A_STRETCH):
-            for pull in over:
-                self.services.pulls.resume(pull)
-            if self._clock() >= now + _EXPIRE_SECONDS_MAX:
-                break
 
     def expire_client_requests(self) -> None:
         """Time out requests of the broker that clients have not answered."""
@@ -427,14 +429,13 @@ class Broker:
             self._announce()
 
     def flush_queues(self) -> None:
-        """Write consume queues to their files, drop what is gone from the log, and restore damaged blocks."""
-        self.services.queue_repair.run()
-        self._store.flush_some()
-        self._store.expire_some(self._replica.log.base_pos)
-
-    def delete_expired(self) -> None:
-        """Delete the oldest log files if they may go. Raises OSError."""
-        self.services.retention.run()
+        """Write a part of the consume queues to their files, and drop what is gone from the log."""
+        try:
+            self._store.flush_some()
+            self._store.expire_some(self._replica.log.base_pos)
+        except OSError as error:
+            # They stay in memory, and the log has everything.
+            self._log.error("queues_not_flushed", error=str(error))
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
         """Begin a checkpoint of what has been applied.
@@ -523,8 +524,6 @@ class Broker:
             "messages": self.appender.messages,
             "messages_compiled": self.appender.compiled_messages,
             "pending_bytes": self.appender.pending_bytes,
-            "held_pulls": len(self._polling),
-            "held_bytes": self._polling.nbytes + self.services.pops.polling.nbytes,
             **self.services.counters(),
             "longest_delay_ms": round(1000 * self._lateness.longest(self._clock())),
         }

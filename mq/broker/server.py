@@ -12,7 +12,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 
 import structlog
@@ -71,13 +71,7 @@ _READERS = 4
 _BULK_READERS = 2
 """Threads that read the log for bulk reads, so that no other read waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.005
-_EXPIRE_PULLS_SECONDS = 0.02
-_EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
-_ANNOUNCE_AGAIN_SECONDS = 10.0
-_LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _REFRESH_FILES_SECONDS = 1.0
-_FLUSH_QUEUES_SECONDS = 0.2
-"""Each flush writes a part of the queues while the event loop waits: about 5 ms."""
 READY_SECONDS_MAX = 1.0
 """A replica that needs longer to confirm that it has applied everything committed is not ready."""
 _GATHER_PAUSE_SECONDS = 0.005
@@ -355,12 +349,11 @@ class _Host:
 
         async def timers() -> None:
             async with trio.open_nursery() as nursery:
-                actions = periodic_actions(broker, settings, log, self.access, self.certificate)
+                refreshed = [each for each in (self.access, self.certificate) if each is not None]
+                actions = [*broker.periodic(), *((_REFRESH_FILES_SECONDS, each.refresh) for each in refreshed)]
                 nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
-                nursery.start_soon(broker.slow_answers.run)
-                nursery.start_soon(broker.services.routes.run)
-                nursery.start_soon(broker.services.keys.serve)
-                nursery.start_soon(broker.services.keys.keep_index)
+                for task in broker.tasks():
+                    nursery.start_soon(task)
                 nursery.start_soon(_checkpoint_forever, settings.checkpoint_seconds, broker, log)
 
         return Hosted(
@@ -370,34 +363,12 @@ class _Host:
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
             refill_bytes=lambda: broker.services.retention.refill_bytes(),
-            tasks=(registrar.run, timers, lambda: broker.services.forwarder.run()),
+            tasks=(registrar.run, timers),
             check_body=check_entry,
         )
 
     def _closed(self) -> None:
         self._broker = self._reactor = None
-
-
-def periodic_actions(
-    broker: Broker,
-    settings: BrokerSettings,
-    log: Log,
-    access: AccessControl | None = None,
-    certificate: Certificate | None = None,
-) -> tuple[tuple[float, Callable[[], None]], ...]:
-    """The periodic actions of a running broker, with their intervals in seconds."""
-    return (
-        (_EXPIRE_PULLS_SECONDS, broker.expire_pulls),
-        (_EXPIRE_CLIENT_REQUESTS_SECONDS, broker.expire_client_requests),
-        *broker.services.periodic,
-        (_ANNOUNCE_AGAIN_SECONDS, broker.announce_again),
-        (_LOOK_AT_CONNECTIONS_SECONDS, broker.look_at_connections),
-        (_FLUSH_QUEUES_SECONDS, lambda: _flush_queues(broker, log)),
-        *(() if certificate is None else ((_REFRESH_FILES_SECONDS, certificate.refresh),)),
-        *(() if access is None else ((_REFRESH_FILES_SECONDS, access.refresh),)),
-        (settings.retention_check_seconds, lambda: _delete_expired(broker, log)),
-        (settings.idle_seconds_max, broker.close_idle_connections),
-    )
 
 
 def _access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
@@ -561,20 +532,6 @@ def _not_bound(purpose: str, address: Address, error: Exception) -> StartRefused
     in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     why = "is in use" if in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
     return StartRefused(f"{purpose} address {where} {why}")
-
-
-def _flush_queues(broker: Broker, log: Log) -> None:
-    try:
-        broker.flush_queues()
-    except OSError as error:
-        log.error("queues_not_flushed", error=str(error))  # they stay in memory, and the log has everything
-
-
-def _delete_expired(broker: Broker, log: Log) -> None:
-    try:
-        broker.delete_expired()
-    except OSError as error:
-        log.error("retention_failed", error=str(error))  # files stay longer than they should
 
 
 async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:

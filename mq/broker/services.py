@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from mq.broker.admin.broker_config import BrokerConfig
@@ -77,6 +79,8 @@ from mq.protocol.codes import PERM_READ
 from mq.protocol.queue_tables import QueueRef
 from mq.store.key_index.index import KeyIndex
 from mq.store.log_records import LogRecords
+from raftlog import ConfState, RoleChange
+from raftlog.log_numbers import LogIndex
 
 
 class Services:
@@ -84,6 +88,7 @@ class Services:
 
     Attributes:
         requests: the current request table.
+        periodic, tasks: of all services, see `Service`.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -117,11 +122,18 @@ class Services:
             self.requests.add(service.routes())
         self.requests.plain_sends = self.sends.take_plain
         self.requests.ready_sends = self.sends.receive
-        self._end_turns = [
-            service.end_turn for service in self._services if type(service).end_turn is not Service.end_turn
-        ]
+        # Bound once: these are called in every turn, or for every entry.
+        self._end_turns = self._that_define(Service.end_turn)
+        self._growns = self._that_define(Service.grown)
+        self._topics_changed = self._that_define(Service.topic_changed)
         self.periodic = [action for service in self._services for action in service.periodic()]
+        self.tasks = [task for service in self._services for task in service.tasks()]
         self.serve_as_follower()
+
+    def _that_define(self, hook: Callable[..., None]) -> list[Callable[..., None]]:
+        """This method of the services that do something in it."""
+        name = hook.__name__
+        return [getattr(service, name) for service in self._services if getattr(type(service), name) is not hook]
 
     # -- services by package -------------------------------------------------------------------------------------------
 
@@ -229,7 +241,7 @@ class Services:
             group_offsets,
             Skips(context, retries=self.retries, group_offsets=group_offsets, offsets=self.offsets),
             GroupMembers(context, record_at=self.lookup.record_at),
-            BrokerConfig(context, is_allowed=self.group_admin.is_allowed, on_changed=self._settings_changed),
+            BrokerConfig(context, is_allowed=self.group_admin.is_allowed, on_changed=self.settings_changed),
             ReplicaStatus(
                 context,
                 runtime=RuntimeInfo(context, stats=stats, disk_usage=usage),
@@ -237,7 +249,7 @@ class Services:
                 resident_bytes=resident_bytes,
             ),
             UserAdministration(context),
-            Cleanup(delete_expired=self.retention.run),
+            Cleanup(context, retention=self.retention),
             LevelRaises(context),
         )
 
@@ -280,19 +292,62 @@ class Services:
         for service in self._services:
             service.connection_closed(connection)
 
+    def role_changed(self, change: RoleChange) -> None:
+        """The role or the term of this replica, or its leader, changed; after `resign` if it stopped leading."""
+        for service in self._services:
+            service.role_changed(change)
+
+    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
+        """The entry at ``index``, which changes the members of the group, was applied."""
+        for service in self._services:
+            service.configured(index, conf, connections)
+
+    def replicas_changed(self) -> None:
+        """The client address of a replica changed."""
+        for service in self._services:
+            service.replicas_changed()
+
+    def topic_changed(self, topic: str) -> None:
+        """A topic was created, changed or deleted."""
+        for topic_changed in self._topics_changed:
+            topic_changed(topic)
+
     def topic_deleted(self, topic: str) -> None:
         """A topic was deleted, here and on every replica at this position of the log."""
         for service in self._services:
             service.topic_deleted(topic)
+
+    def grown(self, grown: Iterable[tuple[str, int, bytearray]]) -> None:
+        """Queues got messages: topic, queue id, and the new entries of the consume queue."""
+        for topic, queue_id, entries in grown:
+            for of_service in self._growns:
+                of_service(topic, queue_id, entries)
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """An operator changed settings."""
+        for service in self._services:
+            service.settings_changed(settings)
 
     def end_turn(self) -> None:
         """A turn of the event loop ends."""
         for end_turn in self._end_turns:
             end_turn()
 
+    def owes_answers(self) -> bool:
+        """Whether requests of clients still wait in a service for their answers."""
+        return any(service.owes_answers() for service in self._services)
+
+    def stopped(self) -> None:
+        """The broker stops, and has closed the connections of its clients."""
+        for service in self._services:
+            service.stopped()
+
     def counters(self) -> dict[str, int]:
-        """Counters of all services, by name."""
-        return {name: value for service in self._services for name, value in service.counters().items()}
+        """Counters of all services, by name; those with one name are added."""
+        sums: Counter[str] = Counter()
+        for service in self._services:
+            sums.update(service.counters())
+        return dict(sums)
 
     def serve_as_leader(self) -> None:
         """Serve all requests here."""
@@ -308,10 +363,6 @@ class Services:
         enforcing = settings.tls_mode == "enforcing" or settings.tls_replication == "enforcing"
         uses_tls = settings.tls_mode != "disabled" and enforcing
         return certificate.peer_context() if certificate is not None and uses_tls else None
-
-    def _settings_changed(self, settings: BrokerSettings) -> None:
-        self.sends.settings_changed(settings)
-        self.retention.settings_changed(settings)
 
     def _own_queues(self, topic: str) -> Queues | None:
         """The readable queues of a topic in this broker group."""

@@ -1,12 +1,16 @@
 """What services say about the requests that they serve, and how they are told who leads."""
 
+import ast
+import inspect
 from pathlib import Path
 
 import pytest
 
+from mq.broker import broker as broker_module
 from mq.broker.consume.queue_locks import QueueLockService
 from mq.broker.pop.pop import Pops
 from mq.broker.replication.forwarder import Forwarder
+from mq.broker.services import Services
 from mq.protocol import headers, operator_requests, pop_requests
 from tests.support.running_broker import note_brokers, running
 
@@ -56,3 +60,14 @@ async def test_the_forwarder_leads_last_and_resigns_first(tmp_path: Path, monkey
         "Pops resigns",
         "QueueLockService resigns",
     ]
+
+
+def test_the_broker_knows_no_service_by_name() -> None:
+    tree = ast.parse(inspect.getsource(broker_module))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.services"
+    }
+    told = {name for name, value in vars(Services).items() if inspect.isfunction(value)}
+    assert used - told == {"requests", "periodic", "tasks"}

@@ -1,31 +1,51 @@
-"""Requests of operators' tools to clean up: 306, 316 and 329."""
+"""Deletes expired log files: by a timer, and when operators' tools ask for it (requests 306, 316 and 329)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from mq.broker.base.retention import Retention
+from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Route, Service
+from mq.broker.net.service import Periodic, Route, Service
+from mq.broker.settings import BrokerSettings
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_requests import CleanExpiredConsumequeue, CleanUnusedTopic, DeleteExpiredCommitlog
 
 
 class Cleanup(Service):
-    """The handlers.
+    """The timer and the handlers.
 
     Args:
-        delete_expired: deletes expired log files. Raises OSError.
+        retention: deletes the files.
     """
 
-    def __init__(self, *, delete_expired: Callable[[], None]) -> None:
-        self._delete_expired = delete_expired
+    def __init__(self, context: BrokerContext, *, retention: Retention) -> None:
+        self._period_seconds = context.settings.retention_check_seconds
+        self._retention = retention
+        self._log = context.log
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
         yield Route(CleanExpiredConsumequeue, self.handle_nothing_to_clean)
         yield Route(CleanUnusedTopic, self.handle_nothing_to_clean)
         yield Route(DeleteExpiredCommitlog, self.handle_delete_expired)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions, with intervals in seconds; see `Service`."""
+        yield self._period_seconds, self.run
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """Delete by these settings from now on."""
+        self._retention.settings_changed(settings)
+
+    def run(self) -> None:
+        """Delete the log files that may go now."""
+        try:
+            self._retention.run()
+        except OSError as error:
+            self._log.error("retention_failed", error=str(error))  # files stay longer than they should
 
     def handle_nothing_to_clean(self, call: Call[CleanExpiredConsumequeue | CleanUnusedTopic]) -> bytes:
         """Request codes 306 and 316: nothing to do, since deleted queues and expired data are cleaned up within
@@ -36,7 +56,7 @@ class Cleanup(Service):
     def handle_delete_expired(self, call: Call[DeleteExpiredCommitlog]) -> bytes:
         """Request code 329: delete expired log files now, by the same rules as the timer."""
         try:
-            self._delete_expired()
+            self._retention.run()
         except OSError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"files cannot be deleted: {error}") from error
         return call.response()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.protocol.codes import ResponseCode
@@ -170,7 +171,7 @@ class RaftMembers(Service):
 
     # -- events from the log -------------------------------------------------------------------------------------------
 
-    def configured(self, index: LogIndex, conf: ConfState) -> None:
+    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """A configuration entry was committed: answer those who wait for it, unless a second step follows."""
         if not conf.is_joint:
             self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)

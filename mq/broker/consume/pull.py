@@ -17,7 +17,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Route, Service
+from mq.broker.net.service import Periodic, Route, Service
 from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
@@ -43,6 +43,10 @@ _REPAIR_SECONDS = 0.25
 """A pull waits this long for a damaged queue file; then its client is told to retry, or to use another replica."""
 _ELSEWHERE_SECONDS = 0.1
 """A pull of messages that only another replica has waits this long before its client is sent there."""
+_EXPIRE_SECONDS = 0.02
+_EXPIRE_SECONDS_MAX = 0.005
+"""Expired pulls are answered for about this long per call; the rest next time."""
+_RESUMED_AT_A_STRETCH = 32
 
 PullRequest = PullMessage | LitePullMessage
 
@@ -118,6 +122,7 @@ class Pulls(Service):
         self._note_got = context.traffic.note_got
         self._missed = context.traffic.missed
         self._clock = context.clock
+        context.store.watched = self.polling.waiting
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""
@@ -132,6 +137,29 @@ class Pulls(Service):
         """Refuse the pulls that wait for its messages: their clients look for the topic again."""
         for pull in self.polling.take_topic(topic):
             self.resume(pull)
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions, with intervals in seconds; see `Service`."""
+        yield _EXPIRE_SECONDS, self.expire
+
+    def counters(self) -> dict[str, int]:
+        """Figures: pulls that wait now, and the memory of what waits."""
+        return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}
+
+    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+        """Answer the pulls that wait for new messages of a queue."""
+        for pull in self.polling.grown((topic, queue_id), entries):
+            self.resume(pull)
+
+    def expire(self) -> None:
+        """Answer pulls whose deadline has passed; called by a timer."""
+        now = self._clock()
+        # Clients that do not read answers may send tens of thousands of them again and again.
+        while over := self.polling.expired(now, _RESUMED_AT_A_STRETCH):
+            for pull in over:
+                self.resume(pull)
+            if self._clock() >= now + _EXPIRE_SECONDS_MAX:
+                break
 
     def handle(self, call: Call[PullRequest]) -> bytes | None:
         """Answer a pull, or hold it. Raises RequestRefused."""

@@ -12,7 +12,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.service import Route, Service
+from mq.broker.net.service import Route, Service, Task
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
 from mq.broker.write_path.replicate import encoded, replicate
@@ -47,6 +47,10 @@ class Rebalance(Service):
         self._read = context.reads.read
         self._consumer_ids = context.clients.consumer_ids
         self._note_group = note_group
+
+    def tasks(self) -> Iterator[Task]:
+        """What runs until the broker stops; see `Service`."""
+        yield self._routes.run
 
     def routes(self) -> Iterator[Route]:
         """The requests that this service handles; see `Service`."""

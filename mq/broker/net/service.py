@@ -1,19 +1,25 @@
 """The base class of all features of the broker, `Service`, and a `Route` for each request that it handles.
 
 A new feature is a class that derives from `Service` and a line in `mq.broker.services`. The broker knows its services
-only as a list: it collects their routes and counters, and calls them when this replica gains or loses leadership.
+only as a list: it collects their routes, counters, timers and tasks once, and calls a method here for each event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from mq.broker.net.call import Handler
 from mq.broker.net.connection import ClientConnection
+from mq.broker.settings import BrokerSettings
+from raftlog import ConfState, RoleChange
+from raftlog.log_numbers import LogIndex
 
 Periodic = tuple[float, Callable[[], None]]
 """Interval in seconds, and the action."""
+
+Task = Callable[[], Awaitable[None]]
+"""Runs until it is cancelled."""
 
 
 class Route(NamedTuple):
@@ -47,8 +53,26 @@ class Service:
     def connection_closed(self, connection: ClientConnection) -> None:
         """A client connection was closed."""
 
+    def role_changed(self, change: RoleChange) -> None:
+        """The role or the term of this replica, or its leader, changed; after `resign` if it stopped leading."""
+
+    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
+        """The entry at ``index``, which changes the members of the group, was applied; with all open connections."""
+
+    def replicas_changed(self) -> None:
+        """The client address of a replica changed; called while log entries are applied."""
+
+    def topic_changed(self, topic: str) -> None:
+        """A topic was created, changed or deleted; called while log entries are applied."""
+
     def topic_deleted(self, topic: str) -> None:
         """A topic was deleted, on each replica; called while log entries are applied."""
+
+    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+        """A queue that `QueueStore.watched` contains got messages: ``entries`` of the consume queue, 20 bytes each."""
+
+    def settings_changed(self, settings: BrokerSettings) -> None:
+        """An operator changed settings of the running broker: use these from now on."""
 
     def end_turn(self) -> None:
         """A turn of the event loop ends; batched writes can be appended now."""
@@ -57,6 +81,20 @@ class Service:
         """Periodic actions with their intervals; called once."""
         return ()
 
+    def tasks(self) -> Iterable[Task]:
+        """What runs beside the event loop until the broker stops; called once."""
+        return ()
+
+    def owes_answers(self) -> bool:
+        """Whether requests of clients still wait here for their answers; a broker that stops waits for them a while."""
+        return False
+
+    def stopped(self) -> None:
+        """The broker stops, and has closed the connections of its clients: close all others."""
+
     def counters(self) -> Mapping[str, int]:
-        """Figures for operators, by name; all replicas of a group have the same names."""
+        """Figures for operators, by name; all replicas of a group have the same names.
+
+        Figures of several services with one name are added.
+        """
         return {}

@@ -182,6 +182,7 @@ class Pops(Service):
         """Figures: waiting pops, open checkpoints, and outcomes of messages whose invisible time ended."""
         return {
             "held_pops": len(self.polling),
+            "held_bytes": self.polling.nbytes,
             "pop_checkpoints": self._metadata.pops.count,
             "pop_revived": self.revival.revived,
             "pop_lost": self.revival.lost,
@@ -197,6 +198,8 @@ class Pops(Service):
 
     def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
+        if not len(self.polling):
+            return
         codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)}
         count = len(entries) // QUEUE_ENTRY_BYTES
         served: dict[str, int] = {}

@@ -107,6 +107,10 @@ class Replies(Service):
         """This replica stopped leading: pushes through other replicas count as failed."""
         self._calls.close()
 
+    def stopped(self) -> None:
+        """Close the connections to other replicas, to which replies went whose clients were disconnected."""
+        self._calls.close()
+
     def expire(self) -> None:
         """Time out pushes through other replicas; called by a timer."""
         self._calls.expire()

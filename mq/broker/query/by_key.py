@@ -24,7 +24,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Route, Service
+from mq.broker.net.service import Route, Service, Task
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage
 from mq.protocol.replies import FoundByKeyReply
@@ -112,6 +112,11 @@ class KeyQueries(Service):
             call.refuse(refusal)
 
         self._read(known)
+
+    def tasks(self) -> Iterator[Task]:
+        """What runs until the broker stops; see `Service`."""
+        yield self.serve
+        yield self.keep_index
 
     async def serve(self) -> None:
         """Answer queries, one after the other, until cancelled."""

@@ -6,17 +6,18 @@ queue, and all other queues, are not affected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from mq.broker.context import BrokerContext
-from mq.broker.net.service import Service
+from mq.broker.net.service import Periodic, Service
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
 from mq.store.queue_store import DamagedBlock
 from raftlog import SegmentError
 
+_LOOK_SECONDS = 0.2
 _PAUSE_SECONDS = 1.0
 """Pause after a failure before the same block is retried."""
 
@@ -43,6 +44,10 @@ class QueueRepair(Service):
     def counters(self) -> dict[str, int]:
         """Counters since the start; see `Service`."""
         return {"queue_blocks_restored": self.restored}
+
+    def periodic(self) -> Iterator[Periodic]:
+        """Periodic actions, with intervals in seconds; see `Service`."""
+        yield _LOOK_SECONDS, self.run
 
     def run(self) -> None:
         """Start restoring a damaged block unless one is being restored; called by a timer."""

@@ -16,6 +16,7 @@ from mq.protocol.errors import FrameError
 from mq.protocol.forwarding import WrapEncoder
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import ONEWAY_FLAG, Forward, encode_response
+from raftlog import RoleChange
 
 _HOST_BYTES = 8
 
@@ -97,8 +98,15 @@ class ForwardedRequests(Service):
         sender = ForwardedSender(self, call.connection, call.request.opaque, host, ext.client_id or None)
         sender.serve(handler, inner, inner_body, ext.serialization)
 
-    def role_changed(self) -> None:
-        """This replica accepts messages now, or will not: serve or refuse the waiting requests."""
+    def lead(self) -> None:
+        """This replica accepts messages now: serve the waiting requests."""
+        self._serve_held()
+
+    def role_changed(self, change: RoleChange) -> None:
+        """Refuse the waiting requests if this replica will not lead after all."""
+        self._serve_held()
+
+    def _serve_held(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0
         for call in held:
             call.dispatch()

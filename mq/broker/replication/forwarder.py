@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.net.service import Service
+from mq.broker.net.service import Service, Task
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
 from mq.protocol.chunks import decode_chunk
@@ -40,7 +40,7 @@ from mq.protocol.headers import (
 )
 from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.reply_requests import SendReplyMessage, SendReplyMessageV2
-from raftlog import Deadline
+from raftlog import Deadline, RoleChange
 
 CONNECT_SECONDS_MAX = 1.0
 DRAIN_SECONDS_MAX = 1.0
@@ -181,8 +181,12 @@ class Forwarder(Service):
             self._held.append(forwarded)
             self._advance()
 
-    def leader_changed(self) -> None:
-        """The leader changed or was lost, or its address became known."""
+    def role_changed(self, change: RoleChange) -> None:
+        """The leader changed, or was lost."""
+        self.replicas_changed()
+
+    def replicas_changed(self) -> None:
+        """The leader, or its address, may be another one."""
         address = self._leader_address()
         if self._upstream is not None and self._upstream.address != address:
             self._shut()
@@ -203,12 +207,15 @@ class Forwarder(Service):
         """This replica stopped leading."""
         self._leads = False
 
-    @property
-    def is_owing(self) -> bool:
+    def owes_answers(self) -> bool:
         """Whether requests are waiting or in flight."""
         return bool(self._held or self._sent)
 
-    def close(self) -> None:
+    def tasks(self) -> Iterator[Task]:
+        """What runs until the broker stops; see `Service`."""
+        yield self.run
+
+    def stopped(self) -> None:
         """Close the connection to the leader; waiting requests are never answered."""
         if self._upstream is not None:
             self._upstream.close()

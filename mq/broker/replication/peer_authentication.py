@@ -31,6 +31,8 @@ from mq.protocol.admin_requests import AuthenticateReplica, AuthenticateReplicaE
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, encode_request
 from mq.protocol.replies import ChallengeReply
+from raftlog import ConfState
+from raftlog.log_numbers import LogIndex
 from raftlog.net import authentication
 from raftlog.net.authentication import NONCE_BYTES, AuthenticationFailed, Keys, Seal
 from raftlog.net.replication_tls import bound_purpose
@@ -143,7 +145,7 @@ class PeerAuthentication(Service):
         if identity != self._identity:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
 
-    def configured(self, connections: Iterable[ClientConnection]) -> None:
+    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """Members may have changed: connections of former members are no longer trusted."""
         members = self._members()
         for connection in connections:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mq.broker.broker import Broker
 from mq.broker.consume.pull import HeldPull, Pulls
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.request_table import RequestTable
@@ -37,22 +36,22 @@ async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
     """Those of clients that do not read come again twenty times a second."""
     most = 0
     resumed = 0
-    resume, expire = Pulls.resume, Broker.expire_pulls
+    resume, expire = Pulls.resume, Pulls.expire
 
     def counted(pulls: Pulls, pull: HeldPull) -> None:
         nonlocal resumed
         resumed += 1
         resume(pulls, pull)
 
-    def watched(broker: Broker) -> None:
+    def watched(pulls: Pulls) -> None:
         nonlocal most, resumed
         resumed = 0
-        expire(broker)
+        expire(pulls)
         most = max(most, resumed)
 
-    monkeypatch.setattr("mq.broker.broker._EXPIRE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("mq.broker.consume.pull._EXPIRE_SECONDS_MAX", 0.0)
     monkeypatch.setattr(Pulls, "resume", counted)
-    monkeypatch.setattr(Broker, "expire_pulls", watched)
+    monkeypatch.setattr(Pulls, "expire", watched)
     async with running(tmp_path) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)

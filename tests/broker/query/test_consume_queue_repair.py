@@ -25,9 +25,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = partial(QueueStoreSettings, entries_per_file=6, entries_per_block=3, flush_bytes=1)
     monkeypatch.setattr("mq.store.opening.QueueStoreSettings", settings)
     monkeypatch.setattr("mq.store.queue_files.BLOCKS_KEPT", 0)
-    monkeypatch.setattr("mq.broker.server._FLUSH_QUEUES_SECONDS", 0.002)
+    monkeypatch.setattr("mq.broker.broker._FLUSH_QUEUES_SECONDS", 0.002)
+    monkeypatch.setattr("mq.broker.query.consume_queue_repair._LOOK_SECONDS", 0.002)
     monkeypatch.setattr("mq.broker.consume.pull._REPAIR_SECONDS", 0.004)
-    monkeypatch.setattr("mq.broker.server._EXPIRE_PULLS_SECONDS", 0.002)
+    monkeypatch.setattr("mq.broker.consume.pull._EXPIRE_SECONDS", 0.002)
 
 
 def queue_file(directory: Path, topic: str = "T", queue_id: int = 0, first: int = 0) -> Path:

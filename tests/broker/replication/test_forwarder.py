@@ -174,7 +174,7 @@ class World:
 
     def follow(self, leader: FakeLeader | None) -> None:
         self.leader_address = None if leader is None else leader.address
-        self.forwarder.leader_changed()
+        self.forwarder.replicas_changed()
         self.reactor.wake()
 
     def ask(self, connection: FakeConnection, request: Any, body: bytes = b"body", serialization: int = JSON) -> None:
@@ -196,7 +196,7 @@ async def a_world(directory: Path, **given: Any) -> AsyncIterator[World]:
         try:
             yield world
         finally:
-            world.forwarder.close()
+            world.forwarder.stopped()
         nursery.cancel_scope.cancel()
     world.reactor.close()
 
@@ -348,7 +348,7 @@ async def test_an_address_where_nobody_listens_is_tried_again(tmp_path: Path) ->
     async with a_world(tmp_path) as world:
         client = FakeConnection()
         world.leader_address = "127.0.0.1:1"
-        world.forwarder.leader_changed()
+        world.forwarder.replicas_changed()
         world.ask(client, send(1))
         await trio.sleep(0.05)  # attempts to connect fail meanwhile
         assert client.answers == []

@@ -47,7 +47,7 @@ def test_leader_that_removed_itself_says_that_it_is_done() -> None:
     admin = admin_with(answers)
     admin.role_changed(resigned(CauseKind.NOT_A_VOTER))
     assert answers == []
-    admin.configured(LogIndex(6), LEFT)
+    admin.configured(LogIndex(6), LEFT, ())
     assert answers == [(True, "", "n1 is not a member any more")]
 
 
