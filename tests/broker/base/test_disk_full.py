@@ -95,7 +95,7 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first topics, and its address, without which followers cannot hand on."""
-    monkeypatch.setattr("mq.broker.server._ANNOUNCE_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("mq.broker.broker._ANNOUNCE_AGAIN_SECONDS", 0.05)
     propose, refused = RaftCore.propose, 0
 
     def full_at_first(core: RaftCore, *given: Any) -> int | Refusal:
