@@ -1,25 +1,52 @@
 #!/usr/bin/env bash
-# Compile the Cython modules with the address sanitizer and the one for undefined behaviour, in a copy, and run tests
-# with them: deploy/sanitize.sh [ARGUMENTS OF PYTEST], or deploy/sanitize.sh fuzz [ARGUMENTS OF tests.fuzz], which also
-# counts the edges that are taken. PY is the interpreter. Exit code 3: not possible here.
+# Compile the Cython modules with sanitizers, in a copy, and run tests with them. PY is the interpreter.
+#
+#   deploy/sanitize.sh [ARGUMENTS OF PYTEST]           addresses and undefined behaviour
+#   deploy/sanitize.sh threads [ARGUMENTS OF PYTEST]   data races, in the log writer
+#   deploy/sanitize.sh fuzz [ARGUMENTS OF tests.fuzz]  as the first, with a fuzzer that looks for new edges
+#
+# Exit code 3: not possible here.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=$(command -v "${PY:-.venv/bin/python}")
 python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 cc=gcc
-asan=$("$cc" -print-file-name=libasan.so) && ubsan=$("$cc" -print-file-name=libubsan.so)
-# A compiler that does not have a library prints its bare name.
-if [[ $asan != /* || $ubsan != /* ]]; then
-    echo "raftmq: $cc has no libasan and libubsan: apt install gcc" >&2
-    exit 3
+mode=addresses
+case ${1:-} in fuzz | threads) mode=$1 && shift ;; esac
+libraries='libasan.so libubsan.so'
+[ "$mode" != threads ] || libraries=libtsan.so
+preload=
+for library in $libraries; do
+    path=$("$cc" -print-file-name="$library") || path=
+    # A compiler that does not have a library prints its bare name.
+    if [[ $path != /* ]]; then
+        echo "raftmq: $cc has no $library: apt install gcc" >&2
+        exit 3
+    fi
+    preload="$preload $path"
+done
+# The thread sanitizer needs memory at fixed addresses, where the kernel may have put something at random.
+fixed_addresses=
+if [ "$mode" = threads ]; then
+    fixed_addresses='setarch --addr-no-randomize'
+    if ! $fixed_addresses true; then
+        echo "raftmq: the thread sanitizer needs setarch, which is not allowed here" >&2
+        exit 3
+    fi
 fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -r mq raftlog tests pyproject.toml "$copy"
 flags='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all'
-preload="$asan $ubsan"
-if [ "${1:-}" = fuzz ]; then
-    shift
+if [ "$mode" = threads ]; then
+    # Python itself is not instrumented, but its lock is seen: what is reported are accesses of the modules.
+    flags='-O1 -g -fsanitize=thread'
+    export TSAN_OPTIONS='halt_on_error=1:exitcode=66'
+    if [ $# -eq 0 ]; then
+        set -- tests/unit/segment/test_plain_writes.py tests/unit/segment/test_threaded_writers.py -k 'not python'
+    fi
+    set -- -m pytest -q --capture=sys -p no:cacheprovider "$@"
+elif [ "$mode" = fuzz ]; then
     set -- -m tests.fuzz --findings "$PWD/fuzz-findings" "$@"
     # Not instrumented itself.
     "$cc" -O2 -shared -fPIC -o "$copy/edges.so" tests/fuzz/edges.c
@@ -37,5 +64,7 @@ rm -f ./*/compiled/*.so
 # The coverage functions are in a library that is loaded before: a module may be linked without them.
 CC=$cc CFLAGS="$flags" "$python" -m mq.compiled
 # Python frees little at its end, and manages small objects itself, where no sanitizer sees their borders.
-export LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc
-"$python" -c "from mq.compiled import plain_sends"; "$python" "$@"
+export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc
+with_sanitizers() { $fixed_addresses env LD_PRELOAD="$preload" "$python" "$@"; }
+with_sanitizers -c "from mq.compiled import plain_sends; from raftlog.compiled import plain_writes"
+with_sanitizers "$@"
