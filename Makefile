@@ -66,7 +66,7 @@ help:
 	@echo '             agree; make fuzz ARGS="--seconds 3600 --grow tests/fuzz/corpus" for long; needs gcc'
 	@echo 'make sim     clusters in simulated time: make sim SEEDS=0-999, HOURS=50, or SEED=42 to repeat one;'
 	@echo '             WORKLOADS="log busy-host delay transactions pop ordered-pop dedup everyday scan recreated", or WORKLOAD=pop SEED=42'
-	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from pyproject.toml'
+	@echo 'make lock    resolve requirements.lock and requirements-spark.lock again from the pyproject.toml files'
 	@echo 'make clean   remove .venv, .venv-spark and files of tools'
 
 $(INSTALLED): requirements.lock pyproject.toml deploy/setup-venv.sh $(wildcard */compiled/*.p[yx][xid])
@@ -189,11 +189,14 @@ endif
 # In an environment of its own: pip-tools is needed here and nowhere else. Neither the address of an index nor an
 # option of this machine's pip belongs into the files. Both have the same versions of what both name.
 COMPILE = .venv/lock/bin/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
-    --no-emit-trusted-host --no-emit-find-links --no-emit-options --no-header --build-deps-for editable --extra dev
+    --no-emit-trusted-host --no-emit-find-links --no-emit-options --no-header
+LOCKED := .:dev,lz4,zstd distributions/server
 lock:
 	python3.11 -m venv .venv/lock && .venv/lock/bin/pip install -q pip-tools
-	$(COMPILE) --output-file requirements.lock pyproject.toml
-	$(COMPILE) --extra spark --constraint requirements.lock --output-file requirements-spark.lock pyproject.toml
+	python3.11 deploy/requirements.py $(LOCKED) >.venv/lock/requirements.in
+	python3.11 deploy/requirements.py $(LOCKED) distributions/spark >.venv/lock/requirements-spark.in
+	$(COMPILE) --output-file requirements.lock .venv/lock/requirements.in
+	$(COMPILE) --constraint requirements.lock --output-file requirements-spark.lock .venv/lock/requirements-spark.in
 
 clean:
 	rm -rf .venv .venv-spark .raftmq .interop build dist spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

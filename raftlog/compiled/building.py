@@ -44,7 +44,7 @@ def missing_tool() -> str | None:
         import_module("Cython")
         import_module("setuptools")
     except ImportError as error:
-        return f"{error.name} is not installed: pip install 'raftmq[compiled]'"
+        return f"{error.name} is not installed: pip install 'cython>=3.1,<4' setuptools"
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler {compiler}: apt install gcc"
@@ -54,8 +54,8 @@ def missing_tool() -> str | None:
     return None
 
 
-def compile_package(package: str, directory: Path) -> list[Path]:
-    """Compile all modules of ``package``, whose sources are in ``directory``.
+def compile_package(package: str, directory: Path, *, to: Path | None = None) -> list[Path]:
+    """Compile all modules of ``package``, whose sources are in ``directory``; put the libraries beside them, or ``to``.
 
     Each ``.pyx`` file becomes a module; it may include ``.pxi`` files, and import from ``.pxd`` files, of the same
     directory. Returns the libraries, which are in place then.
@@ -64,7 +64,8 @@ def compile_package(package: str, directory: Path) -> list[Path]:
     """
     names = sorted(path.stem for path in directory.glob("*.pyx"))
     # Beside the sources: a rename puts a library in place, also while another process compiles or a broker runs.
-    with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as build:
+    to = to or directory
+    with tempfile.TemporaryDirectory(prefix="build-", dir=to) as build:
         result = subprocess.run(
             [sys.executable, "-c", _BUILD, package, str(directory), build, source_sha256(directory)],
             capture_output=True,
@@ -76,4 +77,4 @@ def compile_package(package: str, directory: Path) -> list[Path]:
         if result.returncode or len(built) != len(names):
             raise RuntimeError(f"could not compile {directory}:\n{result.stdout}{result.stderr}")
         # A process that runs keeps the old ones.
-        return [path.replace(directory / path.name) for path in built]
+        return [path.replace(to / path.name) for path in built]

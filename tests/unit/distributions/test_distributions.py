@@ -1,0 +1,140 @@
+"""What each distribution has and needs, read from the files from which they are built. `make dist-check` tries them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OTHERS = ("server", "spark")
+SHIPPED = (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".typed")
+ONLY_IN_A_CHECKOUT = {"spark/demo.py", "spark/demo_job.py"}
+
+
+def project(name: str) -> dict[str, Any]:
+    directory = ROOT if name == "client" else ROOT / "distributions" / name
+    with (directory / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def tracked(*paths: str) -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *paths], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return {path for path in listed.stdout.split() if path.endswith(SHIPPED) and (ROOT / path).exists()}
+
+
+def client_files() -> set[str]:
+    build = project("client")["tool"]["hatch"]["build"]
+    return tracked(*build["only-include"]) - tracked(*(each.removeprefix("/") for each in build["exclude"]))
+
+
+def other_files(name: str) -> set[str]:
+    hook = project(name)["tool"]["hatch"]["build"]["hooks"]["custom"]
+    return tracked(*hook["sources"]) - set(hook.get("without", ()))
+
+
+def names(requirements: list[str]) -> set[str]:
+    """The projects that are needed in any environment; not those of extras."""
+    return {re.split(r"[^\w-]", each)[0].lower() for each in requirements if "extra ==" not in each}
+
+
+def needed_by(requirement: str) -> set[str]:
+    found = names(list(requires(requirement) or ()))
+    return found.union(*(needed_by(each) for each in found if not each.startswith("exceptiongroup")))
+
+
+def test_client_needs_five_distributions_at_most() -> None:
+    direct = names(project("client")["project"]["dependencies"])
+    assert direct == {"anyio", "msgspec"}
+    everything = direct.union(*(needed_by(each) for each in direct))
+    assert len(everything - {"exceptiongroup"}) <= 5, "exceptiongroup is for Python 3.10"
+
+
+def test_every_file_is_in_one_distribution() -> None:
+    everywhere = tracked("mq", "raftlog", "raftmq", "spark", "pyspark_raftmq.py") - ONLY_IN_A_CHECKOUT
+    parts = [client_files(), *(other_files(name) for name in OTHERS)]
+    assert set().union(*parts) == everywhere
+    assert sum(map(len, parts)) == len(everywhere)
+
+
+def test_client_has_two_names_at_its_top_level() -> None:
+    assert {path.partition("/")[0] for path in client_files()} == {"mq", "raftmq"}
+    assert not {path for path in other_files("server") if path.partition("/")[0] not in ("mq", "raftlog")}
+
+
+def test_all_distributions_have_one_version() -> None:
+    client = project("client")["project"]
+    version = client["version"]
+    extras = client["optional-dependencies"]
+    for name in OTHERS:
+        other = project(name)["project"]
+        assert other["version"] == version
+        assert other["requires-python"] == client["requires-python"]
+        assert f"raftmq[lz4,zstd]=={version}" in other["dependencies"]
+        assert extras[name] == [f"raftmq-{name}=={version}"]
+    assert extras["s3"] == [f"raftmq-server[s3]=={version}"]
+    assert extras["compiled"] == [f"raftmq-server[compiled]=={version}"]
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "hatch_build.py"])
+def test_copies_in_distributions_are_equal(name: str) -> None:
+    contents = [(ROOT / "distributions" / each / name).read_bytes() for each in OTHERS]
+    assert set(contents) == {contents[0]}
+    if (ROOT / name).exists():
+        assert contents[0] == (ROOT / name).read_bytes()
+
+
+IMPORT_ALL = """
+import importlib, sys
+
+modules, allowed = sys.argv[1].split(), set(sys.argv[2].split())
+
+class OnlyTheClient:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in allowed and (top not in ("mq", "raftmq") or name in modules):
+            return None
+        raise ModuleNotFoundError(f"the client does not have {name}", name=name)
+
+sys.meta_path.insert(0, OnlyTheClient())
+for module in modules:
+    importlib.import_module(module)
+print(len(modules))
+"""
+
+
+def test_client_imports_only_what_it_has() -> None:
+    files = {path for path in client_files() if path.endswith(".py")}
+    modules = sorted(path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files)
+    needed = {"anyio", "msgspec", "idna", "sniffio", "typing_extensions", "mq", "raftmq", *sys.stdlib_module_names}
+    command = [sys.executable, "-c", IMPORT_ALL, " ".join(modules), " ".join(needed)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert result.stderr == ""
+    assert int(result.stdout) == len(modules) > 100
+
+
+def test_command_says_what_to_install(tmp_path: Path) -> None:
+    for path in ("mq/__init__.py", "mq/command.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    result = subprocess.run(
+        [sys.executable, "-S", "-m", "mq.command", "status"], check=False, capture_output=True, text=True, cwd=tmp_path
+    )
+    said = "raftmq: only the client is installed; for the command: pip install 'raftmq[server]'\n"
+    assert (result.returncode, result.stdout, result.stderr) == (3, "", said)
+
+
+def test_command_runs_where_the_servers_are() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "mq.command", "--version"], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert result.stdout == f"raftmq {project('client')['project']['version']}\n"
