@@ -23,7 +23,9 @@ from benchmarks.gate.replication import count_replication
 from benchmarks.gate.whole_broker import count_whole_broker
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.records import encode_host
@@ -106,11 +108,13 @@ def count_append(counting: Counting) -> None:
 
     def append(rounds: int) -> None:
         for _ in range(rounds):
+            block = SendBlock()
             for call in calls:
                 queue = queues[call.request.ext.queue_id]
                 nbytes = queue.fixed_bytes + len(call.body) + len(properties)
-                appender.pending.append((nbytes, call, queue, properties, 1234, UNIQUE_KEY))
-                appender.pending_bytes += nbytes
+                message = QueuedMessage(nbytes, 0, call.body, properties, 1234)
+                block.add(QueuedSend(call, queue, [message], UNIQUE_KEY))
+            appender.add(block)
             assert appender.start_round(), "nothing was appended"
             appender.committed(log.index)
 

@@ -522,7 +522,6 @@ class Broker:
             "clock_disbelieved_ms": self._environment.wall_clock_ms.disbelieved_ms,
             "elections": self._elections,
             "messages": self.appender.messages,
-            "messages_compiled": self.appender.compiled_messages,
             "pending_bytes": self.appender.pending_bytes,
             **self.services.counters(),
             "longest_delay_ms": round(1000 * self._lateness.longest(self._clock())),

@@ -63,6 +63,8 @@ class Environment:
         set_level: sets the format level of the group, so that replicas which do not support it are refused.
         sync_latency: duration of log writes including syncs; None if it is not measured.
         descriptors: how many of the process's file descriptors clients may use.
+        receive_into: receives from a simulated socket, by its descriptor, as `mq.broker.produce.send_receiver` says;
+            None for sockets of the system.
     """
 
     store_ip: str
@@ -83,6 +85,7 @@ class Environment:
     peer_software: Callable[[str], Software | None]
     set_level: Callable[[int], None]
     sync_latency: LatencyHistogram | None = None
+    receive_into: Callable[[int, memoryview], int] | None = None
     access: AccessControl | None = None
     certificate: Certificate | None = None
     namesrv_tls: ssl.SSLContext | None = None

@@ -120,8 +120,7 @@ class Services:
         )
         for service in self._services:
             self.requests.add(service.routes())
-        self.requests.plain_sends = self.sends.take_plain
-        self.requests.ready_sends = self.sends.receive
+        self.requests.sends = self.sends
         # Bound once: these are called in every turn, or for every entry.
         self._end_turns = self._that_define(Service.end_turn)
         self._growns = self._that_define(Service.grown)
@@ -180,13 +179,7 @@ class Services:
         self.dedup = Dedup(context)
         self.retries = retries = Retries(context, places=self.waiting_queues, locks=self.locks)
         placement = Placement(context, places=self.waiting_queues, repeats=self.dedup, transactions=self.transactions)
-        self.sends = Sends(
-            context,
-            special=placement,
-            repeats=self.dedup,
-            retries=retries,
-            producing=self.requests.producing,
-        )
+        self.sends = Sends(context, special=placement, repeats=self.dedup, retries=retries)
         self.replies = Replies(context, sends=self.sends, calls=self.calls, admit=self.authentication.admit)
         return self.dedup, retries, self.sends, self.replies
 

@@ -12,37 +12,31 @@ from typing import TYPE_CHECKING
 
 from raftlog.compiled.sources import PURE_PYTHON, require_current, require_wanted
 
-IS_COMPILED: bool
-"""Whether the compiled parts are there and used."""
-
 if TYPE_CHECKING:
-    from mq.compiled.plain_sends import PlainSends, ReadySenders, SendBlock
-    from mq.compiled.received_records import checked_records
+    from mq.compiled import plain_sends, received_records
+
+    CompiledReceiver: type[plain_sends.CompiledReceiver] | None
+    """Receives sends; see `mq.broker.produce.send_receiver`. None where it is not compiled."""
+
+
+def checked_records(data: bytes | bytearray | memoryview, position: int) -> int:
+    """See `mq.compiled.received_records`; where that is not compiled, all records are still to be checked."""
+    return 0
+
+
+try:
+    require_wanted()
+    from mq.compiled import plain_sends, received_records
+
+    for _compiled_from in (plain_sends.COMPILED_FROM, received_records.COMPILED_FROM):
+        require_current(Path(__file__).parent, _compiled_from)
+except (ImportError, OSError):
+    CompiledReceiver = None
 else:
-    try:
-        require_wanted()
-        from mq.compiled import plain_sends, received_records
-        from mq.compiled.plain_sends import PlainSends, ReadySenders, SendBlock
-        from mq.compiled.received_records import checked_records
+    CompiledReceiver = plain_sends.CompiledReceiver
+    checked_records = received_records.checked_records
 
-        for _module in (plain_sends, received_records):
-            require_current(Path(__file__).parent, _module.COMPILED_FROM)
-        IS_COMPILED = True
-    except (ImportError, OSError):
-        IS_COMPILED = False
+IS_COMPILED = CompiledReceiver is not None
+"""Whether the compiled parts are there and used; for reports and tests."""
 
-        class PlainSends:
-            """Stand-in for the compiled class, which is not available."""
-
-        class ReadySenders:
-            """Stand-in for the compiled class, which is not available."""
-
-        class SendBlock:
-            """Stand-in for the compiled class, which is not available: no block is ever pending."""
-
-        def checked_records(data: bytes | bytearray | memoryview, position: int) -> int:
-            """Stand-in for the compiled function, which is not available: all records are still to be checked."""
-            return 0
-
-
-__all__ = ["IS_COMPILED", "PURE_PYTHON", "PlainSends", "ReadySenders", "SendBlock", "checked_records"]
+__all__ = ["IS_COMPILED", "PURE_PYTHON", "CompiledReceiver", "checked_records"]

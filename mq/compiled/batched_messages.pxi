@@ -7,12 +7,6 @@ two bytes with the length of the properties, and the properties.
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memmove
 
-cdef enum:
-    BATCHED_FLAG_AT = 12
-    BATCHED_BODY_LENGTH_AT = 16
-    BATCHED_HEAD_BYTES = 20
-    BATCHED_FIXED_BYTES = 22  # without body and properties
-
 
 cdef struct BatchedMessage:
     int64_t size

@@ -9,8 +9,6 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 cdef enum:
-    INT32_MIN = -2147483648
-    INT32_MAX = 2147483647
     DIGITS_MAX = 18
 
 cdef struct Text:

@@ -6,10 +6,6 @@ Properties are encoded as ``NAME\x01VALUE\x02...``.
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcmp
 
-cdef enum:
-    VALUE_END = 2
-    PROPERTIES_BYTES_MAX = 32767
-
 
 cdef struct KeyAndTags:
     # From the beginning of the properties.

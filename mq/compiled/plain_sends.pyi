@@ -1,5 +1,11 @@
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+
+from mq.broker.net.connection import ClientConnection
+from mq.broker.produce.send_receiver import ReceiveInto, Unserved
+from mq.broker.write_path.entry_builder import EntryDraft, PendingItem
+from mq.broker.write_path.outcome import LeadershipLost, Refused
+from mq.broker.write_path.queue_offsets import NextOffset
+from raftlog import Ready
 
 COMPILED_FROM: str
 
@@ -7,45 +13,36 @@ def use_sha1_of(library: str) -> bool: ...
 
 class SendBlock:
     @property
-    def senders(self) -> list[tuple[Any, bytes, int]]: ...
+    def senders(self) -> list[tuple[ClientConnection, bytes, int]]: ...
     @property
     def nbytes(self) -> int: ...
     @property
-    def count(self) -> int: ...
-    @property
     def request_count(self) -> int: ...
-    def build(
-        self, position: int, store_ms: int, touched: list[Any], replies: list[tuple[Any, list[bytes]]]
-    ) -> bytes: ...
+    @property
+    def sender_count(self) -> int: ...
+    def build(self, draft: EntryDraft) -> None: ...
+    def give_back(self, outcome: Refused | LeadershipLost) -> None: ...
 
-class PlainSends:
+class CompiledReceiver:
     def __init__(
         self,
         *,
-        writable: dict[str, Any],
+        is_signed: bool,
+        receive_into: ReceiveInto | None,
+        writable: dict[str, list[NextOffset]],
         tag_codes: Mapping[bytes, int],
         suffix: bytes,
         store_host: bytes,
         reply_parts: Sequence[bytes],
-        magic: int,
-        client_flags: int,
         body_bytes_max: int,
-        properties_bytes_max: int,
         block_bytes_max: int,
         broker_name: bytes,
+        give_back: Callable[[ClientConnection, bytes, Refused | LeadershipLost], None],
     ) -> None: ...
-    def take(
-        self,
-        chunk: bytes,
-        start: int,
-        room: int,
-        connection: Any,
-        host: bytes,
-        key_of: Callable[[bytes, bytes], bytes | None] | None = None,
-    ) -> tuple[SendBlock | None, int]: ...
-
-class ReadySenders:
-    def __init__(self, plain_sends: PlainSends, senders: dict[int, Any], *, is_signed: bool) -> None: ...
-    def receive(
-        self, ready: list[tuple[int, int]], room: int
-    ) -> tuple[list[SendBlock], list[tuple[int, Any, bytes]], list[tuple[int, int]]]: ...
+    @property
+    def producing(self) -> frozenset[int]: ...
+    @property
+    def compiled_messages(self) -> int: ...
+    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]: ...
+    def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]: ...
+    def forget(self, descriptor: int) -> None: ...

@@ -3,9 +3,10 @@
 
 A send is *plain* if it is a SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE request (codes 310 and 320) in compact JSON and
 ASCII, to an open topic and one of its queues, whose messages have unique keys and no property that asks for anything
-but being stored. `PlainSends.take` stops at the first frame that is anything else, or that is malformed:
-`mq.protocol.chunks.decode_chunk` and `mq.broker.produce.send.Sends` then handle that frame and all behind it. They are
-the reference: for every chunk the records, queue entries and replies are the same bytes with and without this module.
+but being stored. `CompiledReceiver` stops at the first frame that is anything else, or that is malformed:
+`mq.protocol.chunks.decode_chunk` and `mq.broker.produce.send.Sends` then handle that frame and all behind it. The
+reference is `mq.broker.produce.send_receiver.PythonReceiver`: for every chunk the records, queue entries and replies
+are the same bytes with and without this module.
 
 The included files are parts of this module, each with a subject and a reference of its own; each uses those before it.
 So the C compiler sees one file, and can inline what it likes.
@@ -20,13 +21,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-cdef enum:
-    PREFIX_BYTES = 8  # of a frame: its length, and that of its header
-    FRAME_BYTES_MAX = 16 * 1024 * 1024
-    HEADER_BYTES_MAX = 256 * 1024
-    BLOCK_BYTES_MAX = 128 * 1024
-    MESSAGES_MAX = 1024  # of a block
-    TOPIC_BYTES_MAX = 255
+include "constants.pxi"  # what Python defines
 
 cdef struct Send:
     # A message. Its places are within the records of its block.
@@ -45,7 +40,6 @@ cdef struct Request:
 
 include "compiled_from.pxi"  # COMPILED_FROM
 include "big_endian.pxi"  # put32, put64, get32, get64
-include "record_layout.pxi"
 include "crc32.pxi"  # crc32
 include "json_values.pxi"  # Text, read_string, read_integer, unescape
 include "send_header.pxi"  # SendHeader, read_send_header
@@ -53,6 +47,9 @@ include "message_properties.pxi"  # KeyAndTags, find_key_and_tags
 include "batched_messages.pxi"  # BatchedMessage, read_batched_message, write_shared_properties
 include "signatures.pxi"  # SignatureCheck
 include "send_replies.pxi"  # _ReplyTemplate
+
+cdef class PlainSends
+
 include "send_block.pxi"  # SendBlock
 
 
@@ -64,35 +61,21 @@ cdef struct Filled:
 
 
 cdef class PlainSends:
-    """Takes plain sends from received chunks.
-
-    Args:
-        writable: tails by topic: those that were found to exist and to be writable. Looked at anew with each chunk.
-        tag_codes: the code of each tag, made by the mapping where it is missing.
-        suffix: properties that the broker adds to each message, encoded.
-        store_host: the broker's address as records store it, 8 bytes.
-        reply_parts: the six parts of the reply's header around its five fields.
-        magic: first word of a record of this version.
-        client_flags: the bits of the system flag that a sender may set.
-        body_bytes_max: larger bodies and batches are left to the reference, which refuses them.
-        properties_bytes_max: longer properties, with the suffix, are left to the reference as well.
-        block_bytes_max: bytes of a block; 128 KiB at most.
-    """
+    """Takes plain sends from received chunks, see `CompiledReceiver`, and writes their records into a block."""
 
     cdef dict writable
     cdef object tag_codes
     cdef bytes suffix
     cdef bytes store_host
     cdef _ReplyTemplate template
-    cdef uint32_t magic
-    cdef uint32_t client_flags
     cdef int64_t body_bytes_max
-    cdef int64_t properties_bytes_max
     cdef Py_ssize_t block_bytes_max
+    cdef object give_back
+    cdef Py_ssize_t built_messages  # of all blocks so far
     # The block that is being filled.
     cdef uint8_t *records
-    cdef Send[MESSAGES_MAX] sends
-    cdef Request[MESSAGES_MAX] requests
+    cdef Send[BLOCK_MESSAGES_MAX] sends
+    cdef Request[BLOCK_MESSAGES_MAX] requests
     cdef list block_tails
     cdef dict tail_numbers  # where a tail is in block_tails
     # What the batch adds to each of its messages.
@@ -124,23 +107,19 @@ cdef class PlainSends:
         bytes suffix not None,
         bytes store_host not None,
         reply_parts,
-        int magic,
-        int client_flags,
         int64_t body_bytes_max,
-        int64_t properties_bytes_max,
         Py_ssize_t block_bytes_max,
         bytes broker_name not None,
+        give_back,
     ):
         assert len(store_host) == HOST_BYTES, f"a store host of {len(store_host)} bytes"
         self.writable = writable
         self.tag_codes = tag_codes
         self.suffix = suffix
-        assert 0 < properties_bytes_max <= PROPERTIES_BYTES_MAX, f"{properties_bytes_max} bytes of properties"
-        self.properties_bytes_max = properties_bytes_max
         self.store_host = store_host
         self.template = _ReplyTemplate(reply_parts, store_host)
-        self.magic = <uint32_t>magic
-        self.client_flags = <uint32_t>client_flags
+        self.give_back = give_back
+        self.built_messages = 0
         self.block_bytes_max = min(block_bytes_max, <Py_ssize_t>BLOCK_BYTES_MAX)
         # A body that fits no block ends it before its signature is checked: the reference does that.
         self.body_bytes_max = min(body_bytes_max, <int64_t>self.block_bytes_max)
@@ -149,38 +128,6 @@ cdef class PlainSends:
     def __dealloc__(self):
         PyMem_Free(self.records)
         PyMem_Free(self.shared)
-
-    def take(self, bytes chunk not None, Py_ssize_t start, room, connection, bytes host not None, key_of=None):
-        """The plain sends that ``chunk`` has from byte ``start`` on, up to the first other frame.
-
-        ``host`` is the sender's address as records store it. ``key_of`` returns, for an access key and a topic, the key
-        of the HMAC with which a send has to be signed (64 bytes), or None if the sends are not to be taken; it is asked
-        again when either changes. Without it, sends need no signature. Returns a block, and where the next frame
-        begins; None instead of a block if there is none. A block has ``block_bytes_max`` bytes at most. A request is
-        taken while those before it have no more than ``room`` bytes: the one that exceeds it is the last, as in the
-        reference.
-        """
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(chunk), at
-        cdef int overflow = 0  # room may have more than 64 bits; it is not negative
-        cdef int64_t nbytes_max = PyLong_AsLongLongAndOverflow(room, &overflow)
-        cdef Filled filled
-        if PyBytes_GET_SIZE(host) != HOST_BYTES or start < 0 or start > size:
-            return None, start
-        if overflow:
-            nbytes_max = BLOCK_BYTES_MAX
-        self._begin_block(&filled)
-        at = start + self._fill(
-            &filled,
-            <const uint8_t *>PyBytes_AS_STRING(chunk) + start,
-            size - start,
-            nbytes_max,
-            PyBytes_AS_STRING(host),
-            key_of,
-        )
-        if not filled.messages:
-            return None, start
-        frames = chunk if start == 0 and at == size else chunk[start:at]
-        return self._block(&filled, [(connection, frames, filled.requests)]), at
 
     cdef _begin_block(self, Filled *filled):
         filled.nbytes = filled.messages = filled.requests = 0
@@ -203,7 +150,7 @@ cdef class PlainSends:
         self.signature_check.forget_key()
         # A request that was not taken may have left them here, in records that the next sender's overwrite.
         self.tags_at = NULL
-        while size - at >= PREFIX_BYTES and filled.messages < MESSAGES_MAX and filled.nbytes <= nbytes_max:
+        while size - at >= PREFIX_BYTES and filled.messages < BLOCK_MESSAGES_MAX and filled.nbytes <= nbytes_max:
             # A header in JSON that fits the frame, in a frame that is not too large: as in decode_chunk. The first byte
             # of the second word, zero for JSON, is how the header is encoded.
             length, header_bytes = get32(data + at), get32(data + at + 4)
@@ -231,7 +178,9 @@ cdef class PlainSends:
             raise MemoryError
         memcpy(block.sends, self.sends, filled.messages * sizeof(Send))
         memcpy(block.requests, self.requests, filled.requests * sizeof(Request))
+        block.engine = self
         block.senders = senders
+        block.sender_count = len(senders)
         block.nbytes = filled.nbytes
         block.count = filled.messages
         block.request_count = filled.requests
@@ -249,7 +198,7 @@ cdef class PlainSends:
             return True
         self.tails = None
         self.signature_check.forget_key()
-        if header.topic.size == 0 or header.topic.size > TOPIC_BYTES_MAX:
+        if header.topic.size == 0 or header.topic.size > TOPIC_FIELD_BYTES_MAX:
             return False
         tails = self.writable.get(header.topic.at[: header.topic.size].decode())
         if not tails:
@@ -326,7 +275,7 @@ cdef class PlainSends:
         cdef KeyAndTags found
         if not find_key_and_tags(text, <uint32_t>text_bytes, &found):
             return 0
-        if text_bytes + suffix_bytes > self.properties_bytes_max:
+        if text_bytes + suffix_bytes > SENT_PROPERTIES_BYTES_MAX:
             return 0
         cdef int64_t tag_code = self._tag_code(text + found.tags_at, found.tags_size)
         cdef int queue = self._queue(header.queue_id)
@@ -358,7 +307,7 @@ cdef class PlainSends:
         if shared_bytes < 0 or body_bytes == 0:  # an empty one would leave its queue in the block, without an entry
             return 0
         while at < body_bytes:
-            if filled.messages + count == MESSAGES_MAX:
+            if filled.messages + count == BLOCK_MESSAGES_MAX:
                 return 0
             if not read_batched_message(body + at, body_bytes - at, &message):
                 return 0
@@ -374,7 +323,7 @@ cdef class PlainSends:
                 own_bytes += 1
             memcpy(text + own_bytes, self.shared, shared_bytes)
             text_bytes = own_bytes + shared_bytes
-            if text_bytes + suffix_bytes > self.properties_bytes_max:
+            if text_bytes + suffix_bytes > SENT_PROPERTIES_BYTES_MAX:
                 return 0
             # The key must be the message's own; a tag may be that of the batch.
             if not find_key_and_tags(text, <uint32_t>text_bytes, &found) or found.key_at >= own_bytes:
@@ -415,11 +364,11 @@ cdef class PlainSends:
         send.record_at = <uint32_t>at
         send.size = <uint32_t>(FIXED_BYTES + body_bytes + self.topic_size + properties_bytes)
         put32(record, send.size)
-        put32(record + MAGIC_AT, self.magic)
-        put32(record + CHECKSUM_AT, crc32(body, body_bytes) & 0x7FFFFFFF)
+        put32(record + MAGIC_AT, MAGIC_V1)
+        put32(record + CHECKSUM_AT, crc32(body, body_bytes) & CRC_MASK)
         put32(record + QUEUE_ID_AT, <uint32_t>header.queue_id)
         put32(record + FLAG_AT, <uint32_t><int32_t>flag)
-        put32(record + SYS_FLAG_AT, <uint32_t><int32_t>header.sys_flag & self.client_flags)
+        put32(record + SYS_FLAG_AT, <uint32_t><int32_t>header.sys_flag & CLIENT_FLAGS)
         put64(record + BORN_MS_AT, <uint64_t>header.born_ms)
         memcpy(record + STORE_HOST_AT, PyBytes_AS_STRING(self.store_host), HOST_BYTES)
         put32(record + RECONSUME_TIMES_AT, <uint32_t><int32_t>header.reconsume_times)
@@ -437,4 +386,4 @@ cdef class PlainSends:
             memcpy(self.records + self.sends[n].record_at + BORN_HOST_AT, host, HOST_BYTES)
 
 
-include "ready_senders.pxi"  # ReadySenders
+include "receiver.pxi"  # CompiledReceiver

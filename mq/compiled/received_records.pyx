@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 include "compiled_from.pxi"  # COMPILED_FROM
 include "big_endian.pxi"  # get32, get64
-include "record_layout.pxi"
+include "constants.pxi"
 
 
 cdef int64_t _POSITIONS_END = <int64_t>1 << 62

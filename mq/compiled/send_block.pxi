@@ -1,4 +1,4 @@
-"""A block of plain sends that waits for its round; the reference is `mq.broker.write_path.entry_builder`."""
+"""A block of plain sends that waits for its round; the reference is `mq.broker.write_path.send_block.SendBlock`."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free
@@ -6,31 +6,26 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef enum:
     QUEUES_MAX = 256  # of a block
-    # An entry of a consume queue: physical offset, size of the record, tag code.
-    QUEUE_ENTRY_BYTES = 20
-    QUEUE_ENTRY_SIZE_AT = 8
-    QUEUE_ENTRY_TAG_CODE_AT = 12
 
 
 cdef class SendBlock:
     """Plain sends that wait for their round together: their records are built but for what the round decides.
 
-    Attributes:
-        nbytes: bytes of all records.
-        count: how many messages there are.
-        request_count: how many requests they came in.
-        senders: each connection, its requests as they came in, and how many these are. In the order of the records.
+    See `PendingItem`. ``senders`` has each client, its requests as they came in, and how many these are, in the order of
+    the records.
     """
 
     cdef readonly list senders
     cdef readonly Py_ssize_t nbytes
-    cdef readonly Py_ssize_t count
     cdef readonly Py_ssize_t request_count
+    cdef readonly Py_ssize_t sender_count
+    cdef Py_ssize_t count  # of messages
     cdef bytes records
     cdef list tails
     cdef Send *sends
     cdef Request *requests
     cdef _ReplyTemplate template
+    cdef PlainSends engine
 
     def __cinit__(self):
         self.sends = NULL
@@ -40,39 +35,50 @@ cdef class SendBlock:
         PyMem_Free(self.sends)
         PyMem_Free(self.requests)
 
-    def build(self, int64_t position, int64_t store_ms, list touched not None, list replies not None):
-        """Build the records for physical offset ``position``; to be called once.
+    def give_back(self, outcome):
+        """See `PendingItem`."""
+        for sender, frames, _ in self.senders:
+            self.engine.give_back(sender, frames, outcome)
 
-        Gives each message its queue offset and adds its queue entry to the run of its tail; tails without a run are
-        appended to ``touched``. Appends to ``replies``, for each sender that wants any, the connection and a list with
-        its replies, joined. Returns the records.
-        """
-        if self.records is None:  # not an assert, which -O leaves out: what follows writes to the records
-            raise AssertionError("a block is built once")
+    cdef int _add_to_queues(self, draft, int64_t position, int64_t *next_offsets) except -1:
+        """Add the queue entries of all messages; writes the queue offset of the first message in each queue."""
         cdef Py_ssize_t queues = len(self.tails), n
-        cdef int64_t[QUEUES_MAX] next_offsets
-        cdef int32_t[QUEUES_MAX] queue_ids
-        cdef (uint8_t *)[QUEUES_MAX] entries_at
         cdef uint32_t[QUEUES_MAX] counts
-        cdef bytes entries
-        cdef object tail, run
+        cdef (uint8_t *)[QUEUES_MAX] entries_at
+        cdef list entries = []
+        cdef bytes of_queue
+        cdef uint8_t *entry
+        cdef Send *send
         for n in range(queues):
             counts[n] = 0
         for n in range(self.count):
             counts[self.sends[n].queue] += 1
         for n in range(queues):
-            tail = self.tails[n]
-            next_offsets[n] = tail.next_offset
-            queue_ids[n] = tail.queue_id
-            entries = PyBytes_FromStringAndSize(NULL, counts[n] * QUEUE_ENTRY_BYTES)
-            entries_at[n] = <uint8_t *>PyBytes_AS_STRING(entries)
-            tail.next_offset = next_offsets[n] + counts[n]
-            run = tail.run
-            if run is None:
-                tail.run = [entries]
-                touched.append(tail)
-            else:
-                (<list>run).append(entries)
+            of_queue = PyBytes_FromStringAndSize(NULL, counts[n] * QUEUE_ENTRY_BYTES)
+            entries_at[n] = <uint8_t *>PyBytes_AS_STRING(of_queue)
+            entries.append(of_queue)
+        for n in range(self.count):
+            send = &self.sends[n]
+            entry = entries_at[send.queue]
+            entries_at[send.queue] = entry + QUEUE_ENTRY_BYTES
+            put64(entry, <uint64_t>(position + send.record_at))
+            put32(entry + QUEUE_ENTRY_SIZE_AT, send.size)
+            put64(entry + QUEUE_ENTRY_TAG_CODE_AT, <uint64_t>send.tag_code)
+        for n in range(queues):
+            next_offsets[n] = draft.add_to_queue(self.tails[n], entries[n], counts[n])
+        return 0
+
+    def build(self, draft):
+        """See `PendingItem`."""
+        if self.records is None:  # not an assert, which -O leaves out: what follows writes to the records
+            raise AssertionError("a block is built once")
+        cdef int64_t position = draft.position, store_ms = draft.store_ms
+        cdef Py_ssize_t queues = len(self.tails), n
+        cdef int64_t[QUEUES_MAX] next_offsets
+        cdef int32_t[QUEUES_MAX] queue_ids
+        for n in range(queues):
+            queue_ids[n] = self.tails[n].queue_id
+        self._add_to_queues(draft, position, next_offsets)
         cdef Py_ssize_t replies_bytes_max = self.template.bytes_max(
             self.requests, self.request_count, self.sends, self.count
         )
@@ -81,12 +87,11 @@ cdef class SendBlock:
         cdef uint8_t *reply = begin
         cdef uint8_t *records = <uint8_t *>PyBytes_AS_STRING(self.records)
         cdef uint8_t *record
-        cdef uint8_t *entry
         cdef Send *send
         cdef Request *request
-        cdef int64_t queue_offset, physical_offset
+        cdef int64_t queue_offset
         cdef Py_ssize_t number = 0, end
-        for connection, _, requests in self.senders:
+        for sender, _, requests in self.senders:
             begin = reply
             end = number + <Py_ssize_t>requests
             while number < end:
@@ -101,19 +106,14 @@ cdef class SendBlock:
                 for n in range(request.count):
                     queue_offset = next_offsets[send.queue]
                     next_offsets[send.queue] = queue_offset + 1
-                    physical_offset = position + send.record_at
                     record = records + send.record_at
                     put64(record + QUEUE_OFFSET_AT, <uint64_t>queue_offset)
-                    put64(record + PHYSICAL_OFFSET_AT, <uint64_t>physical_offset)
+                    put64(record + PHYSICAL_OFFSET_AT, <uint64_t>(position + send.record_at))
                     put64(record + STORE_MS_AT, <uint64_t>store_ms)
-                    entry = entries_at[send.queue]
-                    put64(entry, <uint64_t>physical_offset)
-                    put32(entry + QUEUE_ENTRY_SIZE_AT, send.size)
-                    put64(entry + QUEUE_ENTRY_TAG_CODE_AT, <uint64_t>send.tag_code)
-                    entries_at[send.queue] = entry + QUEUE_ENTRY_BYTES
                     send += 1
                 number += 1
             if reply != begin:
-                replies.append((connection, [begin[: reply - begin]]))
+                draft.reply(sender, begin[: reply - begin])
         built, self.records = self.records, None
-        return built
+        draft.add_records(built, self.count)
+        self.engine.built_messages += self.count

@@ -8,15 +8,6 @@ without.
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 cdef enum:
-    SEND_MESSAGE_V2 = 310
-    SEND_BATCH_MESSAGE = 320
-    ONEWAY_FLAG = 2
-    LETTERS = 14  # a to n
-    PROPERTIES_LETTER = 8  # i
-    BROKER_NAME_LETTER = 13  # n
-    REQUIRED_LETTERS = 0xFF  # a to h, as bits
-
-cdef enum:
     BORN_MS_MAX = 999999999999999999  # all that `read_integer` reads
 
 cdef enum:
@@ -174,7 +165,7 @@ cdef bint read_send_header(const uint8_t *at, const uint8_t *end, SendHeader *he
                 return False
         elif equals(name, b"flag", 4):
             bit = FLAG_SEEN
-            if not read_integer(&at, end, 0, ONEWAY_FLAG, &header.request_flag) or header.request_flag == 1:
+            if not read_integer(&at, end, 0, ONEWAY_FLAG, &header.request_flag) or header.request_flag & RESPONSE_FLAG:
                 return False
         elif equals(name, b"opaque", 6):
             bit = OPAQUE_SEEN

@@ -16,10 +16,8 @@ import hmac
 from binascii import b2a_base64
 
 cdef enum:
-    KEY_BYTES = 64
     DIGEST_BYTES = 20
     SIGNATURE_BYTES = 28
-    LENGTHS_MARK_BYTES = 9
     LENGTHS_BYTES_MAX = 512  # mark, and for each letter and the body a name, a number and two signs
     STATE_WORDS = 32  # OpenSSL's SHA_CTX has 96 bytes
     OPENSSL_3 = 0x30000000

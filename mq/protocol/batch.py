@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from mq.protocol.errors import BodyError
 
-_HEAD: Final = struct.Struct(">iiiii")
+BATCHED_HEAD: Final = struct.Struct(">iiiii")
+"""Size, magic number, checksum, flag and length of the body."""
 _I16: Final = struct.Struct(">h")
-_FIXED: Final = _HEAD.size + _I16.size
+_FIXED: Final = BATCHED_HEAD.size + _I16.size
 BATCHED_BYTES_MIN: Final = _FIXED
 """Bytes of a message in a batch in addition to its body and properties."""
 
@@ -33,7 +34,7 @@ def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
         text = message.properties.encode()
         size = _FIXED + len(message.body) + len(text)
         parts += (
-            _HEAD.pack(size, 0, 0, message.flag, len(message.body)),
+            BATCHED_HEAD.pack(size, 0, 0, message.flag, len(message.body)),
             message.body,
             _I16.pack(len(text)),
             text,
@@ -56,7 +57,7 @@ def split_batch(data: memoryview | bytes, count_max: int | None = None) -> list[
     raw = bytes(data)
     messages: list[tuple[int, bytes, bytes]] = []
     at, end = 0, len(raw)
-    unpack_head, unpack_length = _HEAD.unpack_from, _I16.unpack_from
+    unpack_head, unpack_length = BATCHED_HEAD.unpack_from, _I16.unpack_from
     while at < end:
         left = end - at
         if len(messages) == count_max:
@@ -68,7 +69,7 @@ def split_batch(data: memoryview | bytes, count_max: int | None = None) -> list[
             raise BodyError(
                 f"message {len(messages)} of a batch has size {size} and a body of {body_length}, {left} bytes are left"
             )
-        body_start = at + _HEAD.size
+        body_start = at + BATCHED_HEAD.size
         body_end = body_start + body_length
         (text_length,) = unpack_length(raw, body_end)
         if _FIXED + body_length + text_length != size:

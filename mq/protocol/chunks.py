@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from mq.protocol.decoding import Response, UnknownRequest, decode_header, typed_decoder
+from mq.protocol.encoding import RESPONSE_FLAG
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, split_frames
 from mq.protocol.requests import Request
@@ -59,7 +60,7 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass
             else:
-                if not request.flag & 1:
+                if not request.flag & RESPONSE_FLAG:
                     incoming.append((request, chunk[header_end:end], 0))
                     at = end
                     continue
@@ -70,6 +71,29 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
         with memoryview(chunk) as view:
             split_frames(view[at:])
     return incoming, at
+
+
+def requests_of(chunk: bytes) -> Iterator[tuple[Request, bytes, int]]:
+    """The requests that ``chunk`` begins with, decoded one at a time: each with its body and the place behind it.
+
+    Ends at the first frame that is not complete, or anything but a valid request in JSON; `decode_chunk` tells what it
+    is.
+    """
+    at, size = 0, len(chunk)
+    while size - at >= _PREFIX_BYTES:
+        length, header_bytes = _unpack_prefix(chunk, at)
+        header_end = at + _PREFIX_BYTES + header_bytes
+        end = at + _LENGTH_BYTES + length
+        if header_end > end or end > size or length > FRAME_BYTES_MAX or header_bytes > HEADER_BYTES_MAX:
+            return
+        try:
+            request = _decode_typed(chunk[at + _PREFIX_BYTES : header_end])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        if request.flag & RESPONSE_FLAG:
+            return
+        yield request, chunk[header_end:end], end
+        at = end
 
 
 def headers_of(chunk: bytes) -> Iterator[bytes]:
@@ -90,4 +114,4 @@ def _decode_loosely(serialization: int, header: bytes) -> Request | UnknownReque
         return HeaderError(error.code, error.opaque, error.remark)
 
 
-__all__ = ["FrameError", "Incoming", "decode_chunk", "headers_of", "missing_bytes"]
+__all__ = ["FrameError", "Incoming", "decode_chunk", "headers_of", "missing_bytes", "requests_of"]

@@ -40,7 +40,8 @@ LENGTHS_MARK: Final = ":lengths:"
 ADDED_LATER: Final = "_UNIQUE_KEY_QUERY"
 """A field of queries by key that RocketMQ clients up to 4.9.3 add to a request when it is signed."""
 
-_BLOCK_BYTES: Final = 64
+BLOCK_BYTES: Final = 64
+"""Bytes of a block of SHA-1, and of the key of an HMAC."""
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 
@@ -80,9 +81,9 @@ class Signer:
 
     def __init__(self, secret_key: str) -> None:
         key = secret_key.encode()
-        if len(key) > _BLOCK_BYTES:
+        if len(key) > BLOCK_BYTES:
             key = sha1(key, usedforsecurity=False).digest()
-        self.key: Final = key.ljust(_BLOCK_BYTES, b"\0")  # of the HMAC, 64 bytes
+        self.key: Final = key.ljust(BLOCK_BYTES, b"\0")  # of the HMAC, 64 bytes
         self._inner = sha1(self.key.translate(_INNER_PAD), usedforsecurity=False)
         self._outer = sha1(self.key.translate(_OUTER_PAD), usedforsecurity=False)
 

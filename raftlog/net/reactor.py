@@ -29,7 +29,8 @@ EPOLLOUT = select.EPOLLOUT
 RECEIVE_BYTES = 64 * 1024
 """Size of one receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
 
-_EVENTS_MAX = 512
+EVENTS_MAX = 512
+"""So many descriptors are ready in one turn at most."""
 _LINGER_SECONDS = 0.003
 _SLICE_SECONDS = 0.005
 """While there is an event at least every three milliseconds, the reactor waits for the next one itself, for at most
@@ -190,7 +191,7 @@ class Reactor:
             left = _SLICE_SECONDS
             give_way_at = trio.current_time() + left
             self._is_polling = True
-            while left > 0 and (ready := poll(0 if self._giving_way else min(left, _LINGER_SECONDS), _EVENTS_MAX)):
+            while left > 0 and (ready := poll(0 if self._giving_way else min(left, _LINGER_SECONDS), EVENTS_MAX)):
                 self._turn(ready)
                 while self._due is not None:
                     self._turn(self._ready_by(self._due))
@@ -201,9 +202,9 @@ class Reactor:
         """Wait until something is ready, or until ``due``. The timeouts of epoll are whole milliseconds: too long."""
         while (seconds := due - self._clock()) > 0:
             time.sleep(min(seconds, _PAUSE_SECONDS))
-            if ready := self._epoll.poll(0, _EVENTS_MAX):
+            if ready := self._epoll.poll(0, EVENTS_MAX):
                 return ready
-        return self._epoll.poll(0, _EVENTS_MAX)
+        return self._epoll.poll(0, EVENTS_MAX)
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.turns += 1

@@ -112,11 +112,11 @@ class StreamSocket:
         """Received and unconsumed bytes."""
         return len(self._partial)
 
-    def handle_chunk(self, data: bytes) -> None:
-        """Handle a chunk that somebody else has received from the socket; nothing may be unfinished."""
+    def keep(self, data: bytes) -> None:
+        """Keep the beginning of a message that somebody else has received from the socket; nothing may be before it."""
         assert not self._partial, f"{self.peer}: {len(self._partial)} bytes before it are unfinished"
         if not self.closed:
-            self._take(memoryview(data))
+            self._partial = data
 
     def stop_reading(self) -> None:
         """Stop receiving until `go_on_reading`: the kernel's buffers fill, and the peer has to wait."""
@@ -167,13 +167,10 @@ class StreamSocket:
         if received == 0:
             self.close("closed by peer")
             return 0
-        self._take(buffer[:received])
+        consumed = self._on_data(buffer[:received])
+        if consumed < received and not self.closed:
+            self._partial = bytes(buffer[consumed:received])
         return received
-
-    def _take(self, data: memoryview) -> None:
-        consumed = self._on_data(data)
-        if consumed < len(data) and not self.closed:
-            self._partial = bytes(data[consumed:])
 
     def _read_more(self) -> int:
         """`_read` with a kept partial message, which precedes the new data."""

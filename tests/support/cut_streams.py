@@ -1,7 +1,7 @@
-"""A broker's receiving side on real sockets, in both forms of the send path, driven turn by turn.
+"""A broker's receiving side on real sockets, in all forms of the send path, driven turn by turn.
 
 Everything between the socket and the log is the broker's own code: reactor, stream, connection, send handler, appender.
-The log is a model, whose time stands still, so both forms and all ways to cut a stream can be compared byte for byte.
+The log is a model, whose time stands still, so all forms and all ways to cut a stream can be compared byte for byte.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ WRITE_BYTES_MAX = 80 * 1024
 class _Requests:
     """Serves sends with the send handler, and answers everything else with its name."""
 
-    def __init__(self, broker: Broker, compiled: bool) -> None:
-        self.producing = broker.producing
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._compiled = compiled
 
-    def take_plain(self, connection: Any, chunk: bytes, key_of: Any) -> int:
-        return self._broker.sends.take_plain(connection, chunk, key_of) if self._compiled else 0
+    def take_sends(self, connection: Any, chunk: bytes) -> int:
+        return self._broker.sends.take(connection, chunk)
+
+    def forget_sender(self, descriptor: int) -> None:
+        self._broker.sends.forget(descriptor)
 
     def serve(self, connection: Any, incoming: Iterable[tuple[Any, bytes, int]]) -> None:
         for request, body, serialization in incoming:
@@ -68,18 +69,17 @@ class ServedBroker:
     entries are the same however the stream was cut.
     """
 
-    def __init__(self, *, compiled: bool, commits_each_turn: bool = False, **given: Any) -> None:
-        self.broker = Broker(compiled=compiled, **given)
+    def __init__(self, *, form: str, commits_each_turn: bool = False, **given: Any) -> None:
+        self.broker = Broker(form=form, **given)
         # Time stands still, so that no client ever uses up its share of a turn.
         self.reactor = Reactor(clock=lambda: 0.0, cpu_clock=lambda: 0.0)
-        if compiled:
-            self.reactor.serve_together(self.broker.sends.receive)
+        self.reactor.serve_together(self.broker.sends.receive)
         if commits_each_turn:
             self.reactor.at_turn_end(self._commit_turn)
         self.connections: list[ClientConnection] = []
         self.clients: list[socket.socket] = []
         self._ends: list[socket.socket] = []
-        self._requests = _Requests(self.broker, compiled)
+        self._requests = _Requests(self.broker)
         self.unsent = self.reactor.unsent
 
     def connect(self, **buffers: int) -> int:
@@ -190,18 +190,18 @@ class ServedBroker:
 
 
 @contextmanager
-def served(*, compiled: bool, **given: Any) -> Iterator[ServedBroker]:
+def served(*, form: str, **given: Any) -> Iterator[ServedBroker]:
     """A broker, closed at the end."""
-    broker = ServedBroker(compiled=compiled, **given)
+    broker = ServedBroker(form=form, **given)
     try:
         yield broker
     finally:
         broker.close()
 
 
-def seen_of(pieces: Sequence[bytes], *, compiled: bool, **given: Any) -> list[object]:
+def seen_of(pieces: Sequence[bytes], *, form: str, **given: Any) -> list[object]:
     """All that can be seen when one client writes these pieces: log, ends of queues, replies, whether it was closed."""
-    with served(compiled=compiled, **given) as both:
+    with served(form=form, **given) as both:
         client = both.connect()
         for piece in pieces:
             both.write(client, piece)

@@ -1,4 +1,7 @@
-"""The send path of a broker in both of its forms, compiled and in Python, and requests to compare them with."""
+"""The send path of a broker in all of its forms, and requests to compare them with.
+
+The forms are the compiled receiver, the receiver in Python, and one that takes nothing, so that `Sends` handles all.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import struct
 from collections import defaultdict
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from mq.broker.access.control import AccessControl
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.send import Sends
+from mq.broker.produce.send_receiver import PythonReceiver, send_receiver
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.protocol.chunks import decode_chunk
@@ -36,6 +40,9 @@ class Connection:
         self.host = host
         self.received = b""
         self.closed: str | None = None
+        self.descriptor = -1
+        self.heard = False
+        self.keys: Any = None
         self.served_again: list[tuple[str, bytes]] = []
 
     def send(self, data: bytes) -> None:
@@ -44,12 +51,37 @@ class Connection:
     def close(self, reason: str) -> None:
         self.closed = reason
 
+    def send_keys(self) -> Any:
+        return self.keys
+
     def answer(self, request: Any, reply: bytes) -> None:
         if not request.flag & 2:
             self.send(reply)
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         self.served_again.append((repr(request), body))
+
+
+class HandlesAll:
+    """A receiver that takes nothing."""
+
+    producing: frozenset[int] = frozenset()
+    compiled_messages = 0
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def receive(self, ready: Any, room: int) -> Any:
+        return [], [], ready
+
+    def take(self, sender: Any, chunk: bytes, room: int) -> Any:
+        return [], 0
+
+    def forget(self, descriptor: int) -> None:
+        pass
+
+
+FORMS: Final[dict[str, Any]] = {"compiled": send_receiver, "python": PythonReceiver, "handler": HandlesAll}
 
 
 class Elsewhere:
@@ -67,15 +99,17 @@ class Elsewhere:
 
 
 class Broker:
-    """The send path of a broker, with or without the compiled module."""
+    """The send path of a broker, with the receiver of one of `FORMS`."""
 
     def __init__(
         self,
         *,
-        compiled: bool,
+        form: str,
         entry_bytes_max: int = 1 << 20,
         pending_bytes_max: int = 1 << 20,
         body_bytes_max: int = BODY_BYTES_MAX,
+        is_signed: bool = False,
+        receive_into: Any = None,
     ) -> None:
         self.log = Log()
         self.appender = Appender(
@@ -90,7 +124,6 @@ class Broker:
         )
         self.appender.open()
         self.elsewhere = Elsewhere()
-        self.producing: dict[int, Any] = {}
         special: Any = self.elsewhere
         self.tails = {name: [NextOffset(TopicName(name), n, 7 * n) for n in range(TOPICS[name])] for name in TOPICS}
         context = context_of(
@@ -103,25 +136,34 @@ class Broker:
             appender=self.appender,
             queue_offsets=None,
             store_host=HOST,
-            environment__access=None,
+            environment__access=True if is_signed else None,
+            environment__receive_into=receive_into,
             unique_keys=UniqKeyGenerator(ip="10.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: NOW_MS),
             rng=random.Random(1),
             wall_clock_ms=lambda: NOW_MS,
         )
-        self.sends = Sends(context, special=special, repeats=special, retries=special, producing=self.producing)
-        self.sends._writable.update(self.tails)
-        if not compiled:
-            self.sends._plain = None
+        self.sends = Sends(
+            context, special=special, repeats=special, retries=special, make_receiver=self._make_receiver(FORMS[form])
+        )
+        self.writable.update(self.tails)
         self.refused: list[tuple[int, int, str]] = []
         self.others: list[str] = []
         self.taken_plain = 0
+
+    def _make_receiver(self, make: Any) -> Any:
+        def made(messages: Any, *given: Any) -> Any:
+            self.writable = messages.writable
+            return make(messages, *given)
+
+        return made
 
     def receive(
         self, connection: Connection, chunk: bytes, access: AccessControl | None = None, address: str = ""
     ) -> int | str:
         """As a connection does: bytes consumed, or why the connection is closed."""
         sender: Any = connection
-        taken = self.sends.take_plain(sender, chunk, None if access is None else access.keys_of_sends(address))
+        connection.keys = None if access is None else access.keys_of_sends(address)
+        taken = self.sends.take(sender, chunk)
         self.taken_plain += taken
         try:
             incoming, consumed = decode_chunk(chunk[taken:])
@@ -175,10 +217,10 @@ def frame(
 
 
 def compare(chunks: Sequence[bytes]) -> Broker:
-    """Give both brokers the same chunks, from two clients in turns; returns the compiled one."""
-    both = Broker(compiled=True), Broker(compiled=False)
+    """Give all forms the same chunks, from two clients in turns; returns the compiled one."""
+    brokers = [Broker(form=form) for form in FORMS]
     seen: list[list[object]] = []
-    for broker in both:
+    for broker in brokers:
         clients = [Connection(HOST), Connection(b"\x0a\x00\x00\x02\x00\x00\x12\x34")]
         closed: dict[int, object] = defaultdict(lambda: None)
         results: list[object] = []
@@ -191,8 +233,9 @@ def compare(chunks: Sequence[bytes]) -> Broker:
         stored = broker.commit()
         seen.append([results, stored, broker.refused, broker.others, broker.elsewhere.taken])
         seen[-1].append([client.received for client in clients])
-    assert seen[0] == seen[1]
-    return both[0]
+    for form, other in zip(FORMS, seen, strict=True):
+        assert other == seen[0], f"{form} and compiled"
+    return brokers[0]
 
 
 def batched(body: bytes, text: str, flag: int = 0) -> bytes:

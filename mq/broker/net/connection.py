@@ -43,10 +43,9 @@ SendKeys = Callable[[bytes, bytes], bytes | None]
 class Requests(Protocol):
     """What serves requests; see `mq.broker.net.request_table`."""
 
-    @property
-    def producing(self) -> dict[int, ClientConnection]: ...
+    def take_sends(self, connection: ClientConnection, chunk: bytes) -> int: ...
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None) -> int: ...
+    def forget_sender(self, descriptor: int) -> None: ...
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
 
@@ -60,8 +59,8 @@ class ClientConnection:
     ``intake`` limits the memory of partly received requests of all connections, and ``unread`` that of unread replies,
     which ``unsent`` counts. ``access`` decides which requests the client may make; None allows all.
 
-    While its last chunk consisted of plain sends, it is in ``producing`` of ``requests``: then its next chunk may be
-    received together with those of others, see `handle_chunk`.
+    ``descriptor`` is that of its socket; -1 with TLS. While its last chunk consisted of plain sends, its next chunk may
+    be received together with those of others, see `serve_rest`.
     """
 
     hold_seconds_max = 60.0
@@ -87,6 +86,7 @@ class ClientConnection:
         "_waits_for_reader",
         "_waits_for_room",
         "authentication",
+        "descriptor",
         "heard",
         "held_pulls",
         "host",
@@ -131,6 +131,7 @@ class ClientConnection:
         self.authentication: object = None
         self._sock = sock
         self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
+        self.descriptor = self._stream.plain_fd
         address, port = self._stream.peer
         self._address = address
         shown = address.removeprefix("::ffff:")
@@ -222,27 +223,28 @@ class ClientConnection:
         access = None if self.trusted else self._access
         return None if access is None else access.keys_of_sends(self._address)
 
-    def handle_chunk(self, data: bytes) -> None:
-        """Handle data that somebody else has received from the client; nothing before it is unhandled."""
-        self._stream.handle_chunk(data)
+    def serve_rest(self, rest: bytes) -> None:
+        """Serve data that somebody else has received from the client, and that begins with no plain send.
+
+        All data before it is served.
+        """
+        if not self._stream.closed:
+            self._stream.keep(rest[self._serve_frames(rest) :])
 
     def _on_data(self, data: memoryview) -> int:
         self.heard = True
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
-        access = None if self.trusted else self._access
-        key_of = None if access is None else self.send_keys()
-        taken = self._requests.take_plain(self, chunk, key_of)
-        producing = self._requests.producing
+        taken = self._requests.take_sends(self, chunk)
+        if taken:
+            self._note_whole()
         if taken == len(chunk):
-            if self._stream.plain_fd >= 0:
-                producing[self._stream.plain_fd] = self
-            if not self._unfinished:
-                return taken
-        else:
-            producing.pop(self._stream.plain_fd, None)
-        chunk = chunk[taken:]
+            return taken
+        return taken + self._serve_frames(chunk[taken:])
+
+    def _serve_frames(self, chunk: bytes) -> int:
+        """Serve all complete requests at the start of a chunk; returns how many bytes they have."""
         try:
             incoming, consumed = decode_chunk(chunk)
         except FrameError as error:
@@ -250,19 +252,24 @@ class ClientConnection:
             self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
+        access = None if self.trusted else self._access
         if access is not None:
             incoming = access.checked(self._address, incoming, chunk)
-        consumed += taken
-        if self._unfinished and consumed:
-            self._unfinished = False
-            self._intake.finished(self)
+        if consumed:
+            self._note_whole()
         if len(incoming) > _AT_A_STRETCH:
             self._serve_share(incoming)
         else:
             self._requests.serve(self, incoming)
-        if len(data) - consumed >= _LENGTH_BYTES and not self._unfinished:
-            self._begin(_LENGTH_BYTES + int.from_bytes(data[consumed : consumed + _LENGTH_BYTES], "big"))
+        if len(chunk) - consumed >= _LENGTH_BYTES and not self._unfinished:
+            self._begin(_LENGTH_BYTES + int.from_bytes(chunk[consumed : consumed + _LENGTH_BYTES], "big"))
         return consumed
+
+    def _note_whole(self) -> None:
+        """The request whose beginning was here has arrived whole."""
+        if self._unfinished:
+            self._unfinished = False
+            self._intake.finished(self)
 
     def _serve_share(self, incoming: list[Incoming]) -> None:
         """Serve requests until this client's share of the turn is used, and defer the rest. Replicas have no limit.
@@ -297,7 +304,7 @@ class ClientConnection:
 
     def _read_or_wait(self) -> None:
         if self._waits_for_room or self._waits_for_reader or self._unserved:
-            self._requests.producing.pop(self._stream.plain_fd, None)
+            self._requests.forget_sender(self.descriptor)
             self._stream.stop_reading()
         else:
             self._stream.go_on_reading()
@@ -345,7 +352,7 @@ class ClientConnection:
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, why_not_served(request.code))
 
     def _closed(self, reason: str) -> None:
-        self._requests.producing.pop(self._stream.plain_fd, None)
+        self._requests.forget_sender(self.descriptor)
         self._intake.finished(self)
         self._unread.forget(self)
         self._questions.connection_closed(self)

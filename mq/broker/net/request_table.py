@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from mq.broker.net.call import Call, Handler
-from mq.broker.net.connection import ClientConnection, SendKeys
+from mq.broker.net.connection import ClientConnection
 from mq.broker.net.service import Route
 from mq.protocol.chunks import Incoming
 from raftlog import Begun, Ready
+
+
+class PlainSends(Protocol):
+    """What serves plain sends: `mq.broker.produce.send.Sends`."""
+
+    def take(self, connection: ClientConnection, chunk: bytes) -> int: ...
+
+    def forget(self, descriptor: int) -> None: ...
+
+    def receive(self, ready: Ready) -> tuple[Ready, Begun]: ...
 
 
 class RequestTable:
@@ -21,22 +31,16 @@ class RequestTable:
     Attributes:
         leader_handlers: what serves requests that only the leader can serve.
         repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
-        plain_sends: queues the plain sends that a chunk begins with and returns how many bytes they take; called only
-            while this replica leads.
-        ready_sends: receives from clients in ``producing``, and queues their plain sends; called only while this
-            replica leads, see `receive`.
-        producing: clients whose last chunk consisted of plain sends, by descriptor; without those that use TLS.
+        sends: receives plain sends of many clients, and queues them.
     """
 
-    plain_sends: Callable[[ClientConnection, bytes, SendKeys | None], int] | None = None
-    ready_sends: Callable[[Ready], tuple[Ready, Begun]] | None = None
+    sends: PlainSends
 
     def __init__(self) -> None:
         self.leader_handlers: dict[type[Any], Handler] = {}
         self.repeatable: set[type[Any]] = set()
         self._handlers: dict[type[Any], Handler] = {}
         self._leads = False
-        self.producing: dict[int, ClientConnection] = {}
 
     def add(self, routes: Iterable[Route]) -> None:
         """Add routes; no two may be for one type of request."""
@@ -62,15 +66,20 @@ class RequestTable:
         self._leads = False
         self._handlers.update(dict.fromkeys(self.leader_handlers, forward))
 
-    def take_plain(self, connection: ClientConnection, chunk: bytes, key_of: SendKeys | None) -> int:
+    def take_sends(self, connection: ClientConnection, chunk: bytes) -> int:
         """Serve the plain sends that ``chunk`` begins with, as a whole; returns how many bytes they take."""
-        return self.plain_sends(connection, chunk, key_of) if self._leads and self.plain_sends is not None else 0
+        if self._leads:
+            return self.sends.take(connection, chunk)
+        self.sends.forget(connection.descriptor)
+        return 0
+
+    def forget_sender(self, descriptor: int) -> None:
+        """The client with this descriptor is closed, or must not be received from by `receive`."""
+        self.sends.forget(descriptor)
 
     def receive(self, ready: Ready) -> tuple[Ready, Begun]:
         """Receive from all clients among ``ready`` that probably have plain sends; see `Reactor.serve_together`."""
-        if self.ready_sends is None or not self._leads or not self.producing:
-            return ready, ()
-        return self.ready_sends(ready)
+        return self.sends.receive(ready) if self._leads else (ready, ())
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""

@@ -9,10 +9,12 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes
-from mq.broker.write_path.pending import BatchElement, PendingBatch, SendRequest
+from mq.broker.write_path.pending import SendRequest
 from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol import properties as props
 from mq.protocol.batch import split_batch
 from mq.protocol.codes import ResponseCode
@@ -54,34 +56,49 @@ class BatchSends:
         Raises:
             RequestRefused: no message was stored or will be.
         """
-        messages = self._split(call.body, tail)
-        shared, numbers = self._shared(call.request, len(messages))
-        elements: list[BatchElement] = []
-        unique_keys: list[bytes] = []
-        nbytes = 0
-        for flag, message_body, given in messages:
-            unique_key, properties, code = self._properties(given, shared, len(elements))
-            size = tail.fixed_bytes + len(message_body) + len(properties)
-            nbytes += size
-            self._check_bytes(nbytes, len(messages))
-            elements.append(BatchElement(size, flag, message_body, properties, code))
-            unique_keys.append(unique_key)
-        keys = b",".join(unique_keys)
-        self._check_answer(len(elements), keys)
+        batch, keys, numbers = self._checked(call, tail, self._unique_keys)
         if numbers is None:
-            self._appender.add_batch(PendingBatch(call, tail, elements, keys))
+            self._appender.add(SendBlock(batch))
             return
-        flight = self._repeats.admit_batch(call, numbers, unique_keys)
+        flight = self._repeats.admit_batch(call, numbers, keys)
         if flight is None:
             return
         try:
-            batch = PendingBatch(flight.call, tail, elements, keys)
+            batch.call = flight.call
             _keep_new(batch, numbers, flight.stored)
-            self._check_bytes(batch.nbytes, len(batch.elements))
+            self._check_bytes(batch.nbytes, len(batch.messages))
         except RequestRefused:
             flight.end()
             raise
-        self._appender.add_batch(batch)
+        self._appender.add(SendBlock(batch))
+
+    def queued(self, call: Call[SendRequest], tail: NextOffset) -> QueuedSend:
+        """The messages of a batch without sequence numbers, each with a unique key. Raises RequestRefused."""
+        batch, _, _ = self._checked(call, tail, None)
+        return batch
+
+    def _checked(
+        self, call: Call[SendRequest], tail: NextOffset, unique_keys: UniqKeyGenerator | None
+    ) -> tuple[QueuedSend, list[bytes], SequenceRange | None]:
+        """The messages of a batch, their unique keys and their sequence numbers. Raises RequestRefused.
+
+        A message without a unique key gets one of ``unique_keys``; the batch is refused if that is None.
+        """
+        parts = self._split(call.body, tail)
+        shared, numbers = self._shared(call.request, len(parts))
+        messages: list[QueuedMessage] = []
+        keys: list[bytes] = []
+        nbytes = 0
+        for flag, body, given in parts:
+            unique_key, properties, code = self._properties(given, shared, len(messages), unique_keys)
+            size = tail.fixed_bytes + len(body) + len(properties)
+            nbytes += size
+            self._check_bytes(nbytes, len(parts))
+            messages.append(QueuedMessage(size, flag, body, properties, code))
+            keys.append(unique_key)
+        joined = b",".join(keys)
+        self._check_answer(len(messages), joined)
+        return QueuedSend(call, tail, messages, joined), keys, numbers
 
     def _split(self, body: bytes, tail: NextOffset) -> list[tuple[int, bytes, bytes]]:
         # No record is smaller, so a far too large batch is refused before it is split.
@@ -109,7 +126,9 @@ class BatchSends:
             _refuse(text, "the head")
         return shared, numbers
 
-    def _properties(self, properties: bytes, shared: bytes, number: int) -> tuple[bytes, bytes, int]:
+    def _properties(
+        self, properties: bytes, shared: bytes, number: int, unique_keys: UniqKeyGenerator | None
+    ) -> tuple[bytes, bytes, int]:
         """Unique key, encoded properties and tag code of a message."""
         if properties and properties[-1] != VALUE_END:
             properties += b"\x02"
@@ -125,7 +144,9 @@ class BatchSends:
             _refuse(text, f"message {number}")
         unique_key = props.value_of(properties, UNIQUE_KEY)
         if not unique_key:
-            unique_key = self._unique_keys.next().encode()
+            if unique_keys is None:
+                raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"message {number} has no unique key")
+            unique_key = unique_keys.next().encode()
             properties += UNIQUE_KEY + unique_key + b"\x02"
         properties += shared
         check_sent_bytes(len(properties), number)
@@ -150,21 +171,22 @@ class BatchSends:
             )
 
 
-def _keep_new(batch: PendingBatch, numbers: SequenceRange, stored: Sequence[Stored]) -> None:
+def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored]) -> None:
     """Remove messages that are stored already, and record in the remaining ones which sequence numbers they start."""
-    elements: list[BatchElement] = []
+    messages: list[QueuedMessage] = []
     parts: list[tuple[int, SequenceRange]] = []
     for low, high in _new(numbers, stored):
         part = SequenceRange(numbers.producer, low, high)
-        parts.append((len(elements), part))
-        first, *others = batch.elements[low - numbers.first : high + 1 - numbers.first]
+        parts.append((len(messages), part))
+        first, *others = batch.messages[low - numbers.first : high + 1 - numbers.first]
         mark = props.encode(range_properties(part)).encode()
         properties = first.properties + mark
         check_sent_bytes(len(properties), low - numbers.first)
-        elements += (first._replace(size=first.size + len(mark), properties=properties), *others)
-    batch.elements = elements
+        size = first.size + len(mark)
+        messages += (QueuedMessage(size, first.flag, first.body, properties, first.tag_code), *others)
+    batch.messages = messages
     batch.parts = parts
-    batch.already_stored = numbers.message_count - len(elements)
+    batch.already_stored = numbers.message_count - len(messages)
 
 
 def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, int]]:

@@ -15,24 +15,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
-from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
-from mq.broker.write_path.entry_builder import Entry, EntryBuilder
+from mq.broker.write_path.entry_builder import Entry, EntryBuilder, PendingItem
 from mq.broker.write_path.gathering import Gathering
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Unknown
-from mq.broker.write_path.pending import (
-    InternalRecord,
-    Pending,
-    PendingBatch,
-    PendingCommand,
-    PendingGroup,
-    PendingSend,
-    SendRequest,
-)
-from mq.compiled import SendBlock
-from mq.protocol.chunks import decode_chunk
+from mq.broker.write_path.pending import AtomicGroup, InternalRecord, PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import SendReplyTemplate
 from mq.store.queue_store import BuiltRun
@@ -62,10 +51,10 @@ class Appender:
 
     Attributes:
         is_open: whether this broker leads its group and accepts messages; set by `open` and `close`.
-        pending: items that wait for their round. The send handler appends to it, and adds to ``pending_bytes``, itself.
+        pending: items that wait for their round.
         pending_bytes: bytes of all records that are not committed yet.
+        waiting_senders: how many senders the pending items have.
         messages: number of messages and commands in all entries so far.
-        compiled_messages: how many of these messages the compiled send path has taken.
         entry_bytes_max: the maximum of an entry with several items.
     """
 
@@ -92,15 +81,13 @@ class Appender:
         self._clock = clock
         self._turn_within = turn_within
         self._gathering = Gathering()
-        self.pending: list[Pending] = []
+        self.pending: list[PendingItem] = []
         self.pending_bytes = 0
-        # Senders of pending blocks, without the first of each block.
-        self._more_senders = 0
+        self.waiting_senders = 0
         self._committing: deque[Entry] = deque()
         self._round_ends: deque[int] = deque()
         self.is_open = False
         self.messages = 0
-        self.compiled_messages = 0
 
     def open(self) -> None:
         """Accept messages: this replica leads, and all older entries are dispatched."""
@@ -114,14 +101,13 @@ class Appender:
         """
         self.is_open = False
         pending, self.pending = self.pending, []
-        self._more_senders = 0
+        self.waiting_senders = 0
         self._settle(pending, LeadershipLost())
 
     @property
     def waiting_requests(self) -> int:
         """How many requests, and groups of messages and commands, wait for their round."""
-        blocks = [item[1] for item in self.pending if isinstance(item[1], SendBlock)]
-        return len(self.pending) - len(blocks) + sum(block.request_count for block in blocks)
+        return sum([item.request_count for item in self.pending])
 
     @property
     def has_room(self) -> bool:
@@ -139,24 +125,17 @@ class Appender:
                 f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes of messages are pending",
             )
 
-    def _settle(self, pending: list[Pending], outcome: Refused | LeadershipLost) -> None:
+    def _settle(self, pending: list[PendingItem], outcome: Refused | LeadershipLost) -> None:
         """Report to the senders of these items that they are not stored."""
         for item in pending:
-            self.pending_bytes -= item[0]
-            if len(item) != 2:
-                _give_back(item[1], outcome)
-            elif isinstance(other := item[1], PendingBatch):
-                _give_back(other.call, outcome)
-            elif isinstance(other, SendBlock):
-                for connection, frames, _ in other.senders:
-                    for request, body, serialization in decode_chunk(frames)[0]:
-                        _give_back(Call(connection, cast("SendRequest", request), body, serialization), outcome)
-            else:
-                for one in other:
-                    if isinstance(one, PendingSend):
-                        _give_back(one.call, outcome)
-                    elif one.on_outcome is not None:
-                        one.on_outcome(outcome)
+            self.pending_bytes -= item.nbytes
+            item.give_back(outcome)
+
+    def add(self, item: PendingItem) -> None:
+        """Store an item in one entry, behind all that were added before."""
+        self.pending.append(item)
+        self.pending_bytes += item.nbytes
+        self.waiting_senders += item.sender_count
 
     def add_command(
         self,
@@ -180,25 +159,7 @@ class Appender:
 
         Together they must fit into an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
         """
-        nbytes = group[0].nbytes if len(group) == 1 else sum([item.nbytes for item in group])
-        self.pending.append((nbytes, group))
-        self.pending_bytes += nbytes
-
-    def add_block(self, block: SendBlock) -> None:
-        """Store plain sends in one entry."""
-        self.pending.append((block.nbytes, block))
-        self._more_senders += len(block.senders) - 1
-        self.pending_bytes += block.nbytes
-
-    def add_batch(self, batch: PendingBatch) -> None:
-        """Store a client's batch, in one entry."""
-        nbytes = batch.nbytes
-        self.pending.append((nbytes, batch))
-        self.pending_bytes += nbytes
-
-    @property
-    def _waiting_senders(self) -> int:
-        return len(self.pending) + self._more_senders
+        self.add(AtomicGroup(group))
 
     @property
     def may_start(self) -> bool:
@@ -214,20 +175,20 @@ class Appender:
             return False
         now = self._clock()
         if not self._round_ends and self.pending_bytes < self.entry_bytes_max:
-            seconds = self._gathering.seconds_left(now, self._waiting_senders)
+            seconds = self._gathering.seconds_left(now, self.waiting_senders)
             if seconds > 0:
                 self._turn_within(seconds)
                 return False
         self._gathering.round_started(now)
         pending, self.pending = self.pending, []
-        self._more_senders = 0
+        self.waiting_senders = 0
         start = 0
         last_index = 0
         while start < len(pending):
-            nbytes = pending[start][0]
+            nbytes = pending[start].nbytes
             end = start + 1
-            while end < len(pending) and nbytes + pending[end][0] <= self.entry_bytes_max:
-                nbytes += pending[end][0]
+            while end < len(pending) and nbytes + (more := pending[end].nbytes) <= self.entry_bytes_max:
+                nbytes += more
                 end += 1
             entry = Entry(nbytes)
             index = self._log.append(nbytes, partial(self._builder.build, pending[start:end], entry))
@@ -236,13 +197,10 @@ class Appender:
                 break
             if isinstance(index, Refusal):
                 self.pending = pending[start:] + self.pending
-                self._more_senders = sum(
-                    len(item[1].senders) - 1 for item in self.pending if isinstance(item[1], SendBlock)
-                )
+                self.waiting_senders = sum([item.sender_count for item in self.pending])
                 break
             entry.index = last_index = index
             self.messages += entry.messages
-            self.compiled_messages += entry.compiled_messages
             for framed in entry.framed:
                 framed()
             self._committing.append(entry)
@@ -269,7 +227,7 @@ class Appender:
             if not self._round_ends:
                 # With several messages of each sender, rounds are large without waiting.
                 expected = answered if messages <= 2 * answered else 0
-                self._gathering.round_answered(self._clock(), expected, self._waiting_senders)
+                self._gathering.round_answered(self._clock(), expected, self.waiting_senders)
 
     def runs_of(self, index: int, annotation: bytes) -> list[BuiltRun] | None:
         """The runs of an entry that is being applied, if this appender built it and has not answered it yet."""
@@ -295,11 +253,3 @@ class Appender:
                 on_outcome(Unknown())
         self._round_ends.clear()
         self._gathering.stop()
-
-
-def _give_back(call: Call[SendRequest], outcome: Refused | LeadershipLost) -> None:
-    """Refuse the request, or dispatch it again, so that it is forwarded to the new leader."""
-    if isinstance(outcome, Refused):
-        call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
-    else:
-        call.dispatch()

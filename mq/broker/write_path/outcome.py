@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
@@ -56,3 +56,11 @@ def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], byte
             call.dispatch()
         case Unknown():
             call.connection.close(f"leadership was lost while {what}")
+
+
+def give_back(call: Call[Any], outcome: Refused | LeadershipLost) -> None:
+    """A request is not stored: refuse it, or serve it again, so that it is forwarded to the new leader."""
+    if isinstance(outcome, Refused):
+        call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
+    else:
+        call.dispatch()

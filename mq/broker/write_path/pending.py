@@ -1,29 +1,26 @@
-"""The items that wait for their log entry: messages of clients, batches, internal messages, metadata commands."""
+"""The items that wait for their log entry, but for plain sends: internal messages, metadata commands, and groups of
+them. Sends are in `mq.broker.write_path.send_block`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from mq.broker.net.call import Call
-from mq.broker.write_path.outcome import OnOutcome, Stored
+from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
+from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
 from mq.broker.write_path.queue_offsets import NextOffset
-from mq.compiled import SendBlock
-from mq.protocol.headers import SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.headers import ONEWAY_FLAG, SendBatchMessage, SendMessage, SendMessageV2
 from mq.protocol.records import FIXED
-from mq.protocol.sequencing import SequenceRange
+from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.store.dispatch import META_TOPIC
+from mq.store.sequenced import SequencedRecord, sequenced_record
 
 NO_PLACE = 2**64 - 1
 """In place of an unknown physical offset."""
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
-
-
-PendingMessage = tuple[int, Call[SendRequest], NextOffset, bytes, int, bytes]
-"""A valid message that waits for its round: bytes of its record, request, queue, properties, tag code, unique key. A
-plain tuple, since there is one per message."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -51,6 +48,29 @@ class InternalRecord:
     def __post_init__(self) -> None:
         self.nbytes = self.tail.fixed_bytes + len(self.body) + len(self.properties)
 
+    def build(self, draft: EntryDraft) -> None:
+        """See `PendingItem`."""
+        tail, position = self.tail, draft.position
+        code = _tag_code(self.tag_code, tail, draft, self.properties)
+        message = QueuedMessage(self.nbytes, self.flag, self.body, self.properties, code)
+        offset = draft.add_message(
+            tail,
+            message,
+            self.sys_flag,
+            self.born_timestamp_ms,
+            self.born_host,
+            self.reconsume_times,
+            self.prepared_offset,
+        )
+        _note_sequence(None, self.properties, draft, position)
+        if self.on_outcome is not None:
+            draft.entry.callbacks.append((self.on_outcome, Stored(offset, position)))
+
+    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+        """See `PendingItem`."""
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
+
 
 @dataclass(slots=True, eq=False)
 class PendingSend:
@@ -70,6 +90,36 @@ class PendingSend:
     more: Callable[[Stored, str], dict[str, str]] | None = None
     """Returns additional fields of the reply, from the place of the message and its unique key."""
 
+    def build(self, draft: EntryDraft) -> None:
+        """See `PendingItem`."""
+        call, tail, position = self.call, self.tail, draft.position
+        ext = call.request.ext
+        code = _tag_code(self.tag_code, tail, draft, self.properties)
+        message = QueuedMessage(self.nbytes, ext.flag, call.body, self.properties, code)
+        offset = draft.add_message(
+            tail,
+            message,
+            ext.sys_flag & CLIENT_FLAGS,
+            ext.born_timestamp_ms,
+            call.connection.host,
+            ext.reconsume_times,
+        )
+        _note_sequence(self.sequence, self.properties, draft, position)
+        if not call.request.flag & ONEWAY_FLAG:
+            more = None if self.more is None else self.more(Stored(offset, position), self.unique_key.decode())
+            template, opaque, serialization = draft.reply_template, call.request.opaque, call.serialization
+            if more is None:
+                reply = template.render(opaque, self.queue_id, offset, position, self.unique_key, serialization)
+            else:
+                reply = template.render_batch(
+                    opaque, self.queue_id, offset, [position], self.unique_key, serialization, more
+                )
+            draft.reply(call.connection, reply)
+
+    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+        """See `PendingItem`."""
+        give_back(self.call, outcome)
+
 
 @dataclass(slots=True, eq=False)
 class PendingCommand:
@@ -85,40 +135,56 @@ class PendingCommand:
         """Bytes of the record."""
         return FIXED + len(META_TOPIC) + len(self.body)
 
+    def build(self, draft: EntryDraft) -> None:
+        """See `PendingItem`."""
+        entry = draft.entry
+        if self.on_outcome is not None:
+            entry.callbacks.append((self.on_outcome, Stored(0, draft.position)))
+        if self.on_framed is not None:
+            entry.framed.append(self.on_framed)
+        draft.add_command(self.body)
 
-class BatchElement(NamedTuple):
-    """One message of a batch."""
-
-    size: int
-    """Bytes of its record."""
-    flag: int
-    body: bytes
-    properties: bytes
-    tag_code: int
-
-
-@dataclass(slots=True, eq=False)
-class PendingBatch:
-    """Messages to one queue that are stored together and answered with one reply."""
-
-    call: Call[SendRequest]
-    tail: NextOffset
-    elements: list[BatchElement]
-    unique_keys: bytes
-    """Unique keys of all messages in the request, joined by commas."""
-    parts: list[tuple[int, SequenceRange]] | None = None
-    """The elements that start a range of sequence numbers, with that range; None without numbers."""
-    already_stored: int = 0
-    """Number of messages of a numbered batch that are left out, because the log has them."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its records."""
-        return sum(element.size for element in self.elements)
+    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+        """See `PendingItem`."""
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
 
 PendingGroup = list[InternalRecord | PendingCommand | PendingSend]
-"""Items that are stored in one entry, or not at all."""
+"""Messages and commands that are stored in one entry, or not at all."""
 
-Pending = PendingMessage | tuple[int, SendBlock] | tuple[int, PendingBatch] | tuple[int, PendingGroup]
-"""Each starts with its size in bytes; the length of the tuple tells the kinds apart."""
+
+class AtomicGroup:
+    """A `PendingGroup` that waits for its round; see `PendingItem`."""
+
+    __slots__ = ("_members", "nbytes")
+
+    request_count = 1
+    sender_count = 1
+
+    def __init__(self, members: Sequence[InternalRecord | PendingCommand | PendingSend]) -> None:
+        self._members = members
+        self.nbytes = members[0].nbytes if len(members) == 1 else sum([member.nbytes for member in members])
+
+    def build(self, draft: EntryDraft) -> None:
+        """See `PendingItem`."""
+        for member in self._members:
+            member.build(draft)
+
+    def give_back(self, outcome: Refused | LeadershipLost) -> None:
+        """See `PendingItem`."""
+        for member in self._members:
+            member.give_back(outcome)
+
+
+def _tag_code(given: int, tail: NextOffset, draft: EntryDraft, properties: bytes) -> int:
+    """What the entry of the queue has: the due time in a queue of delayed messages, else the tag code."""
+    return given if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
+
+
+def _note_sequence(sequence: SequenceRange | None, properties: bytes, draft: EntryDraft, position: int) -> None:
+    """Note the sequence numbers of a message, given or in its properties."""
+    if sequence is not None:
+        draft.add_sequenced(SequencedRecord(*sequence, position, draft.store_ms))
+    elif SEQUENCE_MARK in properties and (found := sequenced_record(properties, position, draft.store_ms)):
+        draft.add_sequenced(found)

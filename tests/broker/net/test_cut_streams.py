@@ -22,8 +22,9 @@ from tests.support.cut_streams import ServedBroker, seen_of, served
 from tests.support.send_paths import batched, frame, properties
 
 FORMS = [
-    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not IS_COMPILED, reason="not compiled")),
-    pytest.param(False, id="python"),
+    pytest.param("compiled", marks=pytest.mark.skipif(not IS_COMPILED, reason="not compiled")),
+    pytest.param("python"),
+    pytest.param("handler"),
 ]
 needs_compiled = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 
@@ -87,7 +88,7 @@ STREAM = mixed()
 
 @needs_compiled
 def test_both_forms_store_and_answer_the_same() -> None:
-    assert seen_of([STREAM], compiled=True) == seen_of([STREAM], compiled=False)
+    assert seen_of([STREAM], form="compiled") == seen_of([STREAM], form="handler")
 
 
 def cuts_of(stream: bytes) -> list[int]:
@@ -101,49 +102,49 @@ def cuts_of(stream: bytes) -> list[int]:
     return sorted(cut for cut in found if cut <= len(stream))
 
 
-def check_cuts(cuts: Iterable[int], compiled: bool) -> None:
-    whole = seen_of([STREAM], compiled=compiled)
+def check_cuts(cuts: Iterable[int], form: str) -> None:
+    whole = seen_of([STREAM], form=form)
     # Other sends come first, so that the compiled form receives what comes then.
     first = plain(0)
-    after = seen_of([first, STREAM], compiled=compiled)
+    after = seen_of([first, STREAM], form=form)
     for number, cut in enumerate(cuts):
         # Alternately from the beginning of the connection, and behind plain sends.
         pieces = [STREAM[:cut], STREAM[cut:]]
         if number % 2:
-            assert seen_of(pieces, compiled=compiled) == whole, f"cut at {cut}"
+            assert seen_of(pieces, form=form) == whole, f"cut at {cut}"
         else:
-            assert seen_of([first, *pieces], compiled=compiled) == after, f"cut at {cut}"
+            assert seen_of([first, *pieces], form=form) == after, f"cut at {cut}"
 
 
-@pytest.mark.parametrize("compiled", FORMS)
-def test_a_stream_cut_around_its_borders_is_as_uncut(compiled: bool) -> None:
-    check_cuts(cuts_of(STREAM), compiled)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stream_cut_around_its_borders_is_as_uncut(form: str) -> None:
+    check_cuts(cuts_of(STREAM), form)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", FORMS)
-def test_a_stream_cut_at_any_byte_is_as_uncut(compiled: bool) -> None:
-    check_cuts(range(len(STREAM) + 1), compiled)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stream_cut_at_any_byte_is_as_uncut(form: str) -> None:
+    check_cuts(range(len(STREAM) + 1), form)
 
 
-@pytest.mark.parametrize("compiled", FORMS)
-def test_plain_sends_cut_at_any_byte_are_as_uncut(compiled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_plain_sends_cut_at_any_byte_are_as_uncut(form: str) -> None:
     """Nothing but plain sends: the compiled form receives all of them, but for the frame that is cut."""
     stream = b"".join(plain(number) for number in range(4))
-    whole = seen_of([plain(9), stream], compiled=compiled)
+    whole = seen_of([plain(9), stream], form=form)
     for cut in range(len(stream) + 1):
-        assert seen_of([plain(9), stream[:cut], stream[cut:]], compiled=compiled) == whole, f"cut at {cut}"
+        assert seen_of([plain(9), stream[:cut], stream[cut:]], form=form) == whole, f"cut at {cut}"
 
 
-@pytest.mark.parametrize("compiled", FORMS)
-def test_a_stream_in_many_pieces_is_as_uncut(compiled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stream_in_many_pieces_is_as_uncut(form: str) -> None:
     rng = random.Random(7)
-    whole = seen_of([STREAM], compiled=compiled)
-    assert seen_of([STREAM[at : at + 7] for at in range(0, len(STREAM), 7)], compiled=compiled) == whole
+    whole = seen_of([STREAM], form=form)
+    assert seen_of([STREAM[at : at + 7] for at in range(0, len(STREAM), 7)], form=form) == whole
     for _ in range(60):
         cuts = sorted(rng.randrange(len(STREAM)) for _ in range(rng.randint(2, 12)))
         pieces = [STREAM[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(STREAM)], strict=True)]
-        assert seen_of(pieces, compiled=compiled) == whole, f"cut at {cuts}"
+        assert seen_of(pieces, form=form) == whole, f"cut at {cuts}"
 
 
 @needs_compiled
@@ -161,8 +162,8 @@ def test_a_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
         stream = head + sample + plain(9) + query(10) + plain(11)
         given: dict[str, Any] = {"pending_bytes_max": BIG, "entry_bytes_max": BIG}
         first = plain(0)
-        seen = seen_of([first, stream], compiled=True, **given)
-        assert seen == seen_of([first, stream], compiled=False, **given), f"a receive ends at byte {border}"
+        seen = seen_of([first, stream], form="compiled", **given)
+        assert seen == seen_of([first, stream], form="handler", **given), f"a receive ends at byte {border}"
 
 
 @pytest.mark.parametrize(
@@ -172,34 +173,34 @@ def test_a_receive_may_end_at_any_byte_of_a_frame(behind: int) -> None:
 def test_frames_larger_than_a_receive_are_stored_between_plain_sends(size: int) -> None:
     stream = plain(1) + plain(2, b"L" * size) + plain(3) + batch(4) + plain(5, b"M" * size) + query(6) + plain(7)
     given: dict[str, Any] = {"pending_bytes_max": BIG, "entry_bytes_max": BIG, "body_bytes_max": BIG}
-    whole = seen_of([plain(0), stream], compiled=False, **given)
-    assert seen_of([plain(0), stream], compiled=True, **given) == whole
+    whole = seen_of([plain(0), stream], form="handler", **given)
+    assert seen_of([plain(0), stream], form="compiled", **given) == whole
     for cut in (1, 5, 9, len(plain(1)) + 3, len(plain(1)) + RECEIVE_BYTES, len(stream) - 3):
-        assert seen_of([plain(0), stream[:cut], stream[cut:]], compiled=True, **given) == whole, f"cut at {cut}"
+        assert seen_of([plain(0), stream[:cut], stream[cut:]], form="compiled", **given) == whole, f"cut at {cut}"
 
 
-@pytest.mark.parametrize("compiled", FORMS)
-def test_a_client_that_leaves_in_a_frame_has_stored_all_before_it(compiled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_client_that_leaves_in_a_frame_has_stored_all_before_it(form: str) -> None:
     stream = plain(1) + query(2) + plain(3) + plain(4)
     ends = [0, len(plain(1)), len(plain(1) + query(2)), len(plain(1) + query(2) + plain(3)), len(stream)]
-    stored = [seen_of([stream[:end]], compiled=compiled)[0] for end in ends]
+    stored = [seen_of([stream[:end]], form=form)[0] for end in ends]
     for cut in cuts_of(stream):
-        with served(compiled=compiled) as both:
+        with served(form=form) as both:
             client = both.connect()
             both.write(client, stream[:cut])
             both.leave(client)
             assert both.connections[client].closed
-            assert not both.broker.producing
+            assert not both.broker.sends.receiver.producing
             whole = max(number for number, end in enumerate(ends) if end <= cut)
             assert both.commit() == stored[whole], f"left at {cut}"
 
 
-@pytest.mark.parametrize("compiled", FORMS)
-def test_clients_that_are_cut_do_not_mix(compiled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_clients_that_are_cut_do_not_mix(form: str) -> None:
     """What is left of one client's frame is never taken for another's, although they share the receive buffer."""
     stream = plain(1) + plain(2)
     for cut in range(0, len(stream), 3):
-        with served(compiled=compiled) as both:
+        with served(form=form) as both:
             one, other = both.connect(), both.connect()
             for client in (one, other):
                 both.write(client, plain(0))
@@ -230,8 +231,8 @@ def _opaques(data: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("compiled", FORMS)
-def test_replies_that_the_kernel_takes_in_parts_arrive_whole(compiled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_replies_that_the_kernel_takes_in_parts_arrive_whole(form: str) -> None:
     """The client does not read: the socket fills in the middle of a reply, which goes on later."""
     count = 400
     # Small answers are taken whole or not at all, large ones in part.
@@ -241,7 +242,7 @@ def test_replies_that_the_kernel_takes_in_parts_arrive_whole(compiled: bool) -> 
     given: dict[str, Any] = {"pending_bytes_max": BIG, "commits_each_turn": True}
     seen: list[bytes] = []
     for size in (2048, 1 << 20):
-        with served(compiled=compiled, **given) as both:
+        with served(form=form, **given) as both:
             client = both.connect(SO_SNDBUF=size, SO_RCVBUF=size)
             # One large answer that is alone in its turn: the first bytes of it are taken at once.
             for written in (query(count, body=b"q" * 200_000), stream):

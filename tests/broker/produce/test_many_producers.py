@@ -14,12 +14,11 @@ import trio
 
 from mq.broker.broker import Broker
 from mq.broker.net.connection import ClientConnection
-from mq.compiled import IS_COMPILED
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, properties, running, send_ext
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.trio, pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")]
+pytestmark = pytest.mark.trio
 
 CODE = RequestCode.SEND_MESSAGE_V2
 QUEUES = 4
@@ -34,8 +33,9 @@ class Producers:
         self.clients = clients
 
     @property
-    def producing(self) -> dict[int, ClientConnection]:
-        return self.broker.services.requests.producing
+    def producing(self) -> list[ClientConnection]:
+        descriptors = self.broker.services.sends.receiver.producing
+        return [each for each in self.broker._connections if each.descriptor in descriptors]
 
     def connection_of(self, client: Client) -> ClientConnection:
         port = client.stream.socket.getsockname()[1]
@@ -72,13 +72,13 @@ async def producers(
 def count_together(both: Producers, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests came in each block from now on."""
     counts: list[int] = []
-    add_block = both.broker.appender.add_block
+    add = both.broker.appender.add
 
     def counted(block: Any) -> None:
         counts.append(block.request_count)
-        add_block(block)
+        add(block)
 
-    monkeypatch.setattr(both.broker.appender, "add_block", counted)
+    monkeypatch.setattr(both.broker.appender, "add", counted)
     return counts
 
 
@@ -111,11 +111,11 @@ async def test_what_is_not_a_plain_send_is_served_behind_the_sends_before_it(
         assert {answer.code for answer in others} == {ResponseCode.SUCCESS}
         for opaque in (frames[0][0], asked, frames[1][0], frames[2][0]):
             assert (await client.answer(opaque)).code == ResponseCode.SUCCESS
-        assert both.connection_of(client) not in both.producing.values()
+        assert both.connection_of(client) not in both.producing
         assert both.connection_of(client).unfinished_bytes == len(frames[3][1]) - 50
         await client.stream.send_all(data[-50:])
         assert (await client.answer(frames[3][0])).code == ResponseCode.SUCCESS
-        assert both.connection_of(client) in both.producing.values()
+        assert both.connection_of(client) in both.producing
 
 
 async def test_garbage_closes_its_connection_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ async def test_producers_that_go_make_room_for_others_with_their_descriptors(
         both.clients = [*rest, *new]
         for _ in range(2):
             assert {answer.code for answer in await both.send()} == {ResponseCode.SUCCESS}
-        assert set(both.producing.values()) == set(both.broker._connections)
-        assert all(each._stream.plain_fd == descriptor for descriptor, each in both.producing.items())
+        assert set(both.producing) == set(both.broker._connections)
+        assert len(both.broker.services.sends.receiver.producing) == 8
 
 
 async def test_one_that_must_not_be_read_is_not_received_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ async def test_a_broker_that_stops_leading_gives_all_messages_of_a_block_back(
             await client.post(CODE, ext(), b"body")
         await until(lambda: both.broker.appender.waiting_requests == 6)
         both.broker.appender.close()
-        assert {own for own, _ in served} == set(both.producing.values())
+        assert {own for own, _ in served} == set(both.producing)
         assert [code for _, code in served] == [CODE] * 6
 
 

@@ -11,17 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mq.broker.net.call import Call
 from mq.broker.write_path.appender import Appender
+from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.gathering import WAIT_SECONDS_MAX
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, Unknown
-from mq.broker.write_path.pending import (
-    BatchElement,
-    InternalRecord,
-    PendingBatch,
-    PendingCommand,
-    PendingGroup,
-    PendingSend,
-)
+from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup, PendingSend
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
+from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
@@ -143,16 +138,15 @@ class AppenderMachine(RuleBasedStateMachine):
     def add_message(self, size: int) -> None:
         _, body, settle = self.begin()
         body = body.ljust(size + len(body))
-        item = (self.tail.fixed_bytes + len(body), self.call(body, settle), self.tail, b"", 0, b"K")
-        self.appender.pending.append(item)
-        self.appender.pending_bytes += item[0]
+        message = QueuedMessage(self.tail.fixed_bytes + len(body), 0, body, b"", 0)
+        self.appender.add(SendBlock(QueuedSend(self.call(body, settle), self.tail, [message], b"K")))
 
     @precondition(lambda self: self.appender.is_open)
     @rule(count=st.integers(1, 8))
     def add_batch(self, count: int) -> None:
         _, body, settle = self.begin()
-        elements = [BatchElement(self.tail.fixed_bytes + len(body), 0, body, b"", 0)] * count
-        self.appender.add_batch(PendingBatch(self.call(body, settle), self.tail, elements, b"K"))
+        messages = [QueuedMessage(self.tail.fixed_bytes + len(body), 0, body, b"", 0)] * count
+        self.appender.add(SendBlock(QueuedSend(self.call(body, settle), self.tail, messages, b"K")))
 
     @precondition(lambda self: self.appender.is_open)
     @rule(command=st.booleans())
@@ -291,9 +285,8 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
         for _ in range(senders):
             client: Any = Client(lambda fate: None)
             for _ in range(each):
-                size = tail.fixed_bytes + 4
-                appender.pending.append((size, Call(client, request, b"body", 0), tail, b"", 0, b"K"))
-                appender.pending_bytes += size
+                message = QueuedMessage(tail.fixed_bytes + 4, 0, b"body", b"", 0)
+                appender.add(SendBlock(QueuedSend(Call(client, request, b"body", 0), tail, [message], b"K")))
 
     add(8, messages_of_each)
     assert appender.start_round()

@@ -107,6 +107,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         appender=appender,
         store_host=store_host,
         environment__access=None,
+        environment__receive_into=None,
         replica__log=None,  # nothing is committed, so nothing is repeated
         queue_offsets=tails,
         unique_keys=keys,
@@ -125,7 +126,6 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         ),
         repeats=repeats,
         retries=None,  # type: ignore[arg-type] # nothing goes to a retry topic
-        producing={},
     )
     return log, appender, tails, sends
 

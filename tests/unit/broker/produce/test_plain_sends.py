@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mq.broker.write_path.entry_builder import Entry, EntryBuilder
 from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.compiled import IS_COMPILED
+from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.properties import PROPERTIES_BYTES_MAX, SENT_PROPERTIES_BYTES_MAX
 from raftlog import Refusal
 from tests.support.model_log import HOST
@@ -17,6 +19,7 @@ from tests.support.odd_properties import PROPERTIES
 from tests.support.send_paths import (
     BLOCK_BYTES_MAX,
     BODY_BYTES_MAX,
+    FORMS,
     NOW_MS,
     TOPICS,
     Broker,
@@ -199,19 +202,19 @@ def test_sends_to_more_queues_than_a_block_knows_are_stored_all_the_same() -> No
 def test_a_block_of_requests_is_given_back_whole_when_leadership_is_lost() -> None:
     chunk = b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(3))
     seen = []
-    for compiled in (True, False):
-        broker, client = Broker(compiled=compiled), Connection(HOST)
+    for form in FORMS:
+        broker, client = Broker(form=form), Connection(HOST)
         broker.receive(client, chunk)
         broker.appender.close()
         assert broker.appender.pending_bytes == 0
-        assert broker.ends() == Broker(compiled=False).ends()
+        assert broker.ends() == Broker(form="handler").ends()
         seen.append(client.served_again)
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 3
 
 
 def test_with_too_much_pending_each_send_is_refused() -> None:
-    broker, client = Broker(compiled=True, pending_bytes_max=1000), Connection(HOST)
+    broker, client = Broker(form="compiled", pending_bytes_max=1000), Connection(HOST)
     for number in range(30):
         broker.receive(client, frame(b"x" * 100, header={"opaque": number}))
     assert broker.appender.pending_bytes < 1500
@@ -229,8 +232,8 @@ def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: in
         for n in range(40)
     )
     seen = []
-    for compiled in (True, False):
-        broker, client = Broker(compiled=compiled, pending_bytes_max=pending_bytes_max), Connection(HOST)
+    for form in FORMS:
+        broker, client = Broker(form=form, pending_bytes_max=pending_bytes_max), Connection(HOST)
         results: list[object] = [
             broker.receive(client, chunk),
             broker.appender.pending_bytes,
@@ -239,18 +242,18 @@ def test_flow_control_refuses_the_same_requests_of_a_chunk(pending_bytes_max: in
         results += [broker.commit(), broker.receive(client, chunk), broker.commit()]
         seen.append([results, broker.refused, client.received])
         assert broker.refused
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_the_limit_of_pending_bytes_may_have_more_than_64_bits() -> None:
-    broker = Broker(compiled=True, pending_bytes_max=2**64)
+    broker = Broker(form="compiled", pending_bytes_max=2**64)
     assert broker.receive(Connection(HOST), frame()) == broker.taken_plain == len(frame())
 
 
 def test_a_topic_without_queues_is_left_to_the_reference() -> None:
-    broker = Broker(compiled=True)
-    broker.sends._writable["T"] = []
-    assert broker.sends.take_plain(cast("Any", Connection(HOST)), frame()) == 0
+    broker = Broker(form="compiled")
+    broker.writable["T"] = []
+    assert broker.sends.take(cast("Any", Connection(HOST)), frame()) == 0
 
 
 def test_a_full_disk_refuses_each_request_of_a_block_and_drops_oneway_sends() -> None:
@@ -258,8 +261,8 @@ def test_a_full_disk_refuses_each_request_of_a_block_and_drops_oneway_sends() ->
     chunk = frame(b"1", header={"opaque": 1}) + frame(b"2", header={"opaque": 2, "flag": 2})
     chunk += frame(three, m="true", i="", header={"opaque": 3, "code": 320}) + frame(b"4", header={"opaque": 4})
     seen = []
-    for compiled in (True, False):
-        broker, clients = Broker(compiled=compiled), [Connection(HOST), Connection(HOST)]
+    for form in FORMS:
+        broker, clients = Broker(form=form), [Connection(HOST), Connection(HOST)]
         for client in clients * 2:
             assert broker.receive(client, chunk) == len(chunk)
         assert broker.appender.waiting_requests == 16
@@ -268,63 +271,64 @@ def test_a_full_disk_refuses_each_request_of_a_block_and_drops_oneway_sends() ->
         assert broker.appender.pending_bytes == broker.appender.waiting_requests == 0
         assert all(client.received.count(b"DISK_FULL") == 6 for client in clients)
         seen.append([broker.ends(), [client.received for client in clients]])
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_replica_that_is_not_ready_keeps_blocks_for_the_next_round() -> None:
     chunks = [b"".join(frame(b"%d" % n, header={"opaque": n}) for n in range(9)) for _ in range(3)]
     seen = []
-    for compiled in (True, False):
-        broker, client = Broker(compiled=compiled), Connection(HOST)
+    for form in FORMS:
+        broker, client = Broker(form=form), Connection(HOST)
         for chunk in chunks:
             broker.receive(client, chunk)
         broker.log.refusals.append(Refusal.NOT_READY)
         assert not broker.appender.start_round()
         assert broker.appender.waiting_requests == 27
         seen.append([broker.commit(), client.received])
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_senders_are_left_without_an_answer_when_the_outcome_of_a_block_is_unknown() -> None:
     chunk = frame(header={"opaque": 1}) + frame(header={"opaque": 2})
     seen = []
-    for compiled in (True, False):
-        broker, clients = Broker(compiled=compiled), [Connection(HOST), Connection(HOST)]
+    for form in FORMS:
+        broker, clients = Broker(form=form), [Connection(HOST), Connection(HOST)]
         broker.receive(clients[0], chunk)
         broker.receive(clients[1], frame(header={"flag": 2}))
         broker.appender.start_round()
         broker.appender.outcome_unknown(1)
         seen.append([[client.closed for client in clients], broker.appender.pending_bytes])
-    assert seen[0] == seen[1] == [["leadership was lost while a message was being stored", None], 0]
+    assert seen[0] == seen[1] == seen[2] == [["leadership was lost while a message was being stored", None], 0]
 
 
 def test_a_topic_may_be_replaced_while_a_block_waits() -> None:
     chunk = b"".join(frame(b"%d" % n, e=str(n % 4), header={"opaque": n}) for n in range(8))
     seen = []
-    for compiled in (True, False):
-        broker, client = Broker(compiled=compiled), Connection(HOST)
+    for form in FORMS:
+        broker, client = Broker(form=form), Connection(HOST)
         broker.receive(client, chunk)
         broker.sends.topic_changed("T")
-        broker.sends._writable["T"] = [NextOffset(TopicName("T"), n, 0) for n in range(2)]  # made again, smaller
+        broker.writable["T"] = [NextOffset(TopicName("T"), n, 0) for n in range(2)]  # made again, smaller
         broker.receive(client, chunk)
         seen.append([broker.commit(), broker.refused, client.received])
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
-def test_a_block_is_built_once() -> None:
-    broker, sender = Broker(compiled=True), cast("Any", Connection(HOST))
+def test_a_compiled_block_is_built_once() -> None:
+    broker, sender = Broker(form="compiled"), cast("Any", Connection(HOST))
     chunk = frame()
-    assert broker.sends.take_plain(sender, chunk) == len(chunk)
-    block: Any = broker.appender.pending[0][1]
-    block.build(0, NOW_MS, [], [])
+    assert broker.sends.take(sender, chunk) == len(chunk)
+    block = broker.appender.pending[0]
+    builder = EntryBuilder(HOST, SendReplyTemplate(HOST), lambda: NOW_MS)
+    builder.build([block], Entry(block.nbytes), 0)
     with pytest.raises(AssertionError, match="built once"):
-        block.build(0, NOW_MS, [], [])
+        builder.build([block], Entry(block.nbytes), 0)
 
 
 @pytest.mark.parametrize("extra", [-100, -16, -1, 0, 1, 5, 100])
 def test_sends_around_the_end_of_a_block_are_stored_as_by_the_reference(extra: int) -> None:
-    probe, sender = Broker(compiled=True), cast("Any", Connection(HOST))
-    probe.sends.take_plain(sender, frame(b""))
+    probe, sender = Broker(form="compiled"), cast("Any", Connection(HOST))
+    probe.sends.take(sender, frame(b""))
     record = probe.appender.pending_bytes
     count, rest = divmod(BLOCK_BYTES_MAX + extra, record + 900)
     chunk = frame(b"x" * 900) * (count - 1) + frame(b"y" * (900 + rest)) + frame(b"z") * 3
@@ -341,15 +345,15 @@ def test_a_batch_around_the_most_messages_of_a_block_is_stored_as_by_the_referen
     sends = [frame(b"", header={"opaque": n}) for n in range(count)]
     compare([b"".join(sends)])
     seen = []
-    for compiled in (True, False):
-        each, client = Broker(compiled=compiled, body_bytes_max=1 << 20), Connection(HOST)
+    for form in FORMS:
+        each, client = Broker(form=form, body_bytes_max=1 << 20), Connection(HOST)
         each.receive(client, frame(tiny * 2, m="true", i="") + frame(tiny * count, m="true", i="") + frame())
         seen.append([each.commit(), each.refused, client.received])
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_an_entry_has_no_more_than_fits_it() -> None:
-    broker, client = Broker(compiled=True, entry_bytes_max=1000), Connection(HOST)
+    broker, client = Broker(form="compiled", entry_bytes_max=1000), Connection(HOST)
     chunk = b"".join(frame(b"x" * 100, header={"opaque": n}) for n in range(50))
     assert broker.receive(client, chunk) == broker.taken_plain == len(chunk)
     broker.commit()

@@ -23,6 +23,7 @@ from tests.support.model_log import HOST
 from tests.support.odd_properties import PROPERTIES
 from tests.support.send_paths import (
     BODY_BYTES_MAX,
+    FORMS,
     Broker,
     Connection,
     frame,
@@ -110,11 +111,11 @@ def test_signatures_and_permissions_are_checked_as_by_the_reference(tmp_path: Pa
     path.write_text(ACCOUNTS)
     log: Any = None
     seen = []
-    for compiled in (True, False):
-        broker, client = Broker(compiled=compiled), Connection(HOST)
+    for form in FORMS:
+        broker, client = Broker(form=form, is_signed=True), Connection(HOST)
         results = broker.receive(client, chunk, AccessControl(path, log, "broker-a"), address)
         seen.append([results, broker.commit(), broker.refused, broker.others, broker.elsewhere.taken, client.received])
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -123,7 +124,7 @@ def test_signed_sends_are_plain(tmp_path: Path, own: bool) -> None:
     log: Any = None
     access = AccessControl(tmp_path / "plain_acl.yml", log)
     chunk = b"".join(signed_frame("producer", "secret-1", b"%d" % n, own=own) for n in range(20))
-    broker = Broker(compiled=True)
+    broker = Broker(form="compiled", is_signed=True)
     assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
 
 
@@ -132,7 +133,7 @@ def test_sends_that_name_this_broker_are_plain(tmp_path: Path, named: dict[str, 
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     access = AccessControl(tmp_path / "plain_acl.yml", log, "broker-a")
-    chunk, broker = signed_frame("producer", "secret-1", b"x", **named), Broker(compiled=True)
+    chunk, broker = signed_frame("producer", "secret-1", b"x", **named), Broker(form="compiled", is_signed=True)
     assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
 
 
@@ -140,15 +141,18 @@ def test_a_recorded_send_loses_no_byte_to_a_new_field(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     for field, text in (("n", "the name of another broker, 'p'"), ("z", "the field 'z'")):
-        for compiled in (True, False):
+        for form in FORMS:
             sent = signed_frame("producer", "secret-1", b"pay 5")
             header = json.loads(sent[8:-5])
             header["extFields"][field] = "p"
             encoded = json.dumps(header, separators=(",", ":")).encode()
             chunk = struct.pack(">II", 4 + len(encoded) + 4, len(encoded)) + encoded + b"ay 5"
-            broker, access = Broker(compiled=compiled), AccessControl(tmp_path / "plain_acl.yml", log, "broker-a")
+            broker, access = (
+                Broker(form=form, is_signed=True),
+                AccessControl(tmp_path / "plain_acl.yml", log, "broker-a"),
+            )
             broker.receive(Connection(HOST), chunk, access, "10.0.0.9")
-            assert broker.ends() == Broker(compiled=compiled).ends()
+            assert broker.ends() == Broker(form=form, is_signed=True).ends()
             assert [text in each for each in broker.others] == [True], (field, broker.others)
 
 
@@ -157,10 +161,10 @@ def test_moved_borders_of_our_sends_are_refused(tmp_path: Path, wrong: str) -> N
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     chunk = signed_frame("producer", "secret-1", b"pay 5", wrong=wrong, own=True)
-    for compiled in (True, False):
-        broker, client = Broker(compiled=compiled), Connection(HOST)
+    for form in FORMS:
+        broker, client = Broker(form=form, is_signed=True), Connection(HOST)
         broker.receive(client, chunk, AccessControl(tmp_path / "plain_acl.yml", log, "broker-a"), "10.0.0.9")
-        assert (broker.taken_plain, broker.ends()) == (0, Broker(compiled=compiled).ends())
+        assert (broker.taken_plain, broker.ends()) == (0, Broker(form=form, is_signed=True).ends())
         assert ["the signature does not match" in each for each in broker.others] == [True], wrong
 
 
@@ -187,12 +191,12 @@ def test_sends_of_any_size_are_plain_if_the_signature_is_right_to_the_last_bit(t
     right = b""
     for size in [*range(130), 1000, BODY_BYTES_MAX]:  # every rest of a block of SHA-1
         right = signed_frame("producer", secret_key, b"x" * size, i=properties(UNIQ_KEY="A", KEYS='\\"\n/'))
-        broker = Broker(compiled=True)
+        broker = Broker(form="compiled", is_signed=True)
         assert broker.receive(Connection(HOST), right, access, "10.0.0.9") == broker.taken_plain == len(right)
     at = right.index(b'"Signature":"') + 13
     for n in range(28):
         changed = b"A" if right[at + n : at + n + 1] != b"A" else b"B"
-        broker, wrong = Broker(compiled=True), right[: at + n] + changed + right[at + n + 1 :]
+        broker, wrong = Broker(form="compiled", is_signed=True), right[: at + n] + changed + right[at + n + 1 :]
         assert broker.receive(Connection(HOST), wrong, access, "10.0.0.9") == len(wrong)
         assert (broker.taken_plain, len(broker.others)) == (0, 1)
 
@@ -229,8 +233,8 @@ def test_changed_accounts_count_from_the_next_chunk_of_a_connection_as_in_the_re
 ) -> None:
     path = tmp_path / "plain_acl.yml"
     seen = []
-    for compiled in (True, False):
-        broker, client, results = Broker(compiled=compiled), Connection(HOST), list[object]()
+    for form in FORMS:
+        broker, client, results = Broker(form=form, is_signed=True), Connection(HOST), list[object]()
         path.write_text(steps[0][0])
         access = AccessControl(path, structlog.get_logger())
         for number, (text, chunk) in enumerate(steps):
@@ -239,13 +243,17 @@ def test_changed_accounts_count_from_the_next_chunk_of_a_connection_as_in_the_re
             access.refresh()
             results.append(broker.receive(client, chunk, access, address))
         seen.append([results, broker.commit(), broker.refused, broker.others, broker.elsewhere.taken, client.received])
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_removed_account_sends_nothing_more(tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
-    access, broker, client = AccessControl(path, structlog.get_logger()), Broker(compiled=True), Connection(HOST)
+    access, broker, client = (
+        AccessControl(path, structlog.get_logger()),
+        Broker(form="compiled", is_signed=True),
+        Connection(HOST),
+    )
     chunk = signed_frame("producer", "secret-1", b"x")
     assert broker.receive(client, chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
     path.write_text(ACCOUNTS.replace("accessKey: producer", "accessKey: nobody-else"))
@@ -258,7 +266,7 @@ def test_a_removed_account_sends_nothing_more(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("sha1")
 def test_the_key_of_an_account_is_asked_for_with_each_topic_and_access_key() -> None:
-    broker, sender = Broker(compiled=True), cast("Any", Connection(HOST))
+    broker, sender = Broker(form="compiled", is_signed=True), cast("Any", Connection(HOST))
     sends = [("producer", "T"), ("producer", "T"), ("producer", "Orders"), ("operator", "Orders"), ("producer", "T")]
     keys = {b"producer": Signer("secret-1").key, b"operator": Signer("secret-3").key}
     asked: list[tuple[bytes, bytes]] = []
@@ -269,24 +277,29 @@ def test_the_key_of_an_account_is_asked_for_with_each_topic_and_access_key() -> 
 
     secrets = {"producer": "secret-1", "operator": "secret-3"}
     chunk = b"".join(signed_frame(name, secrets[name], b"x", b=topic) for name, topic in sends)
-    assert broker.sends.take_plain(sender, chunk, key_of) == len(chunk)
+    sender.keys = key_of
+    assert broker.sends.take(sender, chunk) == len(chunk)
     assert asked == [(name.encode(), topic.encode()) for name, topic in sends[1:]]
     # A name of the same length needs its own key.
     disguised = signed_frame("producer", "secret-1", b"x") + signed_frame("operator", "secret-1", b"x")
-    assert broker.sends.take_plain(sender, disguised, key_of) == len(signed_frame("producer", "secret-1", b"x"))
+    sender.keys = key_of
+    assert broker.sends.take(sender, disguised) == len(signed_frame("producer", "secret-1", b"x"))
     # With the next chunk, it is asked again: accounts may have changed.
-    assert broker.sends.take_plain(sender, chunk, lambda access_key, topic: None) == 0
+    sender.keys = lambda access_key, topic: None
+    assert broker.sends.take(sender, chunk) == 0
 
 
 def test_the_signature_of_a_body_that_fits_no_block_is_checked_once() -> None:
-    broker, sender = Broker(compiled=True, entry_bytes_max=1000), cast("Any", Connection(HOST))
+    broker, sender = Broker(form="compiled", is_signed=True, entry_bytes_max=1000), cast("Any", Connection(HOST))
     asked: list[bytes] = []
 
     def key_of(access_key: bytes, topic: bytes) -> bytes:
         asked.append(topic)
         return Signer("secret-1").key
 
-    assert broker.sends.take_plain(sender, signed_frame("producer", "secret-1", b"x" * 1500), key_of) == 0
+    sender.keys = key_of
+    assert broker.sends.take(sender, signed_frame("producer", "secret-1", b"x" * 1500)) == 0
     assert asked == []  # the reference will
-    assert broker.sends.take_plain(sender, signed_frame("producer", "secret-1", b"x" * 500), key_of) > 0
+    sender.keys = key_of
+    assert broker.sends.take(sender, signed_frame("producer", "secret-1", b"x" * 500)) > 0
     assert asked == [b"T"]

@@ -1,0 +1,272 @@
+"""Receives plain sends from many clients at once, and makes blocks of them for the log.
+
+There are two forms of a `SendReceiver`: `PythonReceiver`, which is the reference, and `mq.compiled.CompiledReceiver`.
+`send_receiver` chooses. Whatever clients send, both give the log the same records in the same order, and clients the
+same replies. The compiled form takes fewer sends: it leaves requests that no stock client writes, such as headers with
+spaces, to `mq.broker.produce.send.Sends`, as both leave everything else.
+
+A client *produces* while its last chunk consisted of plain sends. The receiver is the only one who knows which clients
+do: `take` finds out, `receive` receives from them, and `forget` ends it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from mq.broker.net.call import Call
+from mq.broker.net.connection import ClientConnection
+from mq.broker.net.errors import RequestRefused
+from mq.broker.produce.batch import BatchSends
+from mq.broker.produce.sent_messages import SentMessages
+from mq.broker.write_path.entry_builder import PendingItem
+from mq.broker.write_path.send_block import QueuedSend, SendBlock, give_back_frames
+from mq.compiled import CompiledReceiver
+from mq.protocol.chunks import requests_of
+from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
+from mq.protocol.records import IPV4_HOST_BYTES
+from mq.protocol.requests import Request
+from raftlog import Ready
+from raftlog.net.reactor import EPOLLIN, EVENTS_MAX, RECEIVE_BYTES
+
+BLOCK_BYTES_MAX: Final = 128 * 1024
+"""Bytes of the records of a block: half an entry."""
+BLOCK_MESSAGES_MAX: Final = 1024
+SENDERS_MAX: Final = EVENTS_MAX
+"""Clients that are received from in one call."""
+_RECEIVED_BYTES_MAX: Final = 96 * 1024
+"""Bytes received in one call, in Python: some milliseconds of work."""
+
+_SENDS: Final = (b'"code":310,', b'"code":320,')
+_CODE_BYTES_MAX: Final = 32
+
+ReceiveInto = Callable[[int, memoryview], int]
+"""Receives from a descriptor into a buffer, without waiting; returns the number of bytes, 0 at the end of the stream.
+Raises BlockingIOError if there is nothing; another OSError if the connection is broken.
+"""
+Unserved = list[tuple[int, ClientConnection, bytes]]
+"""What is left of a received chunk: descriptor, client, and the bytes from the first request on that is no plain
+send."""
+
+
+class SendReceiver(Protocol):
+    """Receives plain sends from many clients at once. All methods are called on the event loop.
+
+    Attributes:
+        producing: the descriptors of clients that produce.
+        compiled_messages: how many messages were taken in compiled code.
+    """
+
+    @property
+    def producing(self) -> frozenset[int]: ...
+    @property
+    def compiled_messages(self) -> int: ...
+
+    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]:
+        """Receive once from each client among ``ready`` that produces, and take the plain sends at the start of each
+        chunk.
+
+        A request is taken while those before it have no more than ``room`` bytes: the one that exceeds it is the last.
+        A client with anything else in its chunk does not produce any more. Returns the blocks of all clients; the rest
+        of each chunk that has one; and the events that are left to their handlers: of other descriptors, of clients
+        whose connection has ended, and of those that there was no space for. The order of a client's bytes is kept.
+        """
+
+    def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
+        """Take the plain sends at the start of a chunk that somebody else has received; see `receive` for ``room``.
+
+        The client produces from now on if these are the whole chunk, and does not otherwise. Returns the blocks, and
+        how many bytes of the chunk they have.
+        """
+
+    def forget(self, descriptor: int) -> None:
+        """The client with this descriptor is closed, or must not be received from: it does not produce."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverSettings:
+    """What both forms need to know.
+
+    Attributes:
+        is_signed: whether clients are asked for the keys of their requests (`ClientConnection.send_keys`).
+        broker_name: the name of the broker group.
+        store_host: the broker's address as records store it.
+        entry_bytes_max: the maximum of an entry with several items.
+        receive_into: receives from simulated sockets; None for those of the system.
+    """
+
+    is_signed: bool
+    broker_name: str
+    store_host: bytes
+    entry_bytes_max: int
+    receive_into: ReceiveInto | None = None
+
+    @property
+    def block_bytes_max(self) -> int:
+        """The maximum of a block."""
+        return min(BLOCK_BYTES_MAX, self.entry_bytes_max)
+
+
+class PythonReceiver:
+    """The reference; see `SendReceiver`. It leaves sends that must be signed to `AccessControl.checked`."""
+
+    compiled_messages = 0
+
+    def __init__(self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings) -> None:
+        self._messages = messages
+        self._batches = batches
+        self._is_signed = settings.is_signed
+        self._block_bytes_max = settings.block_bytes_max
+        self._receive_into = settings.receive_into or _receive_into
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._producing: dict[int, ClientConnection] = {}
+
+    @property
+    def producing(self) -> frozenset[int]:
+        """See `SendReceiver`."""
+        return frozenset(self._producing)
+
+    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]:
+        """See `SendReceiver`."""
+        chosen: list[tuple[int, ClientConnection]] = []
+        left: Ready = []
+        for event in ready:
+            descriptor, events = event
+            sender = self._producing.get(descriptor) if events == EPOLLIN and len(chosen) < SENDERS_MAX else None
+            if sender is None:
+                left.append(event)
+            else:
+                chosen.append((descriptor, sender))
+        blocks, unserved, received_bytes = _Blocks(room, self._block_bytes_max), Unserved(), 0
+        for descriptor, sender in chosen:
+            if received_bytes + RECEIVE_BYTES > _RECEIVED_BYTES_MAX:
+                left.append((descriptor, EPOLLIN))
+                continue
+            try:
+                nbytes = self._receive_into(descriptor, self._buffer)
+            except BlockingIOError:
+                continue
+            except OSError:
+                nbytes = 0
+            if nbytes == 0:  # the end of the connection; whoever receives next will see why
+                left.append((descriptor, EPOLLIN))
+                continue
+            received_bytes += nbytes
+            sender.heard = True
+            chunk = bytes(self._buffer[:nbytes])
+            taken = self._take(sender, chunk, blocks)
+            if taken < nbytes:
+                del self._producing[descriptor]
+                unserved.append((descriptor, sender, chunk[taken:]))
+        return blocks.all, unserved, left
+
+    def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
+        """See `SendReceiver`."""
+        blocks = _Blocks(room, self._block_bytes_max)
+        taken = self._take(sender, chunk, blocks)
+        if taken == len(chunk) and sender.descriptor >= 0:
+            self._producing[sender.descriptor] = sender
+        else:
+            self.forget(sender.descriptor)
+        return blocks.all, taken
+
+    def forget(self, descriptor: int) -> None:
+        """See `SendReceiver`."""
+        self._producing.pop(descriptor, None)
+
+    def _take(self, sender: ClientConnection, chunk: bytes, blocks: _Blocks) -> int:
+        """Add the plain sends at the start of a chunk to the blocks; returns how many bytes of it they have."""
+        taken = 0
+        if (
+            not blocks.have_room()
+            or not _begins_with_send(chunk)
+            or (self._is_signed and sender.send_keys() is not None)
+        ):
+            return taken
+        for request, body, end in requests_of(chunk):
+            send = self._plain_send(sender, request, body)
+            if send is None or not blocks.add(send):
+                break
+            taken = end
+            if not blocks.have_room():
+                break
+        return taken
+
+    def _plain_send(self, sender: ClientConnection, request: Request, body: bytes) -> QueuedSend | None:
+        """The messages of a request; None unless it is a plain send, see `SentMessages.plain_tail`."""
+        if not isinstance(request, SendMessageV2 | SendBatchMessage):
+            return None
+        call: Call[SendMessageV2 | SendBatchMessage] = Call(sender, request, body, 0)
+        tail = self._messages.plain_tail(call)
+        if tail is None:
+            return None
+        try:
+            if request.ext.batch or isinstance(request, SendBatchMessage):
+                return self._batches.queued(call, tail)
+            return self._messages.queued(call, tail, needs_key=True)
+        except RequestRefused:
+            return None  # `Sends` says why
+
+
+class _Blocks:
+    """The blocks of one call; the last one is being filled."""
+
+    def __init__(self, room: int, block_bytes_max: int) -> None:
+        self._block_bytes_max = block_bytes_max
+        self._room = room
+        self._open: SendBlock | None = None
+        self._messages = 0
+        self.all: list[PendingItem] = []
+
+    def have_room(self) -> bool:
+        """Whether another request may be added."""
+        return self._room >= 0
+
+    def add(self, send: QueuedSend) -> bool:
+        """Add a request; false if it fits no block."""
+        nbytes, messages = send.nbytes, len(send.messages)
+        if nbytes > self._block_bytes_max or messages > BLOCK_MESSAGES_MAX:
+            return False
+        block = self._open
+        if (
+            block is None
+            or block.nbytes + nbytes > self._block_bytes_max
+            or self._messages + messages > BLOCK_MESSAGES_MAX
+        ):
+            block = self._open = SendBlock()
+            self.all.append(block)
+            self._messages = 0
+        block.add(send)
+        self._messages += messages
+        self._room -= nbytes
+        return True
+
+
+def send_receiver(messages: SentMessages, batches: BatchSends, settings: ReceiverSettings) -> SendReceiver:
+    """The receiver of a broker: the compiled one where it is there, for brokers with an IPv4 address."""
+    if CompiledReceiver is None or len(settings.store_host) != IPV4_HOST_BYTES:
+        return PythonReceiver(messages, batches, settings)
+    return CompiledReceiver(
+        writable=messages.writable,
+        tag_codes=messages.tag_codes,
+        suffix=messages.suffix,
+        store_host=settings.store_host,
+        reply_parts=SendReplyTemplate(settings.store_host).parts,
+        body_bytes_max=messages.body_bytes_max,
+        block_bytes_max=settings.block_bytes_max,
+        broker_name=settings.broker_name.encode(),
+        is_signed=settings.is_signed,
+        give_back=give_back_frames,
+        receive_into=settings.receive_into,
+    )
+
+
+def _begins_with_send(chunk: bytes) -> bool:
+    """Whether a chunk probably begins with a send: otherwise its first request would be decoded twice."""
+    return any(chunk.find(code, 0, _CODE_BYTES_MAX) >= 0 for code in _SENDS)
+
+
+def _receive_into(descriptor: int, buffer: memoryview) -> int:
+    return os.readv(descriptor, (buffer,))

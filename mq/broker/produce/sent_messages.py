@@ -1,0 +1,99 @@
+"""Checks the messages of sends, and makes their properties what the log stores."""
+
+from __future__ import annotations
+
+from mq.broker.net.call import Call
+from mq.broker.net.errors import RequestRefused
+from mq.broker.write_path.entry_builder import QueuedMessage
+from mq.broker.write_path.internal_messages import check_sent_bytes
+from mq.broker.write_path.pending import SendRequest
+from mq.broker.write_path.properties import RECEIPT, TAGS, UNIQUE_KEY, VALUE_END, TagCodes
+from mq.broker.write_path.queue_offsets import NextOffset
+from mq.broker.write_path.send_block import QueuedSend
+from mq.protocol import properties as props
+from mq.protocol.codes import ResponseCode
+from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mq.protocol.records import tag_code_of
+from mq.protocol.sequencing import SEQUENCE_MARK
+
+_DELAY, _TIMER, _HALF, _SEQUENCE = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", SEQUENCE_MARK.decode()
+
+
+def asks_for_more(text: str) -> bool:
+    """Whether the properties of a message may ask for more than being stored, by a quick check: a delay, a time, a
+    transaction, a sequence number.
+    """
+    return _DELAY in text or _TIMER in text or _HALF in text or _SEQUENCE in text
+
+
+class SentMessages:
+    """The checks of single messages, and what they need.
+
+    Attributes:
+        writable: the tails of topics that exist and are writable, by queue id.
+        tag_codes: the code of each tag.
+        suffix: properties that the broker adds to each message, encoded.
+        body_bytes_max: the maximum of a body, and of the records of a batch.
+    """
+
+    def __init__(self, *, unique_keys: UniqKeyGenerator, suffix: bytes, body_bytes_max: int) -> None:
+        self.writable: dict[str, list[NextOffset]] = {}
+        self.tag_codes = TagCodes()
+        self.suffix = suffix
+        self.body_bytes_max = body_bytes_max
+        self._unique_keys = unique_keys
+
+    def plain_tail(self, call: Call[SendRequest]) -> NextOffset | None:
+        """The queue of a plain send; None if it has to be handled by `Sends`.
+
+        A send is *plain* if its topic is known to be writable and has the queue, and its properties ask for nothing but
+        being stored.
+        """
+        ext = call.request.ext
+        tails = self.writable.get(ext.topic)
+        if tails is None or not 0 <= ext.queue_id < len(tails):
+            return None
+        text = ext.properties
+        return None if RECEIPT in text or asks_for_more(text) else tails[ext.queue_id]
+
+    def queued(self, call: Call[SendRequest], tail: NextOffset, *, needs_key: bool = False) -> QueuedSend:
+        """The message of a request that is not a batch and asks for nothing but being stored.
+
+        A message without a unique key gets one; with ``needs_key`` it is refused. Raises RequestRefused.
+        """
+        ext, body = call.request.ext, call.body
+        text = ext.properties
+        properties = (text if not text or text[-1] == "\x02" else text + "\x02").encode()
+        # Finds both values as `props.value_of`. The last hit is nearly always right, and a call would double the cost.
+        at = properties.rfind(UNIQUE_KEY)
+        unique_key = properties[at + 9 : properties.find(b"\x02", at)] if at >= 0 else b""
+        if not unique_key or (at > 0 and properties[at - 1] != VALUE_END):
+            unique_key = props.value_of(properties, UNIQUE_KEY)
+        if not unique_key:
+            if needs_key:
+                raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the message has no unique key")
+            unique_key = self._unique_keys.next().encode()
+            properties += UNIQUE_KEY + unique_key + b"\x02"
+        at = properties.rfind(TAGS)
+        if at < 0:
+            code = 0
+        else:
+            tags = properties[at + 5 : properties.find(b"\x02", at)]
+            if not tags or (at > 0 and properties[at - 1] != VALUE_END):
+                tags = props.value_of(properties, TAGS)
+            code = self.tag_codes[tags]
+        properties += self.suffix
+        body_bytes = len(body)
+        if body_bytes > self.body_bytes_max:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {body_bytes} bytes; maximum: {self.body_bytes_max}"
+            )
+        if len(properties) > props.SENT_PROPERTIES_BYTES_MAX:
+            if not ext.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+                check_sent_bytes(len(properties))
+            # A consumer's copy of a received message: it is stored in any case.
+            properties = props.fitted(props.decode(properties.decode()))
+            code = tag_code_of(properties)
+        size = tail.fixed_bytes + body_bytes + len(properties)
+        return QueuedSend(call, tail, [QueuedMessage(size, ext.flag, body, properties, code)], unique_key)
