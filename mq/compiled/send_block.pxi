@@ -11,8 +11,8 @@ cdef enum:
 cdef class SendBlock:
     """Plain sends that wait for their round together: their records are built but for what the round decides.
 
-    See `PendingItem`. ``senders`` has each client, its requests as they came in, and how many these are, in the order of
-    the records.
+    See `PendingItem`. ``senders`` has each client, its requests as they came in, and how many these are, in the order
+    of the records.
     """
 
     cdef readonly list senders
