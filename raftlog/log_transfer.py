@@ -30,6 +30,7 @@ from raftlog.range_server import ANSWER_SECONDS_MAX, GONE, NO_SNAPSHOT, RangeRef
 from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
+from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard, encode_manifest
 
 Log = structlog.stdlib.BoundLogger
@@ -42,8 +43,21 @@ REQUESTS_MAX: Final = 4
 ROOM_SECONDS: Final = 2.0
 """A peer without room for the offered files checks again after this time."""
 
+HEARING_SECONDS: Final = 3.0
+"""For so long a copy of a log waits to hear that no other replica has older entries."""
+
 _QUEUED_MAX = 64
 _PROGRESS_SECONDS = 5.0
+
+
+def note_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> None:
+    """The log will be replaced by one that begins after the entry ``base``. Call ``then`` once the log notes durably
+    whether other replicas may have what is missing: the leader may have deleted it early, and the copy is no better.
+    """
+    if base == 0 or EARLY in replica.log.notes or not replica.core.leader_may_lack_entries:
+        then()
+    else:
+        replica.remember(EARLY, EARLY_ELSEWHERE, then)
 
 
 @dataclass(slots=True)
@@ -153,7 +167,7 @@ class Puller:
         directory: str,
         segment_bytes: int,
         transport: Transport,
-        wake: Callable[[], None],
+        replica: Replica,
         on_complete: Callable[[], None],
         log: Log,
         initial: ConfState,
@@ -165,7 +179,7 @@ class Puller:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._transport = transport
-        self._wake = wake
+        self._replica = replica
         self._on_complete = on_complete
         self._log = log
         self._source: NodeId | None = None
@@ -241,10 +255,21 @@ class Puller:
             self._log.info("reset_begun", source=self._source, missing_bytes=staging.missing_bytes)
             await self._fetch(staging)
             if staging.complete:
+                await self._hear_beginnings()
+                noted = trio.Event()
+                note_reset(self._replica, manifest.base.index, noted.set)
+                await noted.wait()
                 await trio.to_thread.run_sync(staging.finish)
             return staging.complete
         finally:
             staging.close()
+
+    async def _hear_beginnings(self) -> None:
+        """A new leader knows only after a moment where the logs of the others begin."""
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_after(HEARING_SECONDS):
+            while self._replica.core.leader_may_lack_entries:  # noqa: ASYNC110 - heartbeats tell it, without an event
+                await trio.sleep(HEARING_SECONDS / 20)
 
     async def _wait_for_room(self, reason: str) -> None:
         self._log.warning("reset_waits", source=self._source, reason=reason)
@@ -286,4 +311,4 @@ class Puller:
         if self._source is not None:
             frame = frames.encode_cold(request)
             self._transport.send(self._source, Lane.CONTROL, [frame], len(frame))
-            self._wake()
+            self._replica.wake()

@@ -205,7 +205,7 @@ class Run:
             settings.directory,
             settings.segment_bytes,
             self.transport,
-            self.reactor.wake,
+            self.replica,
             self._fetched,
             log,
             settings.initial,

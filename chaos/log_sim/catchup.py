@@ -11,6 +11,7 @@ from chaos.log_sim.group import Group
 from chaos.log_sim.node import DIRECTORY, Node, Process
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
+from raftlog.log_transfer import note_reset
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, encode_manifest
 
@@ -69,11 +70,8 @@ class CatchUp:
         if self.pulls.get(node.node_id) is not pull or pull.gone:
             return
         if pull.staging.complete:
-            pull.staging.finish()
-            del self.pulls[node.node_id]
-            self.finished += 1
-            cluster.note(f"{node.node_id} has everything that it was offered")
-            cluster.at(cluster.now, cluster.reopen, node, node.process)
+            assert node.process is not None, f"{node.node_id} fetches and does not run"
+            note_reset(node.process.replica, pull.manifest.base.index, lambda: self._finish(node, pull))
             return
         source = pull.source
         runs = source.node.process is source and source.node_id not in cluster.paused
@@ -82,6 +80,16 @@ class CatchUp:
             with suppress(StorageCorrupt):
                 pull.fetch()
         self._later(node, pull)
+
+    def _finish(self, node: Node, pull: _Pull) -> None:
+        cluster = self._cluster
+        if self.pulls.get(node.node_id) is not pull:
+            return
+        pull.staging.finish()
+        del self.pulls[node.node_id]
+        self.finished += 1
+        cluster.note(f"{node.node_id} has everything that it was offered")
+        cluster.at(cluster.now, cluster.reopen, node, node.process)
 
 
 class _Pull:
@@ -94,7 +102,7 @@ class _Pull:
         self.staging = staging
         self.gone = False
         self._process = process
-        self._manifest = manifest
+        self.manifest = manifest
         self._snapshot = snapshot
 
     def goes_on_with(self, source: Process, process: Process | None) -> bool:

@@ -45,7 +45,6 @@ class Leading(LeadershipTransfer, Reading):
         self._transfer.not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.outranked_beats = 0
         self._transfer.older_not_before = self._now
-        self._transfer.older_since = float("inf")
         self._leading.since = self._now
         self._election.preferred_priority = None
         if self._conf.is_joint:

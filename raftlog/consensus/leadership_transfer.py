@@ -15,8 +15,6 @@ NEAR_BYTES: Final = 1024 * 1024
 
 _OUTRANKED_BEATS = 5
 _QUIET_TIMEOUTS = 10
-_OLDER_LOG_SECONDS = 60.0
-"""For so long a leader waits for others to delete what it deleted, unless it deleted early."""
 
 
 class LeadershipTransfer(CoreState):
@@ -117,24 +115,19 @@ class LeadershipTransfer(CoreState):
         self._become_follower(self._term, None)
 
     def _yield_to_older_log(self) -> None:
-        """Transfer to a voter that still has entries which were deleted here: it can serve them.
+        """Transfer to a voter that still has entries which were deleted here early: it can serve them.
 
         Older software does not tell where its log begins. It gets the leadership if no other voter is known to have
         more: nobody could fetch the entries from it, and readers would wait for it to be upgraded.
         """
         transfer, own = self._transfer, self._log.base.index
-        if own == 0 or transfer.to is not None or self._commit < self._term_start:
+        if own == 0 or not self.began_early or transfer.to is not None or self._commit < self._term_start:
             return
         able = self._successors()
         older = [peer for peer in able if peer.base is not None and peer.base < own]
-        if not older and self.began_early:
-            older = [peer for peer in able if peer.base is None and peer.has_answered]
         if not older:
-            transfer.older_since = float("inf")
-            return
-        transfer.older_since = min(transfer.older_since, self._now)
-        patience = 0.0 if self.began_early else _OLDER_LOG_SECONDS
-        if self._now >= max(transfer.older_not_before, transfer.older_since + patience):
+            older = [peer for peer in able if peer.base is None and peer.has_answered]
+        if older and self._now >= transfer.older_not_before:
             self.transfer(min(older, key=lambda peer: peer.base or 0).peer, self._now)
 
     def _yield_to_preferred(self) -> None:

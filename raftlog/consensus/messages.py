@@ -87,8 +87,9 @@ class AppendResp(_Message, frozen=True, gc=False):
 class Heartbeat(_Message, frozen=True, gc=False):
     """The leader is alive; ``preferred`` is the highest priority among the healthy voters that could follow it.
 
-    ``base`` is the entry before the first one of its log, ``oldest`` the lowest base of all logs that it knows, None
-    until it knows. Both are None from replicas of older software.
+    ``base`` is the entry before the first one of its log, ``oldest`` the lowest base of all logs that it knows: None
+    until it knows, and while another replica may have what this one deleted early. Both are None from replicas of older
+    software.
     """
 
     seq: Number

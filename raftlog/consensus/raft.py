@@ -142,6 +142,12 @@ class RaftCore(Election, Following):
         return self._following.oldest if self._following.leader_told else None
 
     @property
+    def leader_may_lack_entries(self) -> bool:
+        """Whether the followed leader may have deleted early what another replica has; older software does not tell."""
+        following = self._following
+        return not following.leader_told or (following.leader_base is not None and following.oldest is None)
+
+    @property
     def ready(self) -> bool:
         """Whether this replica leads and knows everything that was committed before its term."""
         return self._role is Role.LEADER and self._commit >= self._term_start

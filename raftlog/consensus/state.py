@@ -159,12 +159,24 @@ class CoreState:
         self._dirty = True
 
     def _beginning(self) -> tuple[Beginning, NodeId | None]:
-        """How the beginning of this log compares with the others, and a replica that has earlier entries."""
-        own = self._log.base.index
-        if own == 0:
+        """How the beginning of this log compares with the others, and a replica that has earlier entries.
+
+        What retention has deleted counts as gone, whoever has not deleted it yet.
+        """
+        if self._log.base.index == 0 or not self.began_early:
             return Beginning.FIRST, None
         if self._role is not Role.LEADER:
-            return self._beginning_of_follower(own)
+            return self._beginning_of_follower(self._log.base.index)
+        holder, is_open = self._older_log()
+        if holder is not None:
+            return Beginning.LATER, holder.peer
+        return (Beginning.UNKNOWN if is_open else Beginning.FIRST), None
+
+    def _older_log(self) -> tuple[Progress | None, bool]:
+        """For a leader: the peer in reach whose log begins earliest, before the own one; without one, whether there may
+        be such a peer.
+        """
+        own = self._log.base.index
         is_new = self._now - self._leading.since <= self.config.election_timeout_seconds_min
         best: Progress | None = None
         is_open = False
@@ -181,17 +193,13 @@ class CoreState:
                 is_open |= self.began_early and (base is None or not is_active)
             elif best is None or best.base is None or (base or 0) < best.base:
                 best = progress
-        if best is not None:
-            return Beginning.LATER, best.peer
-        return (Beginning.UNKNOWN if is_open else Beginning.FIRST), None
+        return best, is_open and best is None
 
     def _beginning_of_follower(self, own: LogIndex) -> tuple[Beginning, NodeId | None]:
         following, leader_id = self._following, self._leader_id
-        if leader_id is None or not following.leader_told:
+        if leader_id is None or not following.leader_told or following.leader_base is None:
+            # There is no leader, or its software is older and does not tell.
             return Beginning.UNKNOWN, leader_id
-        if following.leader_base is None:
-            # Older software, which does not tell.
-            return (Beginning.UNKNOWN, leader_id) if self.began_early else (Beginning.FIRST, None)
         if following.oldest is None and own <= following.leader_base:
             return Beginning.UNKNOWN, leader_id
         lowest = following.leader_base if following.oldest is None else following.oldest
@@ -199,12 +207,19 @@ class CoreState:
 
     @property
     def _oldest(self) -> LogIndex | None:
-        """The lowest base of all logs in reach, for followers; None while a leader does not know it."""
-        state, holder = self._beginning()
-        if state is Beginning.UNKNOWN:
+        """The lowest base of all logs in reach; None while a leader does not know it."""
+        own = self._log.base.index
+        if own == 0:
+            return own
+        holder, is_open = self._older_log()
+        if is_open:
             return None
-        base = None if holder is None else self._peers[holder].base
-        return self._log.base.index if base is None else base
+        return own if holder is None or holder.base is None else holder.base
+
+    @property
+    def _oldest_for_followers(self) -> LogIndex | None:
+        """As `_oldest`; also None while another replica may have what was deleted here early."""
+        return self._oldest if self._beginning()[0] is Beginning.FIRST else None
 
     def _is_active(self, progress: Progress) -> bool:
         return self._now - progress.silent_since <= self.config.election_timeout_seconds_min

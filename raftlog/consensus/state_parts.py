@@ -121,8 +121,6 @@ class TransferState:
     """Earliest time of a transfer to a preferred voter."""
     older_not_before: float = 0.0
     """Earliest time of a transfer to a voter whose log begins earlier."""
-    older_since: float = float("inf")
-    """Since when there is one."""
 
     def end(self) -> None:
         """End the transfer."""

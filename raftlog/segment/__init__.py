@@ -29,7 +29,7 @@ from raftlog.segment.files import Preallocation
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
-from raftlog.segment.meta_keys import EARLY, REFILLED
+from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE, REFILLED
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 from raftlog.segment.retention import Deletion, RetentionPolicy, Situation, droppable
@@ -39,6 +39,7 @@ from raftlog.segment.writer import InlineWriter, LogWriter, Writer
 __all__ = [
     "CONFIG",
     "EARLY",
+    "EARLY_ELSEWHERE",
     "HEADER_BYTES",
     "NOOP",
     "NORMAL",

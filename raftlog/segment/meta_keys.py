@@ -22,6 +22,9 @@ UNSYNCED: Final = "unsynced"
 EARLY: Final = "early"
 """Entries before the base were deleted earlier than retention allows; the content is the application's."""
 
+EARLY_ELSEWHERE: Final = b""
+"""The content of `EARLY` if not this replica deleted them, but perhaps the one from which it fetched its log."""
+
 REFILLED: Final = "refilled"
 """The beginning of the log was fetched from a peer: the application has not read those entries yet."""
 

@@ -130,6 +130,30 @@ async def test_replica_refuses_to_name_its_own_first_message(
             assert (await client.request(code, fields)).code == 0
 
 
+async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tmp_path: Path) -> None:
+    async with three_replicas(tmp_path, **SMALL) as brokers:
+        leader, holder, other = [await broker.connect() for broker in brokers]
+        assert (await leader.create_topic("T", 1)).code == 0
+        lease = {"leaseId": "reader", "position": 0, "seconds": 600}
+        assert (await holder.request(RequestCode.HOLD_LOG, lease)).code == 0
+        await fill(leader)
+
+        async def have_deleted() -> bool:
+            return min(await base(leader), await base(other)) > 0
+
+        await until(have_deleted)
+        assert await base(holder) == 0
+        queue = {"topic": "T", "queueId": 0}
+        for client in (leader, other):
+            for code, fields in [
+                (RequestCode.GET_MIN_OFFSET, queue),
+                (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue | {"timestamp": 0}),
+                (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}),
+            ]:
+                answer = await client.request(code, fields)
+                assert answer.code == 0, (code, answer)
+
+
 async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: Disks) -> None:
     async with three_replicas(tmp_path, **KEPT) as brokers:
         short, others = await deleted_early(brokers, disks)

@@ -29,7 +29,7 @@ from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
 from raftlog import Beginning, PeerState, Replica, SegmentError
 from raftlog.log_numbers import index_range
-from raftlog.segment import EARLY, Deletion, RetentionPolicy, SegmentInfo, Situation, droppable
+from raftlog.segment import EARLY, EARLY_ELSEWHERE, Deletion, RetentionPolicy, SegmentInfo, Situation, droppable
 
 LAG_GRACE_SEGMENTS = 2
 """A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.
@@ -204,6 +204,11 @@ class Retention:
 
     def _noted(self) -> EarlyDeletion | None:
         note = self._replica.log.notes.get(EARLY)
+        if note == EARLY_ELSEWHERE:
+            # The replica whose log this one has fetched lacks them: they are no newer than what is here.
+            first = next((segment for segment in self._replica.log.segments() if segment.closed), None)
+            newest_ms = None if first is None else self._files.newest_ms(first)
+            return EarlyDeletion(0, self._wall_clock_ms() if newest_ms is None else newest_ms)
         return None if note is None else msgspec.json.decode(note, type=EarlyDeletion)
 
     def _tell_of_early(self, deletion: Deletion, used: float) -> None:

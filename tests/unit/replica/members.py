@@ -94,10 +94,10 @@ class Member:
         content = [self.replica.applied_index, list(self.application.bodies)]
         return self.replica.applied_index, lambda: cbor2.dumps(content)
 
-    async def drop_files(self, keep: int = 1) -> None:
+    async def drop_files(self, keep: int = 1, *, early: bool = False) -> None:
         """Retention: let the log begin with its last ``keep`` files, as soon as it may."""
         start = self.replica.log.segments()[-keep].start
-        await until(lambda: self.replica.drop_prefix(start))
+        await until(lambda: self.replica.drop_prefix(start, b"early" if early else None))
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self.scope, self.ended = trio.CancelScope(), trio.Event()

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from raftlog import ConfChange, ConfChangeKind, NodeId
 from raftlog.log_numbers import LogIndex
 from raftlog.net.transport import Lane
-from raftlog.segment import RealDisk, snapshot_install
+from raftlog.segment import EARLY, RealDisk, snapshot_install
 from raftlog.segment.disk import write_fully
 from tests.free_ports import free_ports
 from tests.support.waiting import until
@@ -75,6 +75,27 @@ async def test_add_learner_over_reset_with_app_snapshot_and_log_cut(tmp_path: Pa
 
         await new.until(leads)
         await new.append_all([b"led by the new one"])
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_copy_of_a_log_that_began_early_began_early(tmp_path: Path, early: bool) -> None:
+    """If it leads one day, it must not say that entries are gone which the stopped replica has."""
+    async with group(tmp_path) as nodes:
+        leader = await nodes.leader()
+        await leader.append_all(BODIES)
+        whole, other = nodes.others(leader)
+        for member in (whole, other):
+            await member.until(lambda member: member.application.bodies == BODIES)
+        await until(lambda: leader.replica.core.oldest_base == 0)
+        await whole.stop()
+        await other.drop_files(keep=3, early=early)
+        await until(lambda: any(peer.base for peer in leader.replica.core.status().peers))
+        await leader.drop_files(keep=3, early=early)
+        new = await add_learner(nodes, leader)
+        await new.until(lambda member: member.runs == 2 and member.application.bodies == BODIES)
+        assert new.replica.log.base[0] > 50
+        assert new.replica.core.began_early is early
+        assert (EARLY in new.replica.log.notes) is early
 
 
 async def test_an_empty_learner_fetches_files_of_a_log_that_has_its_beginning(tmp_path: Path) -> None:

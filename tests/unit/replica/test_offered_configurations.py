@@ -35,7 +35,7 @@ def offer(conf: bytes) -> ResetOffer:
 def puller(initial: ConfState) -> Puller:
     nothing: Any = None
     log = structlog.stdlib.get_logger()
-    return Puller(MemoryDisk(), "/log", 4096, nothing, lambda: None, lambda: None, log, initial=initial)
+    return Puller(MemoryDisk(), "/log", 4096, nothing, nothing, lambda: None, log, initial=initial)
 
 
 @pytest.mark.parametrize(
