@@ -77,7 +77,7 @@ class Assignment:
         self._draining: dict[MessageQueue, ProcessQueue] = {}
         self._owed: set[MessageQueue] = set()
         self._doubtful_routes: set[str] = set()
-        self._warn_at = float("-inf")
+        self._warn_at: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._waits: dict[str, LongWait] = {}
         self._spare: dict[str, LongWait] = {}
@@ -189,12 +189,14 @@ class Assignment:
         missing = False
         if isinstance(error, TopicNotFound) and topic != retry_topic(self._group):
             missing = now - self._missing_since.setdefault(topic, now) >= MISSING_SECONDS
-        if (denied or missing or isinstance(error, NameServersUnavailable)) and now >= self._warn_at:
-            self._warn_at = now + WARN_SECONDS
+        is_told = denied or missing or isinstance(error, NameServersUnavailable)
+        about = topic if missing else ""  # the others concern all topics
+        if is_told and now >= self._warn_at.get(about, now):
+            self._warn_at[about] = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
         else:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
-            if not isinstance(error, TopicNotFound):
+            if not is_told and not isinstance(error, TopicNotFound):
                 self._goes_on(topic, str(error))
 
     def _goes_on(self, topic: str, reason: str) -> None:

@@ -17,6 +17,7 @@ from mq.client import (
     PullSettings,
     PushConsumer,
     ReceivedMessage,
+    long_wait,
 )
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of, running, stored, take
@@ -62,6 +63,24 @@ async def test_a_consumer_without_a_name_server_says_so_once_in_a_while(caplog: 
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "cannot_consume" in warning.getMessage()
     assert server.address in warning.getMessage()
+
+
+async def test_missing_name_server_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was reported for each topic, and once more by the wait of each."""
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.0)
+    async with FakeCluster.start(topics={"T": 1, "U": 1}) as cluster:
+        [server] = cluster.name_servers
+        await server.stop()
+        with caplog.at_level("INFO", "mq.client"):
+            async with PushConsumer(server.address, "G") as consumer:
+                consumer.subscribe("T")
+                consumer.subscribe("U")
+                await until(lambda: caplog.text.count("rebalance_postponed") >= 9, seconds=60)
+    assert [record.getMessage()[:14] for record in caplog.records if record.levelname == "WARNING"] == [
+        "cannot_consume"
+    ]
 
 
 async def test_a_consumer_of_a_topic_that_stays_missing_says_so(
