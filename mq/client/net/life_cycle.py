@@ -232,7 +232,7 @@ class _Host:
             trio.lowlevel.spawn_system_task(self._run, name=name, context=contextvars.copy_context())
 
     async def _run(self) -> None:
-        pending = 0
+        pending, shown = 0, ""
         try:
             with self._scope:
                 async with self._client._session():
@@ -241,14 +241,14 @@ class _Host:
                     try:
                         await self.closing.wait()
                     except BaseException:
-                        pending = self._client._pending_messages()
+                        pending, shown = self._client._pending_messages(), repr(self._client)
                         self.interrupt()
                         raise
         except anyio.get_cancelled_exc_class():
             # The event loop ends, and nobody has closed the client.
             self.failure = ClientClosed("its event loop has ended")
             self._is_raised = True
-            _warn_not_closed(self._client, pending)
+            _warn_not_closed(shown, pending)
             raise
         except BaseException as error:  # noqa: ASYNC103 - it is raised where the client is closed
             self._fail(error)
@@ -359,9 +359,9 @@ class _AsyncioBody(_Body):
         return error
 
 
-def _warn_not_closed(client: Client, pending: int) -> None:
+def _warn_not_closed(client: str, pending: int) -> None:
     if pending:
-        log.warning("not_closed", client=repr(client), pending=pending, missing="await client.aclose()")
+        log.warning("not_closed", client=client, pending=pending, missing="await client.aclose()")
 
 
 @atexit.register
@@ -370,4 +370,4 @@ def _warn_at_exit() -> None:
     for each in list(_hosts.values()):
         host = each()
         if host is not None and host.is_open and not host.is_parents:
-            _warn_not_closed(host._client, host._client._pending_messages())
+            _warn_not_closed(repr(host._client), host._client._pending_messages())

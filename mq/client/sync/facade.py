@@ -63,6 +63,7 @@ class Facade(Generic[C_co]):
         self._thread: LoopThread | None = None
         self._forks = forks()
         self._lock = threading.Lock()
+        self._at_end = (0, "")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._client!r}>"
@@ -184,8 +185,10 @@ class Facade(Generic[C_co]):
     def _begin_end(self) -> Future[int]:
         """Close the client without waiting; the future has the number of lost messages."""
         assert self._thread is not None, "the end of a client that is not open"
+        self._at_end = self._client._pending_messages(), repr(self)
 
         async def end() -> int:
+            self._at_end = self._client._pending_messages(), repr(self)  # here nothing changes between the two
             if (host := self._client._host) is not None:
                 host.is_open = False  # threads that do not end with the program send nothing more
             with anyio.move_on_after(EXIT_FLUSH_SECONDS):
@@ -220,20 +223,21 @@ def at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[Faca
 @atexit.register
 def _close_at_exit() -> None:
     """The program ends: close the clients that it has left open, within some seconds, and name those with messages."""
-    ends: list[tuple[Facade[Any], int, Future[int]]] = []
+    ends: list[tuple[Facade[Any], Future[int]]] = []
     for facade in list(_open.values()):
         if facade._is_parents():
             continue
         try:
-            ends.append((facade, facade._client._pending_messages(), facade._begin_end()))
+            ends.append((facade, facade._begin_end()))
         except RuntimeError as error:  # its event loop has failed
             log.debug("close_failed", client=repr(facade), reason=str(error))
     deadline = time.monotonic() + EXIT_SECONDS
-    for facade, pending, end in ends:
+    for facade, end in ends:
         try:
             lost = end.result(max(deadline - time.monotonic(), 0.0))
         except Exception as error:
             log.warning("close_failed", client=repr(facade), reason=str(error) or type(error).__name__)
-            lost = pending
+            lost = facade._at_end[0]
+        pending, shown = facade._at_end
         if pending:
-            log.warning("not_closed", client=repr(facade), pending=pending, lost=lost, missing="client.close()")
+            log.warning("not_closed", client=shown, pending=pending, lost=lost, missing="client.close()")

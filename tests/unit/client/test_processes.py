@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +75,9 @@ def test_messages_in_flight_at_the_end_are_sent_or_named(threads: FakeCluster) -
     assert threads.group.bodies("T") == [b"1", b"stored"]
     assert "not_closed" in ended.stderr
     assert "lost=1" in ended.stderr
+    [warning] = [line for line in ended.stderr.splitlines() if "not_closed" in line]
+    [shown], [pending] = re.findall(r"(\d+) in flight", warning), re.findall(r"pending=(\d+)", warning)
+    assert shown == pending
 
 
 @pytest.mark.parametrize(("name", "count"), [("loop_ends", 2), ("loop_stops", 1)])
@@ -83,3 +87,4 @@ def test_an_event_loop_that_ends_names_open_clients(threads: FakeCluster, name: 
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("not_closed") == count
     assert ended.stderr.count("pending=1") == count
+    assert ended.stderr.count("1 in flight") == count
