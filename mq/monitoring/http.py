@@ -122,7 +122,11 @@ class Monitoring:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
         while True:
             with trio.move_on_after(REQUEST_SECONDS_MAX) as scope:
-                request = await _request(connection, stream)
+                try:
+                    request = await _request(connection, stream)
+                except h11.RemoteProtocolError:
+                    await _refuse(connection, stream)
+                    return
                 if request is None:
                     return
                 with self._steps.measured():
@@ -174,6 +178,15 @@ async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.R
             return request
         elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
             return None
+
+
+async def _refuse(connection: h11.Connection, stream: trio.abc.Stream) -> None:
+    """Answer something that is no HTTP request, so that a client of another protocol learns what this port is."""
+    await trio.lowlevel.checkpoint()
+    if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        headers = [("content-length", "0"), ("connection", "close")]
+        head = h11.Response(status_code=HTTPStatus.BAD_REQUEST, headers=headers)
+        await stream.send_all((connection.send(head) or b"") + (connection.send(h11.EndOfMessage()) or b""))
 
 
 def _encoded(connection: h11.Connection, request: h11.Request, response: Response) -> list[memoryview]:

@@ -25,6 +25,8 @@ _PREFIX: Final = struct.Struct(">II")
 _LENGTH: Final = struct.Struct(">I")
 _TLS_STARTS: Final = (0x1603, 0x1503)
 """The first two bytes of a TLS connection: a handshake or an alert record of version 3."""
+_HTTP_START: Final = int.from_bytes(b"HTTP")
+"""The first four bytes of an HTTP server's answer."""
 
 
 def split_frames(
@@ -93,5 +95,7 @@ def _fault(length: int, word: int, frame_bytes_max: int, header_bytes_max: int) 
 def _length_fault(length: int, frame_bytes_max: int) -> str:
     if length >> 16 in _TLS_STARTS:
         return f"frame of length {length}: this is the beginning of a TLS handshake, and this port has no TLS"
+    if length == _HTTP_START:
+        return "it speaks HTTP, as a metrics port does; check host:port"
     signed = length - (1 << 32) if length >= 1 << 31 else length
     return f"frame of length {signed}; allowed: 4 to {frame_bytes_max}"

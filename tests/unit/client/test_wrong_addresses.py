@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
 import pytest
+import trio
 
 from mq.client import (
     Admin,
@@ -22,6 +24,7 @@ from mq.client import (
     PullConsumer,
     RemotingSettings,
 )
+from mq.monitoring.http import Monitoring, open_listeners
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -105,3 +108,42 @@ async def test_a_name_server_is_no_broker() -> None:
             pytest.raises(BrokerError, match=r"server of the other kind \(broker, name server\)"),
         ):
             await admin.broker_runtime(cluster.name_servers[0].address)
+
+
+@contextlib.contextmanager
+def metrics_port() -> Iterator[str]:
+    """The address of the metrics of a server, in a thread of its own."""
+    address: list[str] = []
+    scope = trio.CancelScope()
+
+    async def ready() -> str | None:
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def serve(started: threading.Event) -> None:
+        listeners = await open_listeners("127.0.0.1", 0)
+        address.append(f"127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Monitoring(lambda: (yield), ready).serve, listeners)
+                token.append(trio.lowlevel.current_trio_token())
+                started.set()
+
+    token: list[trio.lowlevel.TrioToken] = []
+    started = threading.Event()
+    thread = threading.Thread(target=trio.run, args=(serve, started))
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield address[0]
+    finally:
+        token[0].run_sync_soon(scope.cancel)
+        thread.join()
+
+
+async def test_metrics_port_is_named_as_http() -> None:
+    with metrics_port() as address:
+        for error in await failures_at(address):
+            assert f"{address}: " in str(error)
+            assert "it speaks HTTP, as a metrics port does; check host:port" in str(error)
+            assert error.stored == "no"
