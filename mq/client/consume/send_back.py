@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from dataclasses import dataclass
 
@@ -61,11 +62,20 @@ def failure_text(error: BaseException) -> str:
     except Exception:  # the application's own, and it is broken
         text = "without a text"
     place = ""
-    if frames := traceback.extract_tb(error.__traceback__, limit=-1):
-        place = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno} in {frames[0].name})"
+    if frames := traceback.extract_tb(error.__traceback__):
+        raised = next((frame for frame in reversed(frames) if not _is_library(frame.filename)), frames[-1])
+        place = f" ({os.path.basename(raised.filename)}:{raised.lineno} in {raised.name})"
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     said = named.encode("utf-8", "replace")[: props.SAFE_BYTES_MAX - len(place.encode())]
     return props.safe_value(said.decode("utf-8", "ignore") + place)
+
+
+def _is_library(path: str) -> bool:
+    """Whether the code is that of Python or of an event loop, which raise what the code that calls them has caused."""
+    if "site-packages" not in path and "dist-packages" not in path:
+        return path.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen "))
+    loops = [loop.__file__ for name in ("anyio", "trio") if (loop := sys.modules.get(name)) is not None]
+    return any(file is not None and path.startswith(os.path.dirname(file) + os.sep) for file in loops)
 
 
 async def give_back(

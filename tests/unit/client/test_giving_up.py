@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import trio
 
 from mq.client import NotADeadLetter, PushConsumer, ReceivedMessage
+from mq.client.application_code import failure_of
 from mq.client.consume.send_back import failure_text
 from mq.protocol.properties import SAFE_BYTES_MAX, decode
 from tests.support.waiting import until
@@ -149,3 +154,29 @@ def test_failure_text_is_bounded_and_never_raises() -> None:
     assert "\x02" not in text
     assert failure_text(Broken()) == "Broken: without a text"
     assert failure_text(anyio.WouldBlock()) == "WouldBlock"
+
+
+def test_failure_text_names_the_handler_not_the_event_loop() -> None:
+    """The place was that in asyncio, for a task that the handler had cancelled, and for a time-out."""
+
+    async def cancels() -> None:
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    async def times_out() -> None:
+        with anyio.fail_after(0):
+            await anyio.sleep(1)
+
+    async def failure(function: Callable[[], Awaitable[None]]) -> BaseException | None:
+        return await failure_of(lambda _: function(), None)
+
+    for run, name in [
+        (partial(asyncio.run, failure(cancels)), "cancels"),
+        (partial(asyncio.run, failure(times_out)), "times_out"),
+        (partial(trio.run, failure, times_out), "times_out"),
+    ]:
+        error = run()
+        assert error is not None
+        assert failure_text(error).partition("(")[2].startswith("test_giving_up.py:")
+        assert failure_text(error).endswith(f" in {name})")
