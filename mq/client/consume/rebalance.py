@@ -137,9 +137,7 @@ class Assignment:
         await self.drop(ours - share)
         if share - ours and len(members) > 1:
             await anyio.sleep(HANDOVER_SECONDS)
-        complete = True
-        for queue, held_until in (await self._lock(share - ours)).items():
-            complete = await self._add(queue, held_until) and complete
+        complete = await self._add(await self._lock(share - ours))
         if self.queues_of(topic) != ours:
             log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
             self.changed.set()
@@ -277,17 +275,28 @@ class Assignment:
                 last_error = error
         raise last_error
 
-    async def _add(self, queue: MessageQueue, held_until: float) -> bool:
-        try:
-            offset = await self._offsets.begin(queue)
-        except ClientError as error:
-            log.info("queue_postponed", queue=queue, reason=str(error))
-            self._doubtful_routes.add(queue.topic)
-            return False
-        process_queue = ProcessQueue(queue, offset)
-        process_queue.held_until = held_until
-        self._start(process_queue)
-        return True
+    async def _add(self, held_until: Mapping[MessageQueue, float]) -> bool:
+        """Begin with these queues; returns whether all of them have begun.
+
+        All begin at once: a new group that ends meanwhile has no stored offset in any of them, rather than in some.
+        """
+        begins: dict[MessageQueue, int] = {}
+
+        async def ask(queue: MessageQueue) -> None:
+            try:
+                begins[queue] = await self._offsets.begin(queue)
+            except ClientError as error:
+                log.info("queue_postponed", queue=queue, reason=str(error))
+                self._doubtful_routes.add(queue.topic)
+
+        async with anyio.create_task_group() as tasks:
+            for queue in held_until:
+                tasks.start_soon(ask, queue)
+        for queue, offset in sorted(begins.items()):
+            process_queue = ProcessQueue(queue, offset)
+            process_queue.held_until = held_until[queue]
+            self._start(process_queue)
+        return len(begins) == len(held_until)
 
     def _start(self, process_queue: ProcessQueue) -> None:
         puller = self._pullers[process_queue.queue] = self._make_puller(process_queue)

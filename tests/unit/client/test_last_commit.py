@@ -7,8 +7,9 @@ import pytest
 
 from mq.client.consume import rebalance
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, offset_of, take
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
+from tests.unit.client.fake_cluster import FakeBroker, FakeCluster
+from tests.unit.client.fake_server import FakeConnection, FakeRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -43,3 +44,25 @@ async def test_a_consumer_names_offsets_that_it_cannot_store(
         assert offset_of(cluster) != 3
     assert caplog.text.count("offset_commit_failed") == 1
     assert "has no leader" in caplog.text
+
+
+async def test_new_group_that_ends_at_once_stores_no_offset_in_some_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began in one queue after the other, and had offsets in some: a later start skipped in the others."""
+    answer = FakeBroker._query_offset
+    begun = anyio.Event()
+
+    async def silent_for_the_last(broker: FakeBroker, connection: FakeConnection, request: FakeRequest) -> None:
+        if request.ext["queueId"] == "3":
+            begun.set()
+            await anyio.sleep_forever()
+        await answer(broker, connection, request)
+
+    monkeypatch.setattr(FakeBroker, "_query_offset", silent_for_the_last)
+    async with FakeCluster.start(topics={"T": 4}) as cluster:
+        for queue_id in range(4):
+            cluster.group.append("T", queue_id, stored(b"before"))
+        async with consumer_of(cluster, consume_from="last") as consumer:
+            consumer.subscribe("T")
+            with anyio.fail_after(30):
+                await begun.wait()
+        assert [offset_of(cluster, queue_id) for queue_id in range(4)] == [None] * 4
