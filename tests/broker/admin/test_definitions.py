@@ -33,7 +33,7 @@ GROUP = SubscriptionGroupConfig(
     which_broker_when_consume_slowly=2,
     notify_consumer_ids_changed_enable=False,
 )
-ATTRIBUTES = {"message.type": "FIFO", "owner": "billing", "note": "a=b"}
+ATTRIBUTES = {"message.type": "FIFO", "owner": "billing", "note": "a=b", "teams": "a, b,c ", "x=y": ""}
 
 
 async def run(namesrv: str, *arguments: str, code: int = 0) -> Result:
