@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import MESSAGE_TYPE_ATTRIBUTE, MESSAGE_TYPES
@@ -15,26 +15,38 @@ QUEUES = 8
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """The settings of a topic in one broker group; None where the broker chooses, or nobody has said."""
+    """The settings of a topic in one broker group; None where the broker chooses, or nobody has said.
+
+    The last three are those that no option of the command sets; ``attributes`` are the others than the message type.
+    """
 
     read_queues: int | None = None
     write_queues: int | None = None
     perm: int | None = None
     order: bool | None = None
     message_type: str | None = None
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    attributes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, config: TopicConfig) -> TopicSettings:
         """Those of an existing topic."""
         kind = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE)
-        return cls(config.read_queue_nums, config.write_queue_nums, config.perm, config.order, kind)
+        others = tuple(sorted(each for each in config.attributes.items() if each[0] != MESSAGE_TYPE_ATTRIBUTE))
+        queues = config.read_queue_nums, config.write_queue_nums
+        return cls(*queues, config.perm, config.order, kind, config.topic_filter_type, config.topic_sys_flag, others)
 
     def __str__(self) -> str:
         kind = "" if self.message_type is None else f", message type {self.message_type.lower()}"
         read, write = self.read_queues, self.write_queues
         queues = f"{read}" if read == write else f"{read} read and {write} written"
         order = ", in order" if self.order else ""
-        return f"{queues} queues, perm {perm_words(self.perm or 0)}{order}{kind}"
+        usual = TopicSettings()
+        rest = "" if self.filter_type == usual.filter_type else f", filter type {self.filter_type}"
+        rest += "" if self.sys_flag == usual.sys_flag else f", flags {self.sys_flag}"
+        rest += "".join(f", {name}={value}" for name, value in self.attributes)
+        return f"{queues} queues, perm {perm_words(self.perm or 0)}{order}{kind}{rest}"
 
 
 def settings_to_create(
@@ -57,9 +69,12 @@ def settings_to_create(
         return _filled(wanted, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
     patterns = {_filled(wanted, TopicSettings.of(config)) for config in known.values()}
     if len(patterns) > 1:
+        remedy = "with --queues, --perm, --order, --no-order and --message-type"
+        if len({(each.filter_type, each.sys_flag, each.attributes) for each in patterns}) > 1:
+            remedy = "in a document for raftmq import: no option sets filter type, flags and attributes"
         raise CommandFailed(
             f"topic {topic} has different settings in the broker groups that have it: {shape(known)}. Say which ones "
-            f"it shall have in {', '.join(missing)}, with --queues, --perm, --order, --no-order and --message-type",
+            f"it shall have in {', '.join(missing)}, {remedy}",
             EXIT_FAILED,
         )
     [settings] = patterns
@@ -74,12 +89,13 @@ def settings_to_create(
 
 
 def _filled(wanted: TopicSettings, pattern: TopicSettings) -> TopicSettings:
-    return TopicSettings(
-        pattern.read_queues if wanted.read_queues is None else wanted.read_queues,
-        pattern.write_queues if wanted.write_queues is None else wanted.write_queues,
-        pattern.perm if wanted.perm is None else wanted.perm,
-        pattern.order if wanted.order is None else wanted.order,
-        pattern.message_type if wanted.message_type is None else wanted.message_type,
+    return replace(
+        pattern,
+        read_queues=pattern.read_queues if wanted.read_queues is None else wanted.read_queues,
+        write_queues=pattern.write_queues if wanted.write_queues is None else wanted.write_queues,
+        perm=pattern.perm if wanted.perm is None else wanted.perm,
+        order=pattern.order if wanted.order is None else wanted.order,
+        message_type=pattern.message_type if wanted.message_type is None else wanted.message_type,
     )
 
 

@@ -79,6 +79,9 @@ def create(
                     perm=settings.perm or 0,
                     order=bool(settings.order),
                     message_type=settings.message_type,
+                    filter_type=settings.filter_type,
+                    sys_flag=settings.sys_flag,
+                    attributes=dict(settings.attributes),
                     broker=broker or None,
                 )
             return settings, missing, await admin.topic_config(topic)

@@ -9,6 +9,7 @@ from mq.cli.topic_settings import TopicSettings, settings_to_create
 from mq.protocol.bodies import TopicConfig
 
 NOTHING = TopicSettings()
+FOUR_SAID = TopicSettings(4, 4, 6, order=False, message_type="NORMAL")
 FOUR = TopicConfig("T", 4, 4)
 FIFO = TopicConfig("T", 4, 2, perm=4, order=True, attributes={"message.type": "FIFO"})
 
@@ -21,6 +22,17 @@ def test_a_new_topic_is_created_everywhere_with_the_defaults() -> None:
 def test_what_is_left_open_is_taken_from_the_groups_that_have_the_topic() -> None:
     settings, groups = settings_to_create("T", NOTHING, {"a": FIFO, "b": FIFO}, ["a", "b", "c", "d"])
     assert (settings, groups) == (TopicSettings(4, 2, 4, order=True, message_type="FIFO"), ["c", "d"])
+
+
+def test_new_group_gets_settings_that_no_option_sets() -> None:
+    """Filter type, flags and attributes were those of a new topic."""
+    config = TopicConfig("T", 4, 4, 6, "MULTI_TAG", 3, attributes={"owner": "a, b", "message.type": "FIFO"})
+    settings, _ = settings_to_create("T", NOTHING, {"a": config}, ["a", "b"])
+    assert (settings.filter_type, settings.sys_flag) == ("MULTI_TAG", 3)
+    assert (settings.attributes, settings.message_type) == ((("owner", "a, b"),), "FIFO")
+    other = TopicConfig("T", 4, 4, 6, "SINGLE_TAG", 3)
+    with pytest.raises(CommandFailed, match="no option sets filter type"):
+        settings_to_create("T", FOUR_SAID, {"a": config, "b": other}, ["c"])
 
 
 def test_what_is_said_applies_to_a_group_that_is_named() -> None:
