@@ -152,9 +152,9 @@ class Client:
 
     def _check_open(self) -> None:
         """Raises ClientClosed, ClientForked."""
-        host = self._host
-        if host is not None and host.is_open and not host.is_parents and host.is_at_home():
+        if self._is_usable():
             return
+        host = self._host
         self._check_process()
         name = type(self).__name__
         if host is None:
@@ -162,6 +162,14 @@ class Client:
         if host.is_open:
             raise ClientClosed(f"this {name} was opened in another event loop: open one here")
         raise ClientClosed(f"this {name} is closed") from host.failure
+
+    def _is_usable(self) -> bool:
+        """Whether `_check_open` would raise nothing; a send cannot afford more."""
+        host = self._host
+        try:
+            return host is not None and host.is_open and host.here() is host.home
+        except RuntimeError:  # no event loop runs here
+            return False
 
     def _check_process(self) -> None:
         """Raises ClientForked."""
@@ -179,16 +187,17 @@ class _Host:
         self.process = os.getpid()
         self.is_asyncio = anyio.get_cancelled_exc_class() is asyncio.CancelledError
         if self.is_asyncio:
-            self._here: Callable[[], object] = asyncio.get_running_loop
+            self.here: Callable[[], object] = asyncio.get_running_loop
         else:
             import trio
 
-            self._here = trio.lowlevel.current_trio_token
-        self._home = self._here()
+            self.here = trio.lowlevel.current_trio_token
+        self.home = self.here()
         self.settled = anyio.Event()
         """Open, or failed to open."""
         self.closing = anyio.Event()
         self.is_open = False
+        """Whether it may be used; no more in a process that is forked from this one."""
         self.is_finishing = False
         """Whether it ends when nothing is in flight any more."""
         self.failure: BaseException | None = None
@@ -212,13 +221,13 @@ class _Host:
     def is_at_home(self) -> bool:
         """Whether this is its event loop."""
         try:
-            return self._here() is self._home
+            return self.here() is self.home
         except RuntimeError:  # none runs here
             return False
 
     def is_lost(self) -> bool:
         """Whether its event loop was closed without its end."""
-        return isinstance(self._home, asyncio.AbstractEventLoop) and self._home.is_closed()
+        return isinstance(self.home, asyncio.AbstractEventLoop) and self.home.is_closed()
 
     def start(self) -> None:
         """Run the session in a task of its own."""
@@ -362,6 +371,16 @@ class _AsyncioBody(_Body):
 def _warn_not_closed(client: str, pending: int) -> None:
     if pending:
         log.warning("not_closed", client=client, pending=pending, missing="await client.aclose()")
+
+
+def _leave_parents_clients() -> None:
+    for each in list(_hosts.values()):
+        if (host := each()) is not None:
+            host.is_open = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_parents_clients)
 
 
 @atexit.register

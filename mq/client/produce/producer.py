@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -28,17 +27,15 @@ from mq.client.produce.outgoing_message import (
     OutgoingMessage,
     Pending,
     check_codec,
-    make_batch_ready,
-    make_ready,
     split_result,
 )
+from mq.client.produce.preparation import Preparation, wall_clock_ms
 from mq.client.produce.recall import recall
 from mq.client.produce.request_reply import OpenRequests, connect_for_replies
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline, send_fields
 from mq.client.produce.tracing import Tracer, open_tracer, trace_topic
 from mq.client.spans import SendSpan, TracerProvider, open_spans
 from mq.client.task_group import open_task_group
-from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode
 from mq.protocol.compression import Codec
@@ -53,10 +50,6 @@ _SUBMITS_PER_YIELD = 64
 
 LEAVE_SECONDS = 2.0
 """Unregistering takes one round trip; brokers that do not answer must not block closing."""
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -168,6 +161,9 @@ class Producer(Client):
         self.client_id = new_client_id()
         self._random = new_random(self._rng, self._made_in)
         self._unique_keys = new_unique_keys(self._random)
+        self._preparation = Preparation(
+            self._unique_keys, self._spans, compress=self._compress, compress_bytes_min=self._compress_bytes_min
+        )
         self._requests = OpenRequests(self.client_id, limit=self._in_flight_max, rng=self._random)
         self._limit = InFlightLimit(self._in_flight_max, self._in_flight)
         self._remoting = self._pipeline = self._accumulator = self._tracer = None
@@ -244,7 +240,7 @@ class Producer(Client):
     ) -> bytes | None:
         if isinstance(request, PushReplyMessageToClient):
             assert self._requests is not None, "a reply came without a connection"
-            return self._requests.pushed(request, body, _wall_clock_ms())
+            return self._requests.pushed(request, body, wall_clock_ms())
         return refuse_server_request(request, body, answer_later)
 
     def _done(
@@ -264,7 +260,8 @@ class Producer(Client):
         return HeartbeatData(self.client_id, producers=[ProducerData(self.group)]).encode()
 
     def _open_pipeline(self) -> SendPipeline:
-        self._check_open()
+        if not self._is_usable():
+            self._check_open()
         assert self._pipeline is not None, "open without a pipeline"
         return self._pipeline
 
@@ -481,18 +478,9 @@ class Producer(Client):
         """
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
-        span = None if self._spans is None else self._spans.sending(messages, is_batch=True)
         try:
-            outgoing = make_batch_ready(
-                messages,
-                new_unique_key=self._unique_keys.next,
-                born_timestamp_ms=_wall_clock_ms(),
-                properties={**(properties or {}), **(span.carrier if span is not None else {})},
-            )
-            self._check_queue(outgoing.topic, queue)
-        except MessageRefused as error:
-            if span is not None:
-                span.not_sent(error)
+            outgoing, span = self._preparation.batch(messages, queue, properties)
+        except MessageRefused:
             self._limit.let_in()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
@@ -566,35 +554,7 @@ class Producer(Client):
     ) -> tuple[OutgoingMessage, SendSpan | None]:
         """A message ready to be sent, and its span. Raises MessageRefused."""
         try:
-            return self._checked_and_ready(message, queue, own)
+            return self._preparation.message(message, queue, own)
         except BaseException:
             self._limit.let_in()  # this one takes no room
             raise
-
-    def _checked_and_ready(
-        self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None
-    ) -> tuple[OutgoingMessage, SendSpan | None]:
-        self._check_queue(message.topic, queue)
-        span = None
-        if self._spans is not None:
-            span = self._spans.sending([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
-            message = message if span is None else span.carried(message)
-        try:
-            outgoing = make_ready(
-                message,
-                unique_key=self._unique_keys.next(),
-                born_timestamp_ms=_wall_clock_ms(),
-                compress=self._compress,
-                compress_bytes_min=self._compress_bytes_min,
-                own=own,
-            )
-        except MessageRefused as error:
-            if span is not None:
-                span.not_sent(error)
-            raise
-        return outgoing, span
-
-    @staticmethod
-    def _check_queue(topic: str, queue: MessageQueue | None) -> None:
-        if queue is not None and queue.topic != topic:
-            raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")

@@ -1,0 +1,88 @@
+"""Makes messages ready to be sent: checks their queue, gives them ids, compresses them, and opens their spans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from mq.client.errors import MessageRefused
+from mq.client.message import Message, MessageQueue
+from mq.client.produce.outgoing_message import OutgoingMessage, make_batch_ready, make_ready
+from mq.client.spans import SendSpan, Spans
+from mq.protocol import properties as props
+from mq.protocol.compression import Codec
+from mq.protocol.hashes import UniqKeyGenerator
+
+__all__ = ["Preparation", "wall_clock_ms"]
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Preparation:
+    """Makes the messages of one producer ready, as long as it is open.
+
+    Args:
+        compress, compress_bytes_min: see `Producer`.
+        spans: None without OpenTelemetry.
+    """
+
+    def __init__(
+        self, unique_keys: UniqKeyGenerator, spans: Spans | None, *, compress: Codec | None, compress_bytes_min: int
+    ) -> None:
+        self._unique_keys = unique_keys
+        self._spans = spans
+        self._compress = compress
+        self._compress_bytes_min = compress_bytes_min
+
+    def message(
+        self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None
+    ) -> tuple[OutgoingMessage, SendSpan | None]:
+        """A message ready to be sent, and its span; ``own`` are further properties. Raises MessageRefused."""
+        if queue is not None:
+            _check_queue(message.topic, queue)
+        span = None
+        if self._spans is not None:
+            span = self._spans.sending([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
+            message = message if span is None else span.carried(message)
+        try:
+            outgoing = make_ready(
+                message,
+                unique_key=self._unique_keys.next(),
+                born_timestamp_ms=time.time_ns() // 1_000_000,
+                compress=self._compress,
+                compress_bytes_min=self._compress_bytes_min,
+                own=own,
+            )
+        except MessageRefused as error:
+            if span is not None:
+                span.not_sent(error)
+            raise
+        return outgoing, span
+
+    def batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None, properties: Mapping[str, str] | None
+    ) -> tuple[OutgoingMessage, SendSpan | None]:
+        """Messages of one topic, ready to be sent in one request, and their span. Raises MessageRefused."""
+        span = None if self._spans is None else self._spans.sending(messages, is_batch=True)
+        try:
+            outgoing = make_batch_ready(
+                messages,
+                new_unique_key=self._unique_keys.next,
+                born_timestamp_ms=wall_clock_ms(),
+                properties={**(properties or {}), **(span.carrier if span is not None else {})},
+            )
+            if queue is not None:
+                _check_queue(outgoing.topic, queue)
+        except MessageRefused as error:
+            if span is not None:
+                span.not_sent(error)
+            raise
+        return outgoing, span
+
+
+def _check_queue(topic: str, queue: MessageQueue) -> None:
+    if queue.topic != topic:
+        raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")
