@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import trio
 
 from mq.broker.base.retention import Retention
 from mq.broker.broker import Broker
-from mq.protocol.codes import ResponseCode
+from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.half_messages import COMMIT, ROLLBACK, end, send_half
 from tests.support.popping import Popped, ack, popped
 from tests.support.replies import three_replicas
@@ -263,3 +264,16 @@ async def test_each_replica_knows_what_waits(tmp_path: Path, clock: WallClock) -
         await end_waiting()
         for client, log in zip(clients, logs, strict=True):
             await shortened(client, log)
+
+
+async def test_retention_does_not_wait_for_the_key_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that builds its files never answers."""
+    stuck = tmp_path / "stuck"
+    stuck.write_text("#!/bin/sh\nexec sleep 3600\n")
+    stuck.chmod(0o755)
+    monkeypatch.setattr("mq.broker.query.by_key.sys", SimpleNamespace(executable=str(stuck)))
+    async with running(tmp_path / "broker", **SMALL, index_seconds=0.01) as broker:
+        client = await broker.connect()
+        assert (await client.create_topic("T", 1)).code == 0
+        await fill(client)
+        await until(lambda: client.offset(RequestCode.GET_MIN_OFFSET))

@@ -7,6 +7,10 @@ dies. With ``normal`` instead of ``idle`` it has the priority of its parent.
 It works in steps of about a millisecond and sleeps in between, so that it uses only the share of a core that a job
 allows. The scheduling class ``idle`` is not enough: Linux applies it only within a scheduling group, such as a session
 or a container, so the builders of several brokers on one machine compete with these brokers like any other process.
+
+Only the thread that computes has that class. Files are written by a thread of normal priority: on a busy machine an
+idle one may not run for half a minute, and it may hold a lock of the file system then, for which the broker waits as
+soon as it writes a checkpoint or deletes a file.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -45,7 +50,11 @@ class Pace:
             self._since = self._cpu_clock()
 
 
-def make_index(job: IndexJob) -> None:
+Build = Callable[[Callable[[int, int], bytes], int, int], bytes]
+"""As `build_key_file`."""
+
+
+def make_index(job: IndexJob, build: Build = build_key_file) -> None:
     """Build one file: complete or absent, also after a crash. Raises FrameCorrupt, Damaged, OSError."""
     pace = Pace(job.share)
     fd = os.open(job.segment, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,7 +64,7 @@ def make_index(job: IndexJob) -> None:
         return os.pread(fd, nbytes, pos - job.segment_start)
 
     try:
-        content = build_key_file(read, job.begin, job.end)
+        content = build(read, job.begin, job.end)
     finally:
         os.close(fd)
     temporary = job.target + ".tmp"
@@ -68,10 +77,10 @@ def make_index(job: IndexJob) -> None:
     pace.rest()
 
 
-def run_job(job: IndexJob) -> IndexResult:
+def run_job(job: IndexJob, build: Build = build_key_file) -> IndexResult:
     """Build one file, and return the result."""
     try:
-        make_index(job)
+        make_index(job, build)
     except FrameCorrupt as error:
         return IndexResult(job.target, str(error), error.physical_offset)
     except (Damaged, OSError) as error:
@@ -81,15 +90,23 @@ def run_job(job: IndexJob) -> IndexResult:
 
 def main() -> None:
     """Run the jobs from standard input, one after the other."""
-    if sys.argv[1] == "idle":
-        # Nice 19 is not enough: a process that wakes up would wait for the end of this one's time slice.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    for line in sys.stdin.buffer:
-        result = run_job(msgspec.json.decode(line, type=IndexJob))
-        try:
-            os.write(sys.stdout.fileno(), msgspec.json.encode(result) + b"\n")
-        except BrokenPipeError:
-            return  # the broker was killed
+    with ThreadPoolExecutor(1, initializer=give_way if sys.argv[1] == "idle" else None) as worker:
+
+        def build(read: Callable[[int, int], bytes], begin: int, end: int) -> bytes:
+            return worker.submit(build_key_file, read, begin, end).result()
+
+        for line in sys.stdin.buffer:
+            result = run_job(msgspec.json.decode(line, type=IndexJob), build)
+            try:
+                os.write(sys.stdout.fileno(), msgspec.json.encode(result) + b"\n")
+            except BrokenPipeError:
+                return  # the broker was killed
+
+
+def give_way() -> None:
+    """Run this thread only while nothing else wants to run."""
+    # Nice 19 is not enough: a process that wakes up would wait for the end of this one's time slice.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def test_failure_text_names_the_handler_not_the_event_loop() -> None:
 
     async def times_out() -> None:
         with anyio.fail_after(0):
-            await anyio.sleep(1)
+            await anyio.sleep_forever()
 
     async def failure(function: Callable[[], Awaitable[None]]) -> BaseException | None:
         return await failure_of(lambda _: function(), None)

@@ -486,3 +486,22 @@ def test_the_process_that_makes_files_ends_without_a_word_when_its_parent_was_ki
         builder.stdin.close()
         assert builder.stderr.read() == b""
         assert builder.wait(60) == 0
+
+
+def test_builder_writes_files_with_normal_priority(tmp_path: Path) -> None:
+    """An idle thread may be stopped for long while it holds a lock of the file system, and the broker waits for it."""
+    command = [sys.executable, "-m", "mq.store.key_index.builder", "idle"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
+        assert builder.stdin is not None
+        assert builder.stdout is not None
+        segment = tmp_path / "segment"
+        segment.write_bytes(b"")
+        job = IndexJob(str(segment), 0, 0, 0, str(tmp_path / "target"), 1.0)
+        builder.stdin.write(msgspec.json.encode(job) + b"\n")
+        builder.stdin.flush()
+        assert builder.stdout.readline(), "it computes in a thread, and has begun"
+        policies = [os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{builder.pid}/task")]
+        assert os.sched_getscheduler(builder.pid) == os.SCHED_OTHER
+        assert os.SCHED_IDLE in policies
+        builder.stdin.close()
+        assert builder.wait() == 0
