@@ -134,7 +134,7 @@ async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tm
     async with three_replicas(tmp_path, **SMALL) as brokers:
         leader, holder, other = [await broker.connect() for broker in brokers]
         assert (await leader.create_topic("T", 1)).code == 0
-        lease = {"leaseId": "reader", "position": 0, "seconds": 600}
+        lease: dict[str, Any] = {"leaseId": "reader", "position": 0, "seconds": 600}
         assert (await holder.request(RequestCode.HOLD_LOG, lease)).code == 0
         await fill(leader)
 
@@ -143,7 +143,7 @@ async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tm
 
         await until(have_deleted)
         assert await base(holder) == 0
-        queue = {"topic": "T", "queueId": 0}
+        queue: dict[str, Any] = {"topic": "T", "queueId": 0}
         for client in (leader, other):
             for code, fields in [
                 (RequestCode.GET_MIN_OFFSET, queue),

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import anyio
@@ -24,6 +24,7 @@ from mq.client import (
     PullConsumer,
     RemotingSettings,
 )
+from mq.monitoring.families import Families
 from mq.monitoring.http import Monitoring, open_listeners
 from tests.unit.client.fake_cluster import FakeCluster
 
@@ -120,12 +121,16 @@ def metrics_port() -> Iterator[str]:
         await trio.lowlevel.checkpoint()
         return None
 
+    def nothing() -> Generator[None, None, Families]:
+        yield
+        return ()
+
     async def serve(started: threading.Event) -> None:
         listeners = await open_listeners("127.0.0.1", 0)
         address.append(f"127.0.0.1:{listeners[0].socket.getsockname()[1]}")
         with scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(Monitoring(lambda: (yield), ready).serve, listeners)
+                nursery.start_soon(Monitoring(nothing, ready).serve, listeners)
                 token.append(trio.lowlevel.current_trio_token())
                 started.set()
 
