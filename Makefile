@@ -28,7 +28,7 @@ STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover
-.PHONY: help demo demo-spark test test-spark test-all coverage check interop jepsen docker-image bench $(BENCHES)
+.PHONY: help demo demo-spark test test-spark test-all test-nightly ci coverage check interop jepsen docker-image bench $(BENCHES)
 .PHONY: bench-spark
 .PHONY: fmt sanitize fuzz sim lock clean
 
@@ -36,7 +36,8 @@ help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
 	@echo 'make test    the quick tests: units, some simulated and real groups; about 5 minutes on two processors'
-	@echo 'make test-all   all tests, with Java those of Spark too; half an hour on two processors'
+	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
+	@echo 'make test-nightly   what make test-all leaves out: the programs behind make bench once each, and 200 seeds of all workloads'
 	@echo 'make test-spark   the data source in Apache Spark; needs Java 17, makes .venv-spark'
 	@echo 'make coverage   branch coverage of the quick tests; writes htmlcov'
 	@echo 'make check   lint (also of Cython), format, types, import direction, own rules'
@@ -110,26 +111,67 @@ sanitize: $(INSTALLED)
 fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
-# The simulations come last and alone: they use all processors themselves. A few failures are run again, and told:
+# Three lanes side by side. Real processes wait for each other much of the time, and so does Spark; what only computes
+# gets the time of processors that these leave (docs/decisions/0029). A few failures are run again, and told:
 # docs/decisions/0008.
-TWICE := PY=$(PY) deploy/pytest-twice.sh
+LANES := .lane-processes .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
-	@$(MAKE) --no-print-directory -j 2 .test-processes .test-in-process-and-spark
-	@$(TWICE) simulation tests/simulation
+	@$(MAKE) --no-print-directory --keep-going -j 3 $(LANES)
 
-.PHONY: .test-brokers .test-others .test-processes .test-in-process-and-spark
+# What .ci/run runs. The checks only compute, too.
+ci: $(INSTALLED)
+	@$(MAKE) --no-print-directory test-all LANES='.lane-processes .lane-in-process .lane-checks'
+
+test-nightly: $(INSTALLED)
+	$(PY) -m pytest -m nightly $(ARGS)
+	@$(MAKE) --no-print-directory sim
+
+IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
+.lane-processes:
+	$(IN_TURN) .part-processes
+.lane-in-process:
+	$(IN_TURN) .part-in-process .part-python-forms .part-spark
+.lane-checks:
+	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate .part-simulation
+.lane-simulation:
+	$(IN_TURN) .part-simulation
+
+PART := @deploy/part.sh
+TWICE := env PY=$(PY) deploy/pytest-twice.sh
+IN_CI := -m 'not nightly'
+# What the compiled modules do in the tests above, the code in Python has to do in these.
+IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path
+.part-processes:
+	$(PART) processes $(TWICE) processes $(IN_CI) tests/process
+.part-in-process:
+	$(PART) in-process $(TWICE) in-process $(IN_CI) --ignore=tests/process --ignore=tests/simulation --ignore=tests/spark
+.part-python-forms:
+	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(TWICE) python-forms $(IN_CI) $(IN_BOTH_FORMS)
+.part-spark:
+	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
+	    deploy/part.sh spark $(MAKE) --no-print-directory test-spark ARGS=; \
+	else echo 'raftmq: PySpark cannot be installed here, so the tests with Spark are left out'; fi
+.part-check:
+	$(PART) --last check $(MAKE) --no-print-directory check
+.part-sanitize:
+	$(PART) --last --unless-3 sanitize env PY=$(PY) deploy/sanitize.sh
+.part-sanitize-threads:
+	$(PART) --last --unless-3 sanitize-threads env PY=$(PY) deploy/sanitize.sh threads
+.part-fuzz:
+	$(PART) --last --unless-3 fuzz env PY=$(PY) deploy/sanitize.sh fuzz --seconds 30
+.part-gate:
+	$(PART) --last --unless-3 gate $(PY) -m benchmarks.gate
+# Failed seeds fail again, so there is no second run.
+.part-simulation:
+	$(PART) --last simulation $(PY) -m pytest -o cache_dir=.pytest_cache/simulation $(IN_CI) tests/simulation
+
+.PHONY: .test-brokers .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
+.PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
+.PHONY: .part-gate .part-simulation .lint
 .test-brokers:
 	$(PY) -m pytest $(SELECTED) tests/broker tests/simulation tests/attacks tests/unit/jepsen
 .test-others:
 	$(PY) -m pytest $(SELECTED) --ignore=tests/broker --ignore=tests/simulation --ignore=tests/attacks --ignore=tests/unit/jepsen
-.test-processes:
-	@$(TWICE) processes tests/process
-.test-in-process-and-spark:
-	@$(TWICE) in-process --ignore=tests/process --ignore=tests/simulation --ignore=tests/spark
-	@RAFTMQ_PURE_PYTHON=1 $(TWICE) pure-python tests/broker/produce tests/broker/write_path
-	@if ! deploy/check-java.sh || $(MAKE) --no-print-directory $(SPARK_INSTALLED); then \
-	    $(MAKE) --no-print-directory test-spark ARGS=; \
-	else echo 'raftmq: PySpark cannot be installed here, so the tests with Spark are left out'; fi
 
 # Which branches the quick tests reach, in figures and as pages in htmlcov. There is no number to reach.
 coverage: $(INSTALLED)
@@ -139,10 +181,12 @@ coverage: $(INSTALLED)
 	@$(PY) -m coverage html -q
 	@$(PY) -m coverage report
 
-check: $(INSTALLED)
+.lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	git ls-files -z '*.pyx' '*.pxi' '*.pxd' | PATH='$(CURDIR)/.venv/bin':$$PATH xargs -0 cython-lint
+
+check: .lint
 	$(PY) -m mypy
 	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS) | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF)
 	git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS)) | \

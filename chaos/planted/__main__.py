@@ -88,8 +88,9 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, bui
     Raises `PatchRefused`; RuntimeError with what the compiler said.
     """
     changed = compiled_packages(name)
-    # Libraries of packages that the patch leaves alone are still those of their sources.
-    ignored = shutil.ignore_patterns("__pycache__", "build-*", *([] if changed else ["*.so"]))
+    # Libraries of packages that the patch leaves alone are still those of their sources. So is the bytecode of Python,
+    # which belongs to the time and the size of a source; a copy keeps both.
+    ignored = shutil.ignore_patterns("build-*", *([] if changed else ["*.so"]))
     for package in packages:
         shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
     patch = (PATCHES / f"{name}.patch").read_bytes()
@@ -133,7 +134,7 @@ def hunt(name: str, seeds_max: int = SEEDS_MAX) -> Finding:
 
 def _hunt_by_test(name: str, directory: Path) -> Finding:
     """Run the one test that must fail; it counts as a single seed."""
-    shutil.copytree(PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "tests", directory / "tests")
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
     done = subprocess.run(

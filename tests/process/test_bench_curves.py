@@ -13,9 +13,14 @@ from benchmarks.curves.sample import Measured, samples_of
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
+ALWAYS_RUN = "log"
+"""The cheapest one; all go the same way."""
+
 
 @pytest.mark.trio
-@pytest.mark.parametrize("name", list(CURVES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == ALWAYS_RUN else pytest.mark.nightly) for name in CURVES]
+)
 async def test_curve(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_load, "WARM_UP_SECONDS", 0.3)
     measured: list[Measured] = []

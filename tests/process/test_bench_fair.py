@@ -15,8 +15,13 @@ from benchmarks.store_load import Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
+ALWAYS_RUN = ("alone", "pulls")
+"""Without and with demanding clients; the others differ in what these do."""
 
-@pytest.mark.parametrize("case", fair.CASES)
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ALWAYS_RUN else pytest.mark.nightly) for case in fair.CASES]
+)
 async def test_case(case: str, tmp_path: Path) -> None:
     plan: Plan = fair.FAIR.parse_arguments(["--quick", "--limit", "120"])
     figures: list[Figure] = []

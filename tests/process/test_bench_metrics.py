@@ -34,6 +34,7 @@ async def test_cost(plan: Plan, tmp_path: Path) -> None:
     assert found["CPU of the broker, scraped once a second"] > 0
 
 
+@pytest.mark.nightly
 async def test_large(plan: Plan, tmp_path: Path) -> None:
     found = await values(scraping.measure_large, plan, tmp_path)
     assert found["samples, 10 topics and groups"] > 10 * 6

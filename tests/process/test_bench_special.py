@@ -40,6 +40,7 @@ async def test_lateness(plan: Plan, tmp_path: Path) -> None:
     assert found["unsent, missing, or delivered twice"] == 0
 
 
+@pytest.mark.nightly
 async def test_transactions(plan: Plan, tmp_path: Path) -> None:
     found = await values(special.measure_transactions, plan, tmp_path)
     assert found["transactions/s, 64 calls in flight"] > 0
@@ -53,6 +54,7 @@ async def test_timers(plan: Plan, tmp_path: Path) -> None:
     assert found["growth of resident memory"] < 100
 
 
+@pytest.mark.nightly
 async def test_pop(plan: Plan, tmp_path: Path) -> None:
     found = await values(special.measure_pop, plan, tmp_path)
     assert found["messages/s popped and acknowledged"] > 0

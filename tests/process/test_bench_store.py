@@ -44,11 +44,13 @@ async def test_backlog(plan: Plan, tmp_path: Path) -> None:
     assert found["messages/s of 1 KiB, 8 queues"] > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.trio
 async def test_random(plan: Plan, tmp_path: Path) -> None:
     assert (await values(store_reads.measure_random, plan, tmp_path))["reads/s of 4 KiB"] > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.trio
 async def test_follower(plan: Plan, tmp_path: Path) -> None:
     found = await values(store_follower.measure_follower, plan, tmp_path)

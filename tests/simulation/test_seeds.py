@@ -14,7 +14,7 @@ from chaos.log_sim.busy_host import draw_busy_host
 from chaos.log_sim.cluster import Outcome, simulate
 from chaos.log_sim.schedule import draw_scenario
 
-HOURS = 3
+HOURS = 1  # `make sim HOURS=50` for long
 SEEDS_MIN = 200
 
 
