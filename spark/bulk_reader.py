@@ -25,6 +25,7 @@ from mq.protocol.bulk import (
     decode_answer,
     encode_ranges,
 )
+from mq.protocol.numbers import QueueOffset
 from spark.client import BULK_READ, HOLD_LOG, NOT_SUPPORTED, SUCCESS, Answer, Connection, Refused, Unreachable
 from spark.columns import OFFSET_COLUMNS, offset_batches
 from spark.errors import AnswerDamaged, DataLoss, ReadFailed
@@ -129,7 +130,13 @@ class BulkTaskReader(TaskReader):
         if self._offsets_suffice():
             fields["offsetsOnly"] = "true"
         self._bytes_max = min(self._bytes_max * _GROWTH, options.fetch_bytes, BULK_BYTES_MAX)
-        return connection.send(BULK_READ, fields, encode_ranges(ReadRange(*each) for each in left.values()))
+        return connection.send(
+            BULK_READ,
+            fields,
+            encode_ranges(
+                ReadRange(each.queue_id, QueueOffset(each.start), QueueOffset(each.end)) for each in left.values()
+            ),
+        )
 
     def _offsets_suffice(self) -> bool:
         """Whether offsets alone provide all wanted columns."""

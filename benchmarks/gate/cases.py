@@ -28,6 +28,7 @@ from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host
 from raftlog import Refusal
 
@@ -99,7 +100,7 @@ def count_append(counting: Counting) -> None:
         pending_bytes_max=1 << 30,
     )
     appender.open()
-    queues = [NextOffset(TopicName(TOPIC), queue_id, 0) for queue_id in range(QUEUES)]
+    queues = [NextOffset(TopicName(TOPIC), queue_id, FIRST_OFFSET) for queue_id in range(QUEUES)]
     properties = b"UNIQ_KEY\x01%b\x02WAIT\x01true\x02TAGS\x01TagA\x02" % UNIQUE_KEY
     connection: Any = client
     calls: list[Call[Any]] = [
@@ -127,10 +128,11 @@ def count_append(counting: Counting) -> None:
 def count_reply(counting: Counting) -> None:
     """The response to a stored message."""
     template = SendReplyTemplate(HOST)
+    offset, position = QueueOffset(1_000_000), PhysicalOffset(5_000_000_000)
 
     def render(count: int) -> None:
         for opaque in range(count):
-            template.render(opaque, 3, 1_000_000 + opaque, 5_000_000_000 + opaque, UNIQUE_KEY)
+            template.render(opaque, 3, offset + opaque, position + opaque, UNIQUE_KEY)
 
     render(WARM_UP)
     with counting.of("render the reply to a send", ROUNDS * IN_CHUNK):

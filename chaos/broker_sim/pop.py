@@ -22,20 +22,30 @@ from mq.broker.state.pop_checkpoints import AckMessages, DeferMessage, PopMessag
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import pop_retry_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.receipts import Receipt, encode_bits, mark_of
 from mq.protocol.records import RecordError, StoredMessage, decode_records
 
 _GROUP = "PG"
 _CONSUMERS = 3
 
-Place = tuple[str, int, int]
-"""Topic, queue id and offset of a message."""
+
+class MessageAt(NamedTuple):
+    """Where a message is."""
+
+    topic: str
+    queue_id: int
+    offset: QueueOffset
+
+    @property
+    def queue(self) -> tuple[str, int]:
+        return self.topic, self.queue_id
 
 
 class _Pop(NamedTuple):
     """The checkpoint that a message is in."""
 
-    start: int
+    start: QueueOffset
     pop_time_ms: int
     invisible_ms: int
 
@@ -51,7 +61,7 @@ def received(answer: Answer) -> list[tuple[StoredMessage, Receipt]]:
     time.
     """
     rows = [row.split(" ") for row in answer.ext["startOffsetInfo"].split(";")]
-    starts = {(mark, int(queue_id)): int(start) for mark, queue_id, start in rows}
+    starts = {(mark, int(queue_id)): QueueOffset(start) for mark, queue_id, start in rows}
     pairs = []
     try:
         messages = decode_records(answer.body)
@@ -88,12 +98,12 @@ class Pop(Workload):
         self._retry_topic = pop_retry_topic(_GROUP, self.topic)
         self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
         self._reached: dict[tuple[str, int], int] = {}
-        self._open: dict[Place, _Pop] = {}
-        self._popped: dict[Place, set[tuple[int, int]]] = {}
-        self._finished: dict[Place, str] = {}
-        self._handed_out: Counter[Place] = Counter()
-        self._acks: set[tuple[Place, int, int]] = set()
-        self._ended: list[tuple[Place, _Pop]] = []
+        self._open: dict[MessageAt, _Pop] = {}
+        self._popped: dict[MessageAt, set[tuple[int, int]]] = {}
+        self._finished: dict[MessageAt, str] = {}
+        self._handed_out: Counter[MessageAt] = Counter()
+        self._acks: set[tuple[MessageAt, int, int]] = set()
+        self._ended: list[tuple[MessageAt, _Pop]] = []
         self._copies: dict[str, list[Stored]] = {}
 
     # -- what clients do -----------------------------------------------------------------------------------------------
@@ -134,11 +144,11 @@ class Pop(Workload):
         consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", done)
 
     def _got(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
-        kept: list[tuple[Place, Receipt]] = []
+        kept: list[tuple[MessageAt, Receipt]] = []
         for message, receipt in pairs:
             place = self._place_of(receipt)
-            queue = self.ledger.queues[place[:2]]
-            if place[2] >= len(queue) or queue[place[2]].record.body != message.body:
+            queue = self.ledger.queues[place.queue]
+            if place.offset >= len(queue) or queue[place.offset].record.body != message.body:
                 raise Violation(f"pop: {place} was handed out as {message}")
             if (receipt.start, receipt.pop_time_ms) not in self._popped.get(place, ()):
                 raise Violation(f"pop: {place} was handed out with {receipt}, and nothing is committed about that")
@@ -156,20 +166,20 @@ class Pop(Workload):
             step = self._put_off if not self.stopped and self.rng.random() < 0.15 else self._ack
             self.cluster.at(self.cluster.now + later, step, consumer, place, receipt)
 
-    def _place_of(self, receipt: Receipt) -> Place:
+    def _place_of(self, receipt: Receipt) -> MessageAt:
         topic = self.topic if receipt.mark == mark_of(self.topic) else self._retry_topic
-        return topic, receipt.queue_id, receipt.offset
+        return MessageAt(topic, receipt.queue_id, receipt.offset)
 
-    def _about(self, place: Place, receipt: Receipt) -> dict[str, Any]:
+    def _about(self, place: MessageAt, receipt: Receipt) -> dict[str, Any]:
         return {
             "consumerGroup": _GROUP,
-            "topic": place[0],
-            "queueId": place[1],
+            "topic": place.topic,
+            "queueId": place.queue_id,
             "extraInfo": receipt.encode(),
-            "offset": place[2],
+            "offset": place.offset,
         }
 
-    def _ack(self, consumer: Client, place: Place, receipt: Receipt) -> None:
+    def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
         def done(answer: Answer | Lost) -> None:
             if isinstance(answer, Answer) and answer.code == ResponseCode.SUCCESS:
                 self.note("ok", "ack", place, receipt.pop_time_ms)
@@ -182,7 +192,7 @@ class Pop(Workload):
         ext = self._about(place, receipt)
         consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
 
-    def _ack_together(self, consumer: Client, wanted: list[tuple[Place, Receipt]]) -> None:
+    def _ack_together(self, consumer: Client, wanted: list[tuple[MessageAt, Receipt]]) -> None:
         gathered: dict[tuple[int, int, str, int], int] = {}
         for place, receipt in wanted:
             self.note("invoke", "ack", place, receipt.pop_time_ms)
@@ -203,12 +213,12 @@ class Pop(Workload):
             body = msgspec.json.encode({"brokerName": "broker-a", "acks": rows})
             consumer.request(self.cluster.some_node(self.rng), RequestCode.BATCH_ACK_MESSAGE, None, body, done)
 
-    def _check_acked(self, place: Place) -> None:
+    def _check_acked(self, place: MessageAt) -> None:
         self.counts["told acknowledged"] += 1
         if (how := self._finished.get(place)) != "acknowledged":
             raise Violation(f"pop: {place} was told to be acknowledged, it is {how}")
 
-    def _put_off(self, consumer: Client, place: Place, receipt: Receipt) -> None:
+    def _put_off(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
         invisible_ms = self.rng.choice((0, 300, 2000))
 
         def done(answer: Answer | Lost) -> None:
@@ -244,9 +254,9 @@ class Pop(Workload):
             case AckMessages(rows=rows):
                 for _, topic, queue_id, start, pop_time_ms, bits in rows:
                     for offset in offsets_of(start, bits):
-                        self._end((topic, queue_id, offset), start, pop_time_ms)
+                        self._end(MessageAt(topic, queue_id, offset), start, pop_time_ms)
             case DeferMessage():
-                place = (command.topic, command.queue_id, command.offset)
+                place = MessageAt(command.topic, command.queue_id, command.offset)
                 if self._is_open(place, command.start, command.pop_time_ms):
                     self._hold(place, _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms))
             case _:
@@ -261,17 +271,17 @@ class Pop(Workload):
             raise Violation(f"pop: {command} takes {taken}, {reached} to {command.next_offset} are next")
         self._reached[key] = command.next_offset
         for offset in taken:
-            self._hold((*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
+            self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
 
-    def _hold(self, place: Place, pop: _Pop) -> None:
+    def _hold(self, place: MessageAt, pop: _Pop) -> None:
         self._open[place] = pop
         self._popped.setdefault(place, set()).add(pop[:2])
 
-    def _is_open(self, place: Place, start: int, pop_time_ms: int) -> bool:
+    def _is_open(self, place: MessageAt, start: int, pop_time_ms: int) -> bool:
         pop = self._open.get(place)
         return pop is not None and pop[:2] == (start, pop_time_ms)
 
-    def _end(self, place: Place, start: int, pop_time_ms: int) -> None:
+    def _end(self, place: MessageAt, start: int, pop_time_ms: int) -> None:
         if self._is_open(place, start, pop_time_ms):
             self._ended.append((place, self._open.pop(place)))
 
@@ -280,7 +290,7 @@ class Pop(Workload):
         entry.
         """
         for place, pop in self._ended:
-            ended = self.ledger.queues[place[:2]][place[2]]
+            ended = self.ledger.queues[place.queue][place.offset]
             if copies := self._copies.get(_origin(ended.record)):
                 copy = copies.pop(0)
                 if copy.value != ended.value:

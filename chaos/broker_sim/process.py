@@ -29,6 +29,7 @@ from mq.broker.context import Environment
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
+from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
 from mq.store.opening import LogBounds, open_store
@@ -136,7 +137,7 @@ class BrokerProcess(LogProcess):
             ),
             log=LogBounds(
                 base_index=log.base[0],
-                base_pos=log.base_pos,
+                base_pos=PhysicalOffset(log.base_pos),
                 last_index=log.last_index,
                 term_at=lambda index: log.locate(index).term,
             ),
@@ -147,7 +148,7 @@ class BrokerProcess(LogProcess):
         if "snapshot" in node.disk.names(DIRECTORY):
             with node.disk.faults_withheld():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
-        while self.queues.expire_some(log.base_pos):
+        while self.queues.expire_some(PhysicalOffset(log.base_pos)):
             pass
         self._keep_durable()
         metadata = Metadata(announced_level(self.settings.format_level_max))

@@ -31,6 +31,7 @@ from mq.protocol.bulk import (
     encode_ranges,
 )
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import decode_record
 from mq.protocol.topic_ends import decode_ends, encode_topics
 
@@ -341,7 +342,7 @@ class Reading:
         for queue_id, offset in found.offsets.items():
             self._go_on_at(queue_id, offset)
 
-    def _go_on_at(self, queue_id: int, offset: int) -> None:
+    def _go_on_at(self, queue_id: int, offset: QueueOffset) -> None:
         end = self._left.pop(queue_id).end
         if offset < end:
             self._left[queue_id] = ReadRange(queue_id, offset, end)

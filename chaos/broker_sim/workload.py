@@ -20,6 +20,7 @@ from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
+from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.records import StoredMessage, decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
@@ -302,7 +303,7 @@ class Workload:
         whole = True
         for topic, queue_id in self.ledger.queues:
             queue = process.queues.get(topic, queue_id)
-            low = 0 if queue is None else queue.min_offset
+            low = FIRST_OFFSET if queue is None else queue.min_offset
             while queue is not None and low < queue.max_offset:
                 count = min(queue.entries_per_block - low % queue.entries_per_block, queue.max_offset - low)
                 try:

@@ -17,6 +17,7 @@ from jepsen.workloads.log import LogWorkload, unknown_unless_answered
 from jepsen.workloads.workload import QUEUES
 from mq.protocol.bulk import BulkStatus, ReadRange, decode_answer, decode_plan, encode_ranges
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
 
 BACK_MAX = 200
 BEYOND_MAX = 20
@@ -65,7 +66,7 @@ class BulkWorkload(LogWorkload):
         workers[0].ok("identity", v=identity, n=node)
         starts = {queue_id: max(0, ends[queue_id] - rng.randint(0, back_max)) for queue_id in range(QUEUES)}
         ranges = [
-            ReadRange(queue_id, start, ends[queue_id] + 1 + rng.randrange(BEYOND_MAX))
+            ReadRange(queue_id, QueueOffset(start), QueueOffset(ends[queue_id] + 1 + rng.randrange(BEYOND_MAX)))
             for queue_id, start in starts.items()
         ]
         fields = {

@@ -33,6 +33,7 @@ from mq.monitoring.event_loop_lag import EventLoopLag
 from mq.protocol import bodies
 from mq.protocol.intake import Intake
 from mq.protocol.names import NameRefused
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import RecordError
 from mq.store.annotation import split_annotation
 from mq.store.checkpoint import Checkpoint, Checkpointer, PendingCheckpoint, encode_checkpoint
@@ -140,7 +141,7 @@ class Broker:
             reads=self._reads,
             traffic=TrafficCounters(round(1000 * self._clock()), local_day(self._environment.wall_clock_ms())),
             applied_index=lambda: self._applied_index,
-            floor_pos=lambda: 0 if self._filling is not None else self._checkpointer.floor_pos,
+            floor_pos=lambda: LOG_BEGIN if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
         )
         self.appender = context.appender
@@ -387,7 +388,7 @@ class Broker:
                 self._store.append_built(built)
         else:
             sequenced = scan_sequenced(entry.body)
-            scanned, commands = scan_runs(entry.body, entry.pos + HEADER_BYTES)
+            scanned, commands = scan_runs(entry.body, PhysicalOffset(entry.pos + HEADER_BYTES))
             for run in scanned:
                 self._store.append_run(run)
         return [decode_command(command) for command in commands], sequenced
@@ -432,7 +433,7 @@ class Broker:
         """Write a part of the consume queues to their files, and drop what is gone from the log."""
         try:
             self._store.flush_some()
-            self._store.expire_some(self._replica.log.base_pos)
+            self._store.expire_some(PhysicalOffset(self._replica.log.base_pos))
         except OSError as error:
             # They stay in memory, and the log has everything.
             self._log.error("queues_not_flushed", error=str(error))
@@ -455,7 +456,7 @@ class Broker:
         self._last_checkpoint = self._checkpointer.prepare(
             applied_index=index,
             applied_term=ref.term,
-            applied_pos=ref.pos + ref.size,
+            applied_pos=PhysicalOffset(ref.pos + ref.size),
             state=self._metadata.capture(),
         )
         return self._last_checkpoint
@@ -473,7 +474,7 @@ class Broker:
         state, ends = self._metadata.capture(), self._store.capture_ends()
 
         def encode() -> bytes:
-            end = ref.pos + ref.size
+            end = PhysicalOffset(ref.pos + ref.size)
             return encode_checkpoint(
                 Checkpoint(applied_index=index, applied_term=ref.term, applied_pos=end, queues=ends(), state=state())
             )

@@ -27,6 +27,7 @@ from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import encode_host
 from mq.protocol.registration import DataVersion
 from mq.store.queue_store import QueueStore
@@ -129,7 +130,7 @@ class BrokerContext:
     slow_answers: SlowAnswers
     traffic: TrafficCounters
     applied_index: Callable[[], LogIndex]
-    floor_pos: Callable[[], int]
+    floor_pos: Callable[[], PhysicalOffset]
     counters: Callable[[], dict[str, int]]
 
     @property
@@ -199,7 +200,7 @@ def broker_context(
     reads: LinearizableReads,
     traffic: TrafficCounters,
     applied_index: Callable[[], LogIndex],
-    floor_pos: Callable[[], int],
+    floor_pos: Callable[[], PhysicalOffset],
     counters: Callable[[], dict[str, int]],
 ) -> BrokerContext:
     """The context of a broker, with the write path built."""

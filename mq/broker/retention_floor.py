@@ -14,11 +14,12 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.protocol.delay import LEVEL_MAX, TIMER_SLOTS
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.queue_store import QueueStore
 
-NOTHING: Final = 2**63 - 1
+NOTHING: Final = PhysicalOffset(2**63 - 1)
 _MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in range(TIMER_SLOTS)))
 
 
@@ -32,9 +33,9 @@ class RetentionFloor:
         self._metadata = metadata
         self._store = store
         self._wall_clock_ms = wall_clock_ms
-        self._places: dict[tuple[tuple[str, int], int], int] = {}
+        self._places: dict[tuple[tuple[str, int], QueueOffset], PhysicalOffset] = {}
 
-    def first_pos(self) -> int:
+    def first_pos(self) -> PhysicalOffset:
         """Physical offset of the oldest waiting message, NOTHING without any.
 
         It may be below the beginning of the log while the queues are not updated after a deletion. Takes up to a few
@@ -45,16 +46,16 @@ class RetentionFloor:
             place = queue.key, offset
             position = known.get(place)
             if position is None:
-                position = int(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])
+                position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])
             self._places[place] = position
         return min(self._places.values(), default=NOTHING)
 
-    def _heads(self) -> Iterator[tuple[ConsumeQueue, int]]:
+    def _heads(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
         """Each queue with a waiting message, and the offset of the first."""
         for level in range(1, LEVEL_MAX + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
             if queue is not None:
-                offset = max(self._metadata.delay_offsets.get(level, 0), queue.min_offset)
+                offset = max(self._metadata.delay_offsets.get(level, FIRST_OFFSET), queue.min_offset)
                 if offset < queue.max_offset:
                     yield queue, offset
         marks = self._metadata.marks
@@ -65,7 +66,7 @@ class RetentionFloor:
                     yield queue, offset
                     break
 
-    def _popped(self) -> Iterator[tuple[ConsumeQueue, int]]:
+    def _popped(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
         """Each queue with open pops of a group, and an offset below which nothing is open."""
         now_ms = self._wall_clock_ms()
         for (_, topic, queue_id), popped in self._metadata.pops.queues.items():

@@ -35,6 +35,7 @@ from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
 from mq.protocol.address_patterns import is_loopback
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.plain_acl import AclFileInvalid
 from mq.store.checkpoint import Checkpoint, Checkpointer
 from mq.store.dispatch import check_entry
@@ -426,10 +427,9 @@ async def _store_ip(settings: BrokerSettings) -> str:
 def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
     """The stored state derived from this log; empty if it belongs to another one."""
     directory = str(settings.data_dir)
-    base_index, _ = segment_log.base
     bounds = LogBounds(
-        base_index=base_index,
-        base_pos=segment_log.base_pos,
+        base_index=segment_log.base[0],
+        base_pos=PhysicalOffset(segment_log.base_pos),
         last_index=segment_log.last_index,
         term_at=lambda index: segment_log.locate(index).term,
     )
@@ -447,7 +447,7 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
         log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
     if opened.rebuild_reason is not None:
         log.warning("queues_rebuilt", reason=opened.rebuild_reason)
-    while opened.queues.expire_some(segment_log.base_pos):
+    while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
         pass
     return opened
 

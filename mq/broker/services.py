@@ -76,6 +76,7 @@ from mq.broker.transaction.resume_check import ResumeCheck
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.monitoring.resident_memory import resident_bytes
 from mq.protocol.codes import PERM_READ
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.queue_tables import QueueRef
 from mq.store.key_index.index import KeyIndex
 from mq.store.log_records import LogRecords
@@ -192,7 +193,9 @@ class Services:
 
     def _bulk(self, context: BrokerContext) -> tuple[Service, ...]:
         self.leases = LogLeases(
-            settings=context.settings, base_pos=lambda: context.replica.log.base_pos, clock=context.clock
+            settings=context.settings,
+            base_pos=lambda: PhysicalOffset(context.replica.log.base_pos),
+            clock=context.clock,
         )
         return self.leases, BulkReads(context), TopicPlans(context), TopicEndQueries(context)
 

@@ -32,6 +32,7 @@ from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from mq.protocol.group_requests import ConsumeStatsExt, MessageSkipped, ResetOffsetExt, SkipMessageExt
 from mq.protocol.headers import Response
 from mq.protocol.names import AUTO_CREATE_TEMPLATE, check_group, check_topic, dead_letter_topic, retry_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import (
     BrokerStatsData,
     GroupProgress,
@@ -383,7 +384,11 @@ class Admin(Client):
         if address is None:
             raise NoRoute(queue.topic, f"broker group {queue.broker_name} has none of its queues, or no leader")
         ext = SkipMessageExt(
-            group=group, topic=queue.topic, queue_id=queue.queue_id, offset=offset, operator=props.safe_value(operator)
+            group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            offset=QueueOffset(offset),
+            operator=props.safe_value(operator),
         )
         response, _ = await self._opened().call(address, RequestCode.SKIP_MESSAGE, ext.fields())
         return fields_of(MessageSkipped, response).next_offset

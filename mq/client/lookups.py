@@ -15,9 +15,9 @@ from mq.client.net.routes import TopicRoute
 from mq.protocol.bodies import ClusterInfo
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests import QueryMessageExt, ViewMessageByIdExt
 from mq.protocol.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, decode_trace, tell
-from mq.protocol.wire_names import PhysicalOffset
 
 __all__ = ["message_by_id", "messages_by_key", "trace_of"]
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.requests import Ext, Request
-from mq.protocol.wire_names import I32, I64, wire
+from mq.protocol.wire_names import I32, I64, QueueOffset64, wire
 
 # -- clients and groups ------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class QueryConsumeQueueExt(Ext):
 
     topic: str
     queue_id: I32
-    index: I64
+    index: QueueOffset64
     count: I32
     consumer_group: str | None = None
 

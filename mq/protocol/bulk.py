@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from mq.protocol.errors import ProtocolError
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 RANGES_MAX: Final = 1024
 """Maximum number of queues in one bulk read."""
@@ -40,8 +41,8 @@ class ReadRange(NamedTuple):
     """The requested range of a queue: queue offsets from ``start`` up to but not including ``end``."""
 
     queue_id: int
-    start: int
-    end: int
+    start: QueueOffset
+    end: QueueOffset
 
 
 class BulkStatus(IntEnum):
@@ -76,7 +77,7 @@ class BulkAnswer(NamedTuple):
     """
 
     status: BulkStatus
-    offsets: dict[int, int]
+    offsets: dict[int, QueueOffset]
     pause_ms: int
     queue_ids: array[int]
     sizes: array[int]
@@ -94,16 +95,16 @@ class PlannedQueue(NamedTuple):
     """The content of a queue: messages from ``first`` up to but not including ``end``, about ``nbytes`` in total."""
 
     queue_id: int
-    first: int
-    end: int
+    first: QueueOffset
+    end: QueueOffset
     nbytes: int = 0
 
 
 class PlannedPlace(NamedTuple):
     """A physical offset of the log, and for each queue the queue offset of the first message after it."""
 
-    position: int
-    offsets: tuple[int, ...]
+    position: PhysicalOffset
+    offsets: tuple[QueueOffset, ...]
 
 
 # -- bulk reads ----------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def decode_ranges(body: bytes | memoryview) -> list[ReadRange]:
 
 
 def encode_answer_head(
-    offsets: dict[int, int],
+    offsets: dict[int, QueueOffset],
     queue_ids: Sequence[int],
     sizes: Sequence[int],
     *,
@@ -143,13 +144,13 @@ def encode_answer_head(
     return b"".join((head, places, _words(queue_ids), _words(sizes)))
 
 
-def encode_offsets(offsets: dict[int, int]) -> bytes:
+def encode_offsets(offsets: dict[int, QueueOffset]) -> bytes:
     """An answer without records: where to continue after messages that all exist."""
     return encode_answer_head(offsets, (), (), flags=_WITHOUT_RECORDS)
 
 
 def encode_no_records(
-    status: BulkStatus, *, offsets: dict[int, int] | None = None, pause_ms: int = 0, text: str = ""
+    status: BulkStatus, *, offsets: dict[int, QueueOffset] | None = None, pause_ms: int = 0, text: str = ""
 ) -> bytes:
     """An answer without records."""
     offsets = offsets or {}
@@ -213,9 +214,10 @@ def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[Plan
     longs = array("q", bytes(view[at:]))
     if sys.byteorder == "little":
         longs.byteswap()
-    offsets = longs[places:]
+    offsets = cast("Sequence[QueueOffset]", longs[places:])
     return rows, [
-        PlannedPlace(longs[number], tuple(offsets[number * queues : (number + 1) * queues])) for number in range(places)
+        PlannedPlace(PhysicalOffset(longs[number]), tuple(offsets[number * queues : (number + 1) * queues]))
+        for number in range(places)
     ]
 
 

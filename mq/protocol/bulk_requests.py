@@ -10,7 +10,7 @@ import msgspec
 
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.requests import Ext, Request
-from mq.protocol.wire_names import I32, I64
+from mq.protocol.wire_names import I32, PhysicalOffset64
 
 
 class PlanTopicExt(Ext):
@@ -64,7 +64,7 @@ class HoldLogExt(Ext):
     """
 
     lease_id: str
-    position: I64
+    position: PhysicalOffset64
     seconds: I32
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from mq.protocol.codes import LANGUAGES, MQ_VERSION
 from mq.protocol.frames import BINARY, JSON, PREFIX_BYTES, encode_frame, encode_prefix
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 LANGUAGE: Final = "PYTHON"
 
@@ -162,8 +163,8 @@ class SendReplyTemplate:
         self,
         opaque: int,
         queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
+        queue_offset: QueueOffset,
+        physical_offset: PhysicalOffset,
         transaction_id: bytes,
         serialization: int = JSON,
     ) -> bytes:
@@ -179,8 +180,8 @@ class SendReplyTemplate:
         self,
         opaque: int,
         queue_id: int,
-        queue_offset: int,
-        physical_offsets: Sequence[int],
+        queue_offset: QueueOffset,
+        physical_offsets: Sequence[PhysicalOffset],
         unique_keys: bytes,
         serialization: int = JSON,
         more: Mapping[str, str] | None = None,

@@ -9,7 +9,7 @@ import msgspec
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.replies import Reply
 from mq.protocol.requests import Ext, Request
-from mq.protocol.wire_names import I32, I64, wire
+from mq.protocol.wire_names import I32, I64, QueueOffset64, wire
 
 # -- members -----------------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class ResetOffsetExt(OffsetsWereResetExt, rename=wire(timestamp_ms="timestamp", 
     """``queue_id`` below 0 means all queues."""
 
     queue_id: I32 = -1
-    offset: I64 | None = None
+    offset: QueueOffset64 | None = None
 
 
 class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFFSET)):
@@ -178,7 +178,7 @@ class SkipMessageExt(Ext):
     group: str
     topic: str
     queue_id: I32
-    offset: I64
+    offset: QueueOffset64
     operator: str = ""
 
 
@@ -191,7 +191,7 @@ class SkipMessage(Request, tag=int(Code.SKIP_MESSAGE)):
 class MessageSkipped(Reply):
     """Where the group goes on, and the topic with the dead letter (9010)."""
 
-    next_offset: I64
+    next_offset: QueueOffset64
     dead_letter_topic: str
 
 

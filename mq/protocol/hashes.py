@@ -11,7 +11,7 @@ from operator import mul
 from typing import Final, NamedTuple
 
 from mq.protocol.errors import ProtocolError
-from mq.protocol.wire_names import PhysicalOffset
+from mq.protocol.numbers import PhysicalOffset
 
 _CACHED_CHARACTERS_MAX: Final = 128
 _POWERS: list[int] = [1]

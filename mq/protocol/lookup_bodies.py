@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mq.protocol.bodies import SubscriptionData
 from mq.protocol.json_body import Body
-from mq.protocol.wire_names import PhysicalOffset, wire
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
+from mq.protocol.wire_names import wire
 
 __all__ = ["ConsumeQueueView", "QueueEntry", "QueueName", "TimeSpan", "TimeSpans"]
 
@@ -68,7 +69,7 @@ class ConsumeQueueView(Body, rename=wire(entries="queueData", min_offset="minQue
     """A part of a consume queue (request code 321)."""
 
     entries: Sequence[QueueEntry] = ()
-    min_offset: int = 0
-    max_offset: int = 0
+    min_offset: QueueOffset = FIRST_OFFSET
+    max_offset: QueueOffset = FIRST_OFFSET
     subscription_data: SubscriptionData | None = None
     filter_data: str | None = None

@@ -11,6 +11,7 @@ from mq.protocol import fastjson
 from mq.protocol.bodies import BrokerData
 from mq.protocol.errors import BodyError
 from mq.protocol.json_body import Body
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.queue_tables import QueueRef, queue_row, read_queue_table
 from mq.protocol.registration import DataVersion, TopicConfig
 from mq.protocol.wire_names import I32, I64, wire
@@ -31,8 +32,8 @@ class TopicConfigList(Body, rename=wire(topics="topicConfigList")):
 class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
     """A queue: its first offset, the one after its last, and the store time of its last message (0: none)."""
 
-    min_offset: int = 0
-    max_offset: int = 0
+    min_offset: QueueOffset = FIRST_OFFSET
+    max_offset: QueueOffset = FIRST_OFFSET
     last_update_ms: int = 0
 
 
@@ -96,7 +97,7 @@ class SubscriptionGroupTable(Body, rename=wire(groups="subscriptionGroupTable"))
 class DelayOffsets(Body, rename=wire()):
     """For each delay level the next offset to deliver (request code 45)."""
 
-    offset_table: dict[int, int] = msgspec.field(default_factory=dict)
+    offset_table: dict[int, QueueOffset] = msgspec.field(default_factory=dict)
 
 
 class GroupProgress(Body, rename=wire(end="brokerOffset", offset="consumerOffset", last_ms="lastTimestamp")):
@@ -105,8 +106,8 @@ class GroupProgress(Body, rename=wire(end="brokerOffset", offset="consumerOffset
     ``last_ms`` is the store time of the last consumed message, 0 without one.
     """
 
-    end: int = 0
-    offset: int = 0
+    end: QueueOffset = FIRST_OFFSET
+    offset: QueueOffset = FIRST_OFFSET
     last_ms: int = 0
 
 

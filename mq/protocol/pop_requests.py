@@ -9,7 +9,7 @@ import msgspec
 
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.requests import Ext, Request
-from mq.protocol.wire_names import I32, I64, wire
+from mq.protocol.wire_names import I32, I64, QueueOffset64, wire
 
 
 class PopExt(
@@ -57,7 +57,7 @@ class AckExt(Ext):
     topic: str
     queue_id: I32
     extra_info: str
-    offset: I64
+    offset: QueueOffset64
 
 
 class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
@@ -88,7 +88,7 @@ class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
     topic: str
     queue_id: I32
     extra_info: str
-    offset: I64
+    offset: QueueOffset64
     invisible_ms: I64
 
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from mq.protocol import properties as props
 from mq.protocol.errors import ProtocolError
 from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.numbers import QueueOffset
 
 _VERSION: Final = "v1"
 _HANDLE_LENGTH_MAX: Final = 4096
@@ -32,7 +33,7 @@ class RecallHandle(NamedTuple):
     broker_name: str
     due_ms: int
     unique_key: str
-    queue_offset: int | None = None
+    queue_offset: QueueOffset | None = None
 
     def encode(self) -> str | None:
         """The text; None if a name contains a blank, so that it could not be parsed."""
@@ -56,11 +57,11 @@ class RecallHandle(NamedTuple):
         if len(words) not in (5, 6) or words[0] != _VERSION or not all(words):
             raise HandleRefused("recall handle is invalid")
         numbers = [_number(word) for word in (words[3], *words[5:])]
-        return cls(words[1], words[2], numbers[0] - 1, words[4], numbers[1] if len(numbers) > 1 else None)
+        return cls(words[1], words[2], numbers[0] - 1, words[4], QueueOffset(numbers[1]) if len(numbers) > 1 else None)
 
 
 def recall_fields(
-    broker_name: str, topic: str, properties: Mapping[str, str], queue_offset: int, unique_key: str
+    broker_name: str, topic: str, properties: Mapping[str, str], queue_offset: QueueOffset, unique_key: str
 ) -> dict[str, str]:
     """The fields in the answer to a send for a message that waits in the timer wheel, for ``topic``.
 

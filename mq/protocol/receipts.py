@@ -18,7 +18,8 @@ import msgspec
 from mq.protocol.errors import BodyError, ProtocolError
 from mq.protocol.json_body import CLIENT_VALUES_MAX, Body, decode_as
 from mq.protocol.names import RETRY_PREFIX
-from mq.protocol.wire_names import I32, I64, wire
+from mq.protocol.numbers import NO_OFFSET, QueueOffset
+from mq.protocol.wire_names import I32, I64, QueueOffset64, wire
 
 NORMAL: Final = "0"
 RETRY: Final = "1"
@@ -44,14 +45,14 @@ class ReceiptError(ProtocolError):
 class Receipt(NamedTuple):
     """One popped message."""
 
-    start: int
+    start: QueueOffset
     pop_time_ms: int
     invisible_ms: int
     revive_queue: int
     mark: str
     broker: str
     queue_id: int
-    offset: int
+    offset: QueueOffset
 
     def encode(self) -> str:
         """The text in the property POP_CK."""
@@ -67,7 +68,16 @@ class Receipt(NamedTuple):
         if not all(map(_NUMBER.fullmatch, numbers)) or any(abs(int(number)) > _INT64_MAX for number in numbers):
             raise ReceiptError(f"a receipt with fields that are no numbers: {text[:80]!r}")
         start, pop_time_ms, invisible_ms, revive_queue, queue_id, offset = map(int, numbers)
-        return cls(start, pop_time_ms, invisible_ms, revive_queue, fields[4], fields[5], queue_id, offset)
+        return cls(
+            QueueOffset(start),
+            pop_time_ms,
+            invisible_ms,
+            revive_queue,
+            fields[4],
+            fields[5],
+            queue_id,
+            QueueOffset(offset),
+        )
 
 
 def mark_of(topic: str) -> str:
@@ -75,7 +85,7 @@ def mark_of(topic: str) -> str:
     return RETRY if topic.startswith(RETRY_PREFIX) else NORMAL
 
 
-def queue_info(rows: Iterable[tuple[str, int, int, Iterable[int]]]) -> tuple[str, str]:
+def queue_info(rows: Iterable[tuple[str, int, QueueOffset, Iterable[QueueOffset]]]) -> tuple[str, str]:
     """The header fields ``startOffsetInfo`` and ``msgOffsetInfo`` about queues: mark, queue id, start, offsets."""
     starts, offsets = [], []
     for mark, queue_id, start, of_messages in rows:
@@ -84,7 +94,7 @@ def queue_info(rows: Iterable[tuple[str, int, int, Iterable[int]]]) -> tuple[str
     return ";".join(starts), ";".join(offsets)
 
 
-def count_info(mark: str, queue_id: int, counts: Mapping[int, int]) -> str:
+def count_info(mark: str, queue_id: int, counts: Mapping[QueueOffset, int]) -> str:
     """The header field ``orderCountInfo`` for a queue: how often messages were popped before, by their offsets."""
     if not counts:
         return ""
@@ -93,22 +103,22 @@ def count_info(mark: str, queue_id: int, counts: Mapping[int, int]) -> str:
     return ";".join(rows)
 
 
-def read_count_info(text: str) -> dict[tuple[str, int, int], int]:
+def read_count_info(text: str) -> dict[tuple[str, int, QueueOffset], int]:
     """``orderCountInfo`` by mark, queue id and offset; offset -1 stands for all messages of a queue without an entry.
 
     If a queue has entries, messages without one were never popped before. Raises ReceiptError.
     """
-    counts: dict[tuple[str, int, int], int] = {}
+    counts: dict[tuple[str, int, QueueOffset], int] = {}
     for row in filter(None, text.split(";")):
         match = _COUNT.fullmatch(row)
         if match is None:
             raise ReceiptError(f"a count of pops that is none: {row[:80]!r}")
         mark, queue, named, offset, count = match.groups()
         if queue is not None:
-            counts.setdefault((mark, int(queue), -1), int(count))
+            counts.setdefault((mark, int(queue), NO_OFFSET), int(count))
         else:
-            counts[mark, int(named), -1] = 0
-            counts[mark, int(named), int(offset)] = int(count)
+            counts[mark, int(named), NO_OFFSET] = 0
+            counts[mark, int(named), QueueOffset(offset)] = int(count)
     return counts
 
 
@@ -135,7 +145,7 @@ class AckRow(
     group: str
     topic: str
     mark: str = NORMAL
-    start: I64
+    start: QueueOffset64
     queue_id: I32
     revive_queue: I32 = REVIVE_QUEUE
     pop_time_ms: I64
@@ -167,7 +177,7 @@ class _LongAckRow(
     group: str
     topic: str
     mark: str = NORMAL
-    start: I64
+    start: QueueOffset64
     queue_id: I32
     revive_queue: I32 = REVIVE_QUEUE
     pop_time_ms: I64

@@ -26,7 +26,7 @@ from mq.protocol import properties as props
 from mq.protocol.compression import DecompressionError, inflate
 from mq.protocol.errors import ProtocolError
 from mq.protocol.hashes import java_string_hash, offset_message_id
-from mq.protocol.wire_names import PhysicalOffset, QueueOffset
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset, QueueOffset
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -138,7 +138,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
     store_timestamp_ms: int
     store_host: Host
     reconsume_times: int
-    prepared_offset: int
+    prepared_offset: PhysicalOffset
     body: bytes
     properties: dict[str, str]
     size: int
@@ -158,7 +158,7 @@ class RawRecord(NamedTuple):
     born_timestamp_ms: int
     born_host: bytes
     reconsume_times: int
-    prepared_offset: int
+    prepared_offset: PhysicalOffset
     body: bytes
     properties: bytes
     store_timestamp_ms: int
@@ -187,8 +187,8 @@ def encode_record(
     queue_id: int,
     body: bytes,
     properties: str,
-    queue_offset: int,
-    physical_offset: int,
+    queue_offset: QueueOffset,
+    physical_offset: PhysicalOffset,
     born_timestamp_ms: int,
     born_host: bytes,
     store_timestamp_ms: int,
@@ -196,7 +196,7 @@ def encode_record(
     flag: int = 0,
     sys_flag: int = 0,
     reconsume_times: int = 0,
-    prepared_offset: int = 0,
+    prepared_offset: PhysicalOffset = LOG_BEGIN,
 ) -> bytes:
     """One record; version 2 if the topic has more than 127 bytes. Hosts are results of `encode_host`.
 
@@ -343,7 +343,7 @@ def latest_store_timestamp(data: memoryview | bytes) -> int:
     return latest
 
 
-def check_records(data: memoryview | bytes, position: int, checked: int = 0) -> None:
+def check_records(data: memoryview | bytes, position: PhysicalOffset, checked: int = 0) -> None:
     """Raises RecordError unless ``data``, which begins at the physical offset ``position``, is records back to back
     with consistent lengths and correct physical offsets.
 
@@ -371,7 +371,7 @@ def check_records(data: memoryview | bytes, position: int, checked: int = 0) -> 
         raise RecordError(begin, f"it ends {at - end} bytes behind what is there")
 
 
-def check_place(offset: int, position: int, stored: int) -> None:
+def check_place(offset: int, position: PhysicalOffset, stored: PhysicalOffset) -> None:
     """Raises RecordError unless the record at ``offset``, which is at ``position`` in the log, contains that
     position.
     """
@@ -379,7 +379,9 @@ def check_place(offset: int, position: int, stored: int) -> None:
         raise RecordError(offset, f"it lies at {position} in the log and says {stored}")
 
 
-def scan_fixed(data: memoryview | bytes) -> Iterator[tuple[int, int, int, int, int, int, bytes, int]]:
+def scan_fixed(
+    data: memoryview | bytes,
+) -> Iterator[tuple[int, int, int, QueueOffset, PhysicalOffset, int, bytes, int]]:
     """The fields that dispatch needs, of all records in ``data``, which contains nothing else.
 
     Yields ``(offset in data, size, queue id, queue offset, physical offset, system flag, topic, tag code)``.

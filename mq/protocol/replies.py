@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from mq.protocol.errors import ReplyError
-from mq.protocol.wire_names import I32, I64, HeaderFields, wire
+from mq.protocol.wire_names import I32, I64, HeaderFields, PhysicalOffset64, QueueOffset64, wire
 
 __all__ = [
     "SENT_ALREADY_STORED",
@@ -75,14 +75,14 @@ class RecallReply(Reply, rename=wire(message_id="msgId")):
 class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
     """Where a pull continues (11), and the replica for the next pull; 0 is the leader."""
 
-    next_begin_offset: I64
+    next_begin_offset: QueueOffset64
     suggested_broker_id: I64 = 0
 
 
 class OffsetReply(Reply):
     """A queue offset (14, 29, 30, 31)."""
 
-    offset: I64
+    offset: QueueOffset64
 
 
 _POP_NAMES: Final = {
@@ -139,7 +139,7 @@ class FoundByKeyReply(
     """Until when, and up to which physical offset, a search by key has covered messages (12)."""
 
     updated_ms: I64
-    end_position: I64
+    end_position: PhysicalOffset64
 
 
 class RegistrationReply(Reply, rename=wire(ha_server_address="haServerAddr", leader_address="masterAddr")):
@@ -186,7 +186,7 @@ class ReplyStored(Reply, rename=wire(message_id="msgId", region="MSG_REGION", tr
     trace_on: bool
     message_id: str | None = None
     queue_id: I32 | None = None
-    queue_offset: I64 | None = None
+    queue_offset: QueueOffset64 | None = None
 
 
 class TopicPlanReply(Reply):
@@ -199,7 +199,7 @@ class TopicPlanReply(Reply):
     role: str
     read_queues: I32
     next_queue: I32
-    base_position: I64
+    base_position: PhysicalOffset64
 
 
 class TopicEndsReply(Reply):
@@ -212,7 +212,7 @@ class LogLeaseReply(Reply):
     """For how many seconds the log is kept, and where it begins."""
 
     seconds: int
-    base_position: I64
+    base_position: PhysicalOffset64
 
 
 class ChallengeReply(Reply):

@@ -223,10 +223,10 @@ class PullExt(
     consumer_group: str
     topic: str
     queue_id: I32
-    queue_offset: I64
+    queue_offset: QueueOffset64
     max_messages: I32
     sys_flag: I32
-    commit_offset: I64
+    commit_offset: QueueOffset64
     suspend_timeout_ms: I64
     sub_version: I64
     subscription: str | None = None
@@ -309,7 +309,7 @@ class UpdateConsumerOffsetExt(Ext):
     consumer_group: str
     topic: str
     queue_id: I32
-    commit_offset: I64
+    commit_offset: QueueOffset64
     forward_only: bool = False
 
 

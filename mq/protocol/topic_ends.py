@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from mq.protocol.bulk import BulkError
+from mq.protocol.numbers import QueueOffset
 
 ENDS_TOPICS_MAX: Final = 4096
 """Topics in one request."""
@@ -29,8 +30,8 @@ class TopicEnds(NamedTuple):
     """The queues of a topic from id 0 on: each has messages from its first offset up to but not including its end."""
 
     identity: str
-    firsts: Sequence[int]
-    ends: Sequence[int]
+    firsts: Sequence[QueueOffset]
+    ends: Sequence[QueueOffset]
 
 
 def encode_topics(topics: Iterable[str]) -> bytes:
@@ -89,11 +90,12 @@ def decode_ends(body: bytes | memoryview) -> list[TopicEnds]:
     longs = array("q", bytes(view[longs_at:text_at]))
     if sys.byteorder == "little":
         longs.byteswap()
+    offsets = cast("Sequence[QueueOffset]", longs)
     places = pairwise(accumulate((count for count, _ in heads), initial=0))
     texts = pairwise(accumulate((length for _, length in heads), initial=text_at))
     try:
         return [
-            TopicEnds(str(view[begin:end], "utf-8"), longs[first:last], longs[queues + first : queues + last])
+            TopicEnds(str(view[begin:end], "utf-8"), offsets[first:last], offsets[queues + first : queues + last])
             for (first, last), (begin, end) in zip(places, texts, strict=True)
         ]
     except UnicodeDecodeError as error:

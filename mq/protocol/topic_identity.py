@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+
 __all__ = ["first_offset", "topic_identity"]
 
 
-def topic_identity(change: int, timestamp_ms: int, first_offsets: Iterable[int] = ()) -> str:
+def topic_identity(change: int, timestamp_ms: int, first_offsets: Iterable[QueueOffset] = ()) -> str:
     """The identity of a topic that is created by this change; ``first_offsets`` by queue id, without those of 0 at the
     end.
     """
     return "-".join(filter(None, (str(change), str(timestamp_ms), ".".join(map(str, first_offsets)))))
 
 
-def first_offset(identity: str, queue_id: int) -> int:
+def first_offset(identity: str, queue_id: int) -> QueueOffset:
     """The offset at which the topic of this identity began its queue."""
     _, _, offsets = identity.partition("-")[2].partition("-")
     each = offsets.split(".")
-    return int(each[queue_id]) if queue_id < len(each) and each[queue_id].isdecimal() else 0
+    return QueueOffset(each[queue_id]) if queue_id < len(each) and each[queue_id].isdecimal() else FIRST_OFFSET

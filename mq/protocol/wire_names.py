@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, NewType
+from typing import Annotated
 
 import msgspec
+
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 I32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
 I64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-QueueOffset = NewType("QueueOffset", int)
-"""The place of a message in its queue, from 0 on."""
-PhysicalOffset = NewType("PhysicalOffset", int)
-"""The place of a record in the commit log of its broker group, in bytes."""
 
 QueueOffset64 = Annotated[QueueOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

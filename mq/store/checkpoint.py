@@ -28,6 +28,7 @@ import msgspec
 from msgspec import Meta
 
 from mq.protocol.names import NameRefused, check_topic
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
 from mq.store.errors import CheckpointDamaged, CheckpointImpossible
 from mq.store.queue_capture import QueueCapture, QueueRow
@@ -60,7 +61,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Index of the last applied entry."""
     applied_term: Annotated[Term, _BOUNDS] = NO_TERM
     """Its term: if the log has another entry there, the state was not derived from this log."""
-    applied_pos: _Number = 0
+    applied_pos: Annotated[PhysicalOffset, _BOUNDS] = LOG_BEGIN
     """Physical offset of its end; the next entry is there or after padding."""
     queues: dict[str, list[QueueRow]] = {}
     """For each topic its consume queues as (queue_id, min_offset, max_offset, entries not in files)."""
@@ -282,7 +283,7 @@ class Checkpointer:
         self._noted: PendingCheckpoint | None = None
 
     @property
-    def floor_pos(self) -> int:
+    def floor_pos(self) -> PhysicalOffset:
         """Physical offset below which neither of the last two durable checkpoints needs the log."""
         last = self._last
         if last is not None and last.committed and last is not self._noted:
@@ -291,7 +292,7 @@ class Checkpointer:
         return min(self._durable)
 
     def prepare(
-        self, *, applied_index: LogIndex, applied_term: Term, applied_pos: int, state: Callable[[], bytes]
+        self, *, applied_index: LogIndex, applied_term: Term, applied_pos: PhysicalOffset, state: Callable[[], bytes]
     ) -> PendingCheckpoint:
         """Fix the state right after the entry ``applied_index``; on the thread that owns the queue store.
 
@@ -322,12 +323,12 @@ class Checkpointer:
         return self._last
 
 
-def _applied_pos(directory: str, name: str) -> int:
+def _applied_pos(directory: str, name: str) -> PhysicalOffset:
     try:
         found = load_checkpoint(directory, name)
     except CheckpointDamaged:
-        return 0
-    return 0 if found is None else found.applied_pos
+        return LOG_BEGIN
+    return LOG_BEGIN if found is None else found.applied_pos
 
 
 def _keep_previous(directory: str) -> None:

@@ -18,6 +18,7 @@ import zlib
 from array import array
 
 from mq.protocol import names
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset, offset_range
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
 from mq.store.errors import QueueFileDamaged, RunRefused
 from mq.store.queue_blocks import (
@@ -83,8 +84,8 @@ class ConsumeQueue:
         *,
         entries_per_file: int = ENTRIES_PER_FILE,
         entries_per_block: int = ENTRIES_PER_BLOCK,
-        min_offset: int = 0,
-        max_offset: int = 0,
+        min_offset: QueueOffset = FIRST_OFFSET,
+        max_offset: QueueOffset = FIRST_OFFSET,
         tail: bytes = b"",
     ) -> None:
         assert queue_id >= 0, f"{topic}: queue id {queue_id}"
@@ -130,7 +131,7 @@ class ConsumeQueue:
         """Size of the entries that are in memory only."""
         return len(self._tail)
 
-    def append(self, first_offset: int, entries: bytes) -> int:
+    def append(self, first_offset: QueueOffset, entries: bytes) -> int:
         """Add consecutive entries; returns how many are new.
 
         ``first_offset`` must be ``max_offset``. Entries below it are a replay: they must equal the existing ones and
@@ -162,7 +163,7 @@ class ConsumeQueue:
         self.max_offset += count
         return len(self._tail)
 
-    def read(self, offset: int, count: int) -> bytes:
+    def read(self, offset: QueueOffset, count: int) -> bytes:
         """Entries [offset, offset + count), limited to min_offset and max_offset; 20 bytes each.
 
         Empty if ``offset`` is outside. Raises QueueFileDamaged if a file is too short, OSError.
@@ -213,7 +214,7 @@ class ConsumeQueue:
             self._flushed_offset = end
             self._checksum = checksum
 
-    def damaged_entries(self, start: int) -> tuple[int, int] | None:
+    def damaged_entries(self, start: QueueOffset) -> tuple[QueueOffset, QueueOffset] | None:
         """The entries to restore in the damaged block at queue offset ``start``, as [first, end).
 
         None if none of its entries in files can be read any more.
@@ -222,7 +223,7 @@ class ConsumeQueue:
         end = min(start + self._entries_per_block, self._flushed_offset)
         return (first, end) if first < end else None
 
-    def restore(self, start: int, first: int, entries: bytes) -> bool:
+    def restore(self, start: QueueOffset, first: QueueOffset, entries: bytes) -> bool:
         """Rewrite the block at queue offset ``start`` with ``entries`` from the log from queue offset ``first`` on.
 
         Returns whether it is complete then; not if it has grown since `damaged_entries`. Raises OSError.
@@ -239,7 +240,7 @@ class ConsumeQueue:
         self._files.restored(self, start)
         return True
 
-    def expire(self, log_start: int) -> int:
+    def expire(self, log_start: PhysicalOffset) -> QueueOffset:
         """Remove entries of records before physical offset ``log_start``, where the log now begins.
 
         Returns the new min_offset. Complete files below it are retired. Raises OSError, and QueueFileDamaged with the
@@ -247,7 +248,7 @@ class ConsumeQueue:
         """
         low, high = self.min_offset, self.max_offset
         while low < high:
-            middle = (low + high) // 2
+            middle = low + (high - low) // 2
             physical_offset, _, _ = QUEUE_ENTRY.unpack(self.read(middle, 1))
             if physical_offset < log_start:
                 low = middle + 1
@@ -256,11 +257,11 @@ class ConsumeQueue:
         self.begin_at(low)
         return low
 
-    def begin_at(self, low: int) -> None:
+    def begin_at(self, low: QueueOffset) -> None:
         """Remove entries before queue offset ``low``. Complete files below it are retired."""
         low = min(low, self.max_offset)
         if low > self.min_offset:
-            for start in range(self._file_start(self.min_offset), self._file_start(low), self._entries_per_file):
+            for start in offset_range(self._file_start(self.min_offset), self._file_start(low), self._entries_per_file):
                 self._files.retire(self._path(start))
             if low > self._flushed_offset:
                 self._tail = self._tail[(low - self._flushed_offset) * QUEUE_ENTRY_BYTES :]
@@ -268,7 +269,7 @@ class ConsumeQueue:
                 self._checksum = None
             self.min_offset = low
 
-    def check_files(self, log_end: int) -> None:
+    def check_files(self, log_end: PhysicalOffset) -> None:
         """After opening, verify that the files contain what the tail does not, and cut anything after that.
 
         ``log_end`` is the physical offset up to which the log was dispatched when max_offset was stored. Contents are
@@ -278,7 +279,7 @@ class ConsumeQueue:
         """
         end, per_block = self._flushed_offset, self._entries_per_block
         first_file = self._file_start(self.min_offset) if self.min_offset < end else end
-        for start in range(first_file, end, self._entries_per_file):
+        for start in offset_range(first_file, end, self._entries_per_file):
             blocks = -(-(min(end, start + self._entries_per_file) - start) // per_block)
             expected = blocks * block_bytes(per_block)
             path = self._path(start)
@@ -303,7 +304,7 @@ class ConsumeQueue:
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset}))"
 
-    def _check_repeats(self, first_offset: int, entries: bytes) -> None:
+    def _check_repeats(self, first_offset: QueueOffset, entries: bytes) -> None:
         skipped = max(self.min_offset - first_offset, 0)
         repeated = entries[skipped * QUEUE_ENTRY_BYTES :]
         if not repeated:
@@ -315,7 +316,7 @@ class ConsumeQueue:
         if known != repeated:
             raise RunRefused(*self.key, f"the existing records from offset {first_offset} on are different")
 
-    def _blocks(self, offset: int, end: int, checksum: int | None) -> tuple[list[bytes], int]:
+    def _blocks(self, offset: QueueOffset, end: QueueOffset, checksum: int | None) -> tuple[list[bytes], int]:
         """The blocks to write for the first entries of the tail, [offset, end), and the checksum of the last block.
 
         ``checksum`` covers the block's entries before ``offset``; it is ignored at the beginning of a block.
@@ -339,12 +340,12 @@ class ConsumeQueue:
             offset = stop
         return pieces, value
 
-    def _extend_kept(self, start: int, count: int, entries: bytes) -> None:
+    def _extend_kept(self, start: QueueOffset, count: int, entries: bytes) -> None:
         """Append what was just written to a cached block, so that reads at the end need no disk."""
         if count and (kept := self._files.block(self, start)) is not None and len(kept) == count * QUEUE_ENTRY_BYTES:
             self._files.keep_block(self, start, kept + entries)
 
-    def _load(self, start: int) -> bytes:
+    def _load(self, start: QueueOffset) -> bytes:
         """The entries in files of the block at ``start``, verified and cached."""
         count = min(self._flushed_offset - start, self._entries_per_block)
         data, seed = self._read_block(start), self._seed(start)
@@ -357,7 +358,7 @@ class ConsumeQueue:
             raise self._damaged(start, damage.reason, damage.expected, damage.actual) from damage
         return self._files.keep_block(self, start, data[: count * QUEUE_ENTRY_BYTES])
 
-    def _continue_block(self, start: int, count: int) -> None:
+    def _continue_block(self, start: QueueOffset, count: int) -> None:
         """Continue with the checksum of a partial block after opening."""
         data = self._read_block(start)
         try:
@@ -365,7 +366,7 @@ class ConsumeQueue:
         except BlockDamaged as damage:
             raise self._damaged(start, damage.reason, damage.expected, damage.actual) from damage
 
-    def _read_block(self, start: int) -> bytes:
+    def _read_block(self, start: QueueOffset) -> bytes:
         size = block_bytes(self._entries_per_block)
         try:
             return self._files.read(self._path(start), self._position(start), size)
@@ -376,18 +377,18 @@ class ConsumeQueue:
                 raise
             raise self._damaged(start, "the disk cannot read it", size, 0) from error
 
-    def _damaged(self, start: int, reason: str, expected: int, actual: int) -> QueueFileDamaged:
+    def _damaged(self, start: QueueOffset, reason: str, expected: int, actual: int) -> QueueFileDamaged:
         error = QueueFileDamaged(self._path(start), f"block of offset {start}: {reason}", expected, actual)
         self._files.damaged.setdefault((self, start), str(error))
         return error
 
-    def _seed(self, start: int) -> int:
+    def _seed(self, start: QueueOffset) -> int:
         return seed_of(self._queue_seed, start)
 
     def _cut_files(self) -> None:
         """Remove complete blocks in files behind the flushed offset."""
         for start_byte, path in self._files.list(self._directory):
-            start = start_byte // QUEUE_ENTRY_BYTES
+            start = QueueOffset(start_byte // QUEUE_ENTRY_BYTES)
             kept = min(self._flushed_offset - start, self._entries_per_file)
             keep = -(-kept // self._entries_per_block) * block_bytes(self._entries_per_block)
             if keep <= 0 or start < self._file_start(self.min_offset):
@@ -395,16 +396,16 @@ class ConsumeQueue:
             elif self._files.size(path) > keep:
                 self._files.truncate(path, keep)
 
-    def _file_start(self, offset: int) -> int:
+    def _file_start(self, offset: QueueOffset) -> QueueOffset:
         return offset - offset % self._entries_per_file
 
-    def _file_end(self, offset: int) -> int:
+    def _file_end(self, offset: QueueOffset) -> QueueOffset:
         return self._file_start(offset) + self._entries_per_file
 
-    def _position(self, offset: int) -> int:
+    def _position(self, offset: QueueOffset) -> int:
         blocks, inside = divmod(offset % self._entries_per_file, self._entries_per_block)
         return blocks * block_bytes(self._entries_per_block) + inside * QUEUE_ENTRY_BYTES
 
-    def _path(self, offset: int) -> str:
+    def _path(self, offset: QueueOffset) -> str:
         start = offset - offset % self._entries_per_file
         return f"{self._directory}{os.sep}{start * QUEUE_ENTRY_BYTES:020d}"

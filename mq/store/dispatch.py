@@ -19,6 +19,7 @@ import msgspec
 from mq.compiled import checked_records
 from mq.protocol import names, records
 from mq.protocol.delay import TURNS_MS
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.errors import RunRefused
 
 META_TOPIC = names.METADATA_TOPIC
@@ -59,11 +60,11 @@ class QueueRun(msgspec.Struct, frozen=True, gc=False):
 
     topic: str
     queue_id: int
-    first_offset: int
+    first_offset: QueueOffset
     entries: bytes
 
     @property
-    def end_offset(self) -> int:
+    def end_offset(self) -> QueueOffset:
         """Queue offset one past the last entry."""
         return self.first_offset + len(self.entries) // QUEUE_ENTRY_BYTES
 
@@ -77,9 +78,17 @@ class RunBuilder:
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, int], tuple[int, bytearray]] = {}
+        self._runs: dict[tuple[str, int], tuple[QueueOffset, bytearray]] = {}
 
-    def add(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int, tag_code: int) -> None:
+    def add(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: QueueOffset,
+        physical_offset: PhysicalOffset,
+        size: int,
+        tag_code: int,
+    ) -> None:
         """Add one record's entry.
 
         Raises RunRefused if the offsets of its queue are not consecutive within the log entry, or the tag code has
@@ -118,12 +127,12 @@ def check_entry(body: memoryview, position: int) -> None:
     Contents are not checked: contradictions are detected when the entry is applied (`scan_runs`).
     """
     try:
-        records.check_records(body, position, checked_records(body, position))
+        records.check_records(body, PhysicalOffset(position), checked_records(body, position))
     except records.RecordError as error:
         raise ValueError(str(error)) from error
 
 
-def scan_runs(body: bytes | memoryview, begin: int) -> tuple[list[QueueRun], list[bytes]]:
+def scan_runs(body: bytes | memoryview, begin: PhysicalOffset) -> tuple[list[QueueRun], list[bytes]]:
     """Derive the queue entries and the metadata commands from the records of a log entry.
 
     Takes the body of one log entry, offsets patched in, and the physical offset of its first byte. Returns the runs,

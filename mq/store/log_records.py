@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable
 from struct import Struct
 
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import BORN_HOST_IPV6, FIXED, RecordError, scan_fixed
-from mq.protocol.wire_names import PhysicalOffset
 from mq.store.dispatch import META_TOPIC
 from raftlog import EntryKind, SegmentLog
 from raftlog.log_numbers import LogIndex

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.store.checkpoint import (
     CHECKPOINT_NAME,
     FORMER_QUEUE_DIRECTORY,
@@ -32,6 +33,7 @@ from mq.store.checkpoint import (
     write_checkpoint,
 )
 from mq.store.errors import CheckpointDamaged, QueueFileDamaged, RunRefused, StoreLost
+from mq.store.queue_capture import QueueRow
 from mq.store.queue_store import QueueStore, QueueStoreSettings
 from raftlog import RealDisk
 from raftlog.log_numbers import INDEX_MAX, NO_INDEX, LogIndex, Term
@@ -42,7 +44,7 @@ class LogBounds:
     """The log that the state must match: its base, its last entry, and the term of an entry in between."""
 
     base_index: LogIndex = NO_INDEX
-    base_pos: int = 0
+    base_pos: PhysicalOffset = LOG_BEGIN
     last_index: LogIndex = INDEX_MAX
     term_at: Callable[[LogIndex], Term] | None = None
 
@@ -165,7 +167,7 @@ def refuse_newer_formats(directory: str, incoming: str) -> None:
     refuse_newer(incoming, *(os.path.join(directory, name) for name in (CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME)))
 
 
-def ends_of(queues: dict[str, list[tuple[int, int, int, bytes]]]) -> dict[str, list[tuple[int, int, int, bytes]]]:
+def ends_of(queues: dict[str, list[QueueRow]]) -> dict[str, list[QueueRow]]:
     """The queues of a snapshot: their ends, without entries."""
     return {topic: [(queue_id, end, end, b"") for queue_id, _, end, _ in rows] for topic, rows in queues.items()}
 

@@ -19,6 +19,7 @@ import zlib
 from struct import Struct
 from typing import Final
 
+from mq.protocol.numbers import QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY_BYTES
 
 ENTRIES_PER_BLOCK: Final = 204
@@ -47,12 +48,12 @@ def queue_seed(topic: str, queue_id: int) -> int:
     return zlib.crc32(f"{topic}/{queue_id}/".encode())
 
 
-def seed_of(queue: int, first: int) -> int:
+def seed_of(queue: int, first: QueueOffset) -> int:
     """The checksum of an empty block of the queue with this `queue_seed`."""
     return zlib.crc32(first.to_bytes(8, "big"), queue)
 
 
-def seal(entries: bytes | bytearray, first: int, seed: int, entries_per_block: int) -> tuple[bytes, int]:
+def seal(entries: bytes | bytearray, first: QueueOffset, seed: int, entries_per_block: int) -> tuple[bytes, int]:
     """A block for writing, from all its entries so far; returns it and the checksum of the entries."""
     count = len(entries) // QUEUE_ENTRY_BYTES
     checksum = zlib.crc32(entries, seed)
@@ -60,7 +61,7 @@ def seal(entries: bytes | bytearray, first: int, seed: int, entries_per_block: i
     return b"".join((entries, padding, TRAILER.pack(first, count, checksum))), checksum
 
 
-def verify_count(data: bytes, first: int, count: int, seed: int, entries_per_block: int) -> int:
+def verify_count(data: bytes, first: QueueOffset, count: int, seed: int, entries_per_block: int) -> int:
     """Verify the first ``count`` entries of a block by its own trailer, which may cover more.
 
     Returns the checksum of these ``count`` entries. Raises BlockDamaged.

@@ -9,9 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+from mq.protocol.numbers import QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 
-QueueRow = tuple[int, int, int, bytes]
+QueueRow = tuple[int, QueueOffset, QueueOffset, bytes]
 """A queue: queue_id, min_offset, max_offset, and its last entries, which are not in files."""
 
 Rows = tuple[int, Iterator[tuple[str, list[QueueRow]]]]
@@ -68,4 +69,4 @@ class QueueCapture:
 
     def _row(self, at: int) -> QueueRow:
         low, high, tail_bytes = self._offsets[3 * at : 3 * at + 3]
-        return self._taken[at].queue_id, low, high, bytes(self._tails[at][:tail_bytes])
+        return self._taken[at].queue_id, QueueOffset(low), QueueOffset(high), bytes(self._tails[at][:tail_bytes])

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from mq.protocol.numbers import QueueOffset
 from mq.store.write_back import begin_write_back
 
 OPEN_FILES_MAX = 512
@@ -21,7 +22,7 @@ OPEN_FILES_MAX = 512
 BLOCKS_KEPT = 1024
 """Verified blocks in memory, at most 4 MiB."""
 
-BlockKey = tuple[Hashable, int]
+BlockKey = tuple[Hashable, QueueOffset]
 """A consume queue and the queue offset at which one of its blocks begins."""
 
 _WRITE_BACK_FILES_MIN = 16
@@ -82,18 +83,18 @@ class QueueFiles:
         """How many descriptors are open now."""
         return len(self._descriptors)
 
-    def block(self, queue: Hashable, start: int) -> bytes | None:
+    def block(self, queue: Hashable, start: QueueOffset) -> bytes | None:
         """The verified entries of a cached block, or None."""
         return self._blocks.get((queue, start))
 
-    def keep_block(self, queue: Hashable, start: int, entries: bytes) -> bytes:
+    def keep_block(self, queue: Hashable, start: QueueOffset, entries: bytes) -> bytes:
         """Cache verified entries of a block; returns them."""
         self._blocks[queue, start] = entries
         if len(self._blocks) > BLOCKS_KEPT:
             self._blocks.popitem(last=False)
         return entries
 
-    def restored(self, queue: Hashable, start: int) -> None:
+    def restored(self, queue: Hashable, start: QueueOffset) -> None:
         """A damaged block is restored, or no longer needed."""
         self._blocks.pop((queue, start), None)
         self.damaged.pop((queue, start), None)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.records import RecordError
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, scan_runs
 from mq.store.errors import RunRefused
@@ -18,7 +19,7 @@ from raftlog.segment.codec import BLANK, HEADER, HEADER_BYTES, NORMAL
 STEP_BYTES: Final = 256 * 1024
 """Bytes of the log that one step reads, unless an entry is larger."""
 
-Read = Callable[[int, int], bytes]
+Read = Callable[[PhysicalOffset, int], bytes]
 """``read(physical_offset, nbytes)`` of the log, from any thread."""
 
 
@@ -35,10 +36,10 @@ class WantedEntries(NamedTuple):
 
     topic: str
     queue_id: int
-    first: int
-    end: int
-    begin_pos: int
-    end_pos: int
+    first: QueueOffset
+    end: QueueOffset
+    begin_pos: PhysicalOffset
+    end_pos: PhysicalOffset
     from_base: bool
 
 
@@ -54,7 +55,7 @@ class BlockRebuild:
         self._step_bytes = STEP_BYTES
         self._entries = bytearray()
         self._first = wanted.first
-        self._queue_end = 0
+        self._queue_end = FIRST_OFFSET
 
     def step(self) -> bool:
         """Read the next step of the log; returns whether all was read. Raises RebuildFailed, SegmentError."""
@@ -85,7 +86,7 @@ class BlockRebuild:
         self._pos += at
         return self._pos >= self.wanted.end_pos
 
-    def result(self) -> tuple[int, bytes]:
+    def result(self) -> tuple[QueueOffset, bytes]:
         """The first wanted queue offset that the log has, and the entries from there on.
 
         Raises RebuildFailed if required entries are missing.
@@ -101,7 +102,7 @@ class BlockRebuild:
             )
         return self._first, bytes(self._entries)
 
-    def _take(self, body: bytes, body_crc: int, pos: int) -> None:
+    def _take(self, body: bytes, body_crc: int, pos: PhysicalOffset) -> None:
         if zlib.crc32(body) != body_crc:
             raise RebuildFailed(f"the log's entry at {pos} is damaged")
         try:

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.store.annotation import ANNOTATION_FORMAT, RUN_HEAD, decode_runs
 from mq.store.consume_queue import ENTRIES_PER_FILE, ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY_BYTES, QueueRun
@@ -36,13 +37,13 @@ class WritingEnd(Protocol):
     queue: ConsumeQueue | None
 
 
-BuiltRun = tuple[WritingEnd, int, int, bytes]
+BuiltRun = tuple[WritingEnd, QueueOffset, int, bytes]
 """A run from the leader's writer: its writing end, first queue offset, number of entries, and the entries."""
 
 _CREATION_COST = 7
 """Writing a queue that needs a new file takes this many times longer: 180 us against 25."""
 
-_GONE = -1
+_GONE: Final = QueueOffset(-1)
 """The end of a dropped queue: no run begins there."""
 
 _DROPPED = ".dropped"
@@ -73,7 +74,7 @@ class DamagedBlock(NamedTuple):
     """A block of a queue, the queue offset at which it begins, and the error."""
 
     queue: ConsumeQueue
-    start: int
+    start: QueueOffset
     reason: str
 
 
@@ -108,7 +109,7 @@ class QueueStore:
         self._flush_call = 0
         self._grown: dict[QueueKey, bytearray] = {}
         self._to_expire: deque[QueueKey] = deque()
-        self._expire_before = 0
+        self._expire_before = LOG_BEGIN
         self._captures = 0
         self._capture: QueueCapture | None = None
 
@@ -120,7 +121,7 @@ class QueueStore:
         *,
         queues: QueueTable,
         dropped_count: int,
-        log_end: int,
+        log_end: PhysicalOffset,
     ) -> QueueStore:
         """Restore the files to the state of a checkpoint; anything newer will be derived from the log again.
 
@@ -151,12 +152,12 @@ class QueueStore:
         """The queue, or None if it never had an entry."""
         return self._queues.get((topic, queue_id))
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
+    def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
         """The offset of the next committed message of this queue; 0 for a queue without entries."""
         queue = self._queues.get((topic, queue_id))
-        return 0 if queue is None else queue.max_offset
+        return FIRST_OFFSET if queue is None else queue.max_offset
 
-    def ends(self, topic: str) -> dict[int, int]:
+    def ends(self, topic: str) -> dict[int, QueueOffset]:
         """The offset of the next message for each queue of a topic that has or had entries."""
         return {queue_id: queue.max_offset for (name, queue_id), queue in self._queues.items() if name == topic}
 
@@ -178,7 +179,7 @@ class QueueStore:
         if queue is None:
             if run.queue_id < 0:
                 raise RunRefused(run.topic, run.queue_id, "the queue id is negative")
-            queue = self._add(run.topic, run.queue_id, 0, 0, b"")
+            queue = self._add(run.topic, run.queue_id, FIRST_OFFSET, FIRST_OFFSET, b"")
         if self._capture is not None:
             self._capture.take(queue)
         count = queue.append(run.first_offset, run.entries)
@@ -240,7 +241,7 @@ class QueueStore:
             if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
 
-    def add_empty(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue:
+    def add_empty(self, topic: str, queue_id: int, offset: QueueOffset) -> ConsumeQueue:
         """Create a queue whose entries have all expired; its next one gets ``offset``. The queue must not exist yet."""
         assert (topic, queue_id) not in self._queues, f"{topic}/{queue_id} exists"
         return self._add(topic, queue_id, offset, offset, b"")
@@ -308,7 +309,7 @@ class QueueStore:
             self._files.note_new_names(os.path.relpath(aside, self.root))
         self.dropped_count += 1
 
-    def expire_some(self, log_start: int, limit: int = 40) -> int:
+    def expire_some(self, log_start: PhysicalOffset, limit: int = 40) -> int:
         """Move min_offset of up to ``limit`` queues past records before physical offset ``log_start``.
 
         Begins a new pass when ``log_start`` has grown. Returns how many queues are left in this pass; call again until
@@ -332,7 +333,7 @@ class QueueStore:
             if isinstance(queue, ConsumeQueue)
         ]
 
-    def restore(self, block: DamagedBlock, first: int, entries: bytes) -> bool:
+    def restore(self, block: DamagedBlock, first: QueueOffset, entries: bytes) -> bool:
         """Rewrite a damaged block, with its entries from queue offset ``first`` on from the log.
 
         Returns whether it is complete then; not if it has grown in the meantime. Raises OSError.
@@ -415,7 +416,9 @@ class QueueStore:
         if queue.pending_bytes >= self._settings.flush_bytes:
             self._full[queue.key] = None
 
-    def _add(self, topic: str, queue_id: int, min_offset: int, max_offset: int, tail: bytes) -> ConsumeQueue:
+    def _add(
+        self, topic: str, queue_id: int, min_offset: QueueOffset, max_offset: QueueOffset, tail: bytes
+    ) -> ConsumeQueue:
         queue = ConsumeQueue(
             self._files,
             topic,

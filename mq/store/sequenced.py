@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mq.protocol import properties as props
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import decode_record, iter_sizes
 from mq.protocol.sequencing import SEQUENCE_MARK, stored_range
 
@@ -19,11 +20,11 @@ class SequencedRecord(NamedTuple):
     producer: str
     first: int
     last: int
-    physical_offset: int
+    physical_offset: PhysicalOffset
     store_ms: int
 
 
-def sequenced_record(properties: bytes, physical_offset: int, store_ms: int) -> SequencedRecord | None:
+def sequenced_record(properties: bytes, physical_offset: PhysicalOffset, store_ms: int) -> SequencedRecord | None:
     """The sequenced record for these properties, None without a sequence number."""
     found = stored_range(props.decode(properties.decode("utf-8", "replace")))
     return None if found is None else SequencedRecord(*found, physical_offset, store_ms)

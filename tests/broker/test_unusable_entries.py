@@ -17,6 +17,7 @@ from mq.broker.broker import Broker
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import RecordError, encode_record, iter_sizes
 from mq.store.annotation import encode_runs, join_commands, join_sequenced
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, check_entry
@@ -37,7 +38,7 @@ def record(topic: str, body: bytes = b"body", *, offset: int = 0, **given: Any) 
         "store_timestamp_ms": 0,
         "store_host": bytes(8),
     }
-    return encode_record(**fields | given, topic=topic, body=body, queue_offset=offset)
+    return encode_record(**fields | given, topic=topic, body=body, queue_offset=QueueOffset(offset))
 
 
 def command(**fields: Any) -> bytes:
@@ -151,7 +152,7 @@ def behind(broker: Broker, body: bytes, annotation: bytes) -> Committed:
     return Committed(index, Term(1), NORMAL, end, placed(body, end + HEADER_BYTES), annotation)
 
 
-GOOD_RUN = QueueRun("T", 0, 1, QUEUE_ENTRY.pack(0, 100, 0))
+GOOD_RUN = QueueRun("T", 0, QueueOffset(1), QUEUE_ENTRY.pack(0, 100, 0))
 LIES = {
     "another format": b"\x09",
     "cut": encode_runs([GOOD_RUN])[:-1],
@@ -160,11 +161,15 @@ LIES = {
     "a topic that leaves its directory": encode_runs([msgspec.structs.replace(GOOD_RUN, topic="../x")]),
     "no commands there": join_commands([(0, 10)], encode_runs([])),
     "half a command": join_commands([(250, 3)], encode_runs([])),
-    "a negative number": join_sequenced([SequencedRecord("P", -1, -1, 0, 0)], encode_runs([])),
-    "a range that ends before it begins": join_sequenced([SequencedRecord("P", 9, 3, 0, 0)], encode_runs([])),
-    "a range beyond all": join_sequenced([SequencedRecord("P", 0, 2**63 - 1, 0, 0)], encode_runs([])),
-    "a producer without a name": join_sequenced([SequencedRecord("", 1, 1, 0, 0)], encode_runs([])),
-    "a producer with a long name": join_sequenced([SequencedRecord("P" * 65, 1, 1, 0, 0)], encode_runs([])),
+    "a negative number": join_sequenced([SequencedRecord("P", -1, -1, PhysicalOffset(0), 0)], encode_runs([])),
+    "a range that ends before it begins": join_sequenced(
+        [SequencedRecord("P", 9, 3, PhysicalOffset(0), 0)], encode_runs([])
+    ),
+    "a range beyond all": join_sequenced([SequencedRecord("P", 0, 2**63 - 1, PhysicalOffset(0), 0)], encode_runs([])),
+    "a producer without a name": join_sequenced([SequencedRecord("", 1, 1, PhysicalOffset(0), 0)], encode_runs([])),
+    "a producer with a long name": join_sequenced(
+        [SequencedRecord("P" * 65, 1, 1, PhysicalOffset(0), 0)], encode_runs([])
+    ),
 }
 
 
@@ -188,7 +193,7 @@ async def test_a_leaders_hint_that_contradicts_is_not_believed(
         queue = broker._store.get("T", 0)
         assert queue is not None
         size = len(record("T", b"second"))
-        assert queue.read(1, 10) == QUEUE_ENTRY.pack(entry.pos + HEADER_BYTES, size, 0)
+        assert queue.read(QueueOffset(1), 10) == QUEUE_ENTRY.pack(entry.pos + HEADER_BYTES, size, 0)
         assert "Made" in broker._metadata.topics
         assert broker._metadata.sequences.producers == 0
         assert broker._store.get("T", 7) is None or broker._store.max_offset("T", 7) == 0

@@ -8,6 +8,7 @@ from typing import Final
 from mq.compiled import checked_records
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.errors import FrameError
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import RecordError, check_records
 from tests.support.send_paths import compare
 
@@ -49,7 +50,7 @@ def records(data: bytes) -> None:
 
 def _verdict(data: bytes, checked: int) -> str | None:
     try:
-        check_records(memoryview(data), RECORDS_AT, checked)
+        check_records(memoryview(data), PhysicalOffset(RECORDS_AT), checked)
     except RecordError as error:
         return str(error)
     return None

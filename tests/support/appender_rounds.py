@@ -5,6 +5,7 @@ from __future__ import annotations
 from mq.broker.state.commands import decode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.outcome import OnOutcome, Stored
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 
 class Rounds:
@@ -38,4 +39,4 @@ class Rounds:
             self._metadata.apply(decode_command(command))
         for _, on_outcome in batch:
             if on_outcome is not None:
-                on_outcome(Stored(0, 0))
+                on_outcome(Stored(QueueOffset(0), PhysicalOffset(0)))

@@ -15,6 +15,7 @@ from mq.protocol.bulk import (
     encode_ranges,
 )
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import StoredMessage, decode_record
 from tests.support.running_broker import Answer, Client
 
@@ -27,7 +28,7 @@ def bulk_ext(topic: str = "T", **given: Any) -> dict[str, Any]:
 
 
 async def bulk_request(client: Client, *ranges: tuple[int, int, int], **given: Any) -> Answer:
-    body = encode_ranges([ReadRange(*each) for each in ranges])
+    body = encode_ranges([ReadRange(queue_id, QueueOffset(start), QueueOffset(end)) for queue_id, start, end in ranges])
     return await client.request(RequestCode.BULK_READ, bulk_ext(**given), body)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode
+from mq.protocol.numbers import QueueOffset
 from mq.store.checkpoint import load_checkpoint
 from mq.store.opening import LogBounds, open_store
 from raftlog.log_numbers import LogIndex
@@ -17,7 +18,7 @@ from tests.support.running_broker import Client, properties, send_ext
 
 TOPICS = ("T", "U", "V" * 127)
 GROUPS = ("G", "H" * 120)
-Held = tuple[bytes, dict[tuple[str, int], tuple[int, int, bytes]]]
+Held = tuple[bytes, dict[tuple[str, int], tuple[QueueOffset, QueueOffset, bytes]]]
 """Metadata; and by topic and queue id the first offset, the end, and the entries in between."""
 
 

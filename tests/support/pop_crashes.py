@@ -12,7 +12,7 @@ import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mq.broker.consume.record_reader import Place
+from mq.broker.consume.record_reader import RecordSpan
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.pop import Pops
@@ -25,6 +25,7 @@ from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.filter.subscription import parse_subscription
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.pop_requests import (
     AckExt,
     AckMessage,
@@ -79,9 +80,9 @@ class Log:
     def get(self, topic: str, queue_id: int) -> Queue | None:
         return self.queues.get((topic, queue_id))
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
+    def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
         queue = self.get(topic, queue_id)
-        return 0 if queue is None else queue.max_offset
+        return QueueOffset(0 if queue is None else queue.max_offset)
 
     def append(self, topic: str, queue_id: int, body: bytes, properties: str = "", reconsume_times: int = 0) -> None:
         queue = self.queues.setdefault((topic, queue_id), Queue())
@@ -90,8 +91,8 @@ class Log:
             queue_id=queue_id,
             body=body,
             properties=properties,
-            queue_offset=queue.max_offset,
-            physical_offset=len(self.data),
+            queue_offset=QueueOffset(queue.max_offset),
+            physical_offset=PhysicalOffset(len(self.data)),
             born_timestamp_ms=1,
             born_host=HOST,
             store_timestamp_ms=1,
@@ -106,7 +107,7 @@ class Log:
             raise EntryGone("log", "position", position, 0)
         return bytes(self.data[position : position + nbytes])
 
-    def read_each(self, places: Sequence[Place]) -> list[bytes]:
+    def read_each(self, places: Sequence[RecordSpan]) -> list[bytes]:
         return [self.read(*place) for place in places]
 
 
@@ -219,7 +220,7 @@ class CrashMachine(RuleBasedStateMachine):
         )
         self.pops.lead()
 
-    def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+    def load(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
         self.loading.append(then)
         return True
 
@@ -350,7 +351,7 @@ class CrashMachine(RuleBasedStateMachine):
         for group in groups:
             for item in group:
                 if isinstance(item, PendingCommand) and item.on_outcome is not None:
-                    item.on_outcome(Stored(0, 0))
+                    item.on_outcome(Stored(QueueOffset(0), PhysicalOffset(0)))
         for topic, entries in retried:
             self.pops.grown(topic, 0, entries)
         self.read_answers()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mq.protocol.codes import RequestCode
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.receipts import Receipt, encode_bits, mark_of
 from mq.protocol.records import StoredMessage
 from tests.support.running_broker import Answer, Client
@@ -90,7 +91,7 @@ def read_popped(answer: Answer) -> list[Popped]:
         carried = message.properties.get("POP_CK")
         if carried is None:
             receipt = Receipt(
-                int(starts[key]),
+                QueueOffset(int(starts[key])),
                 int(answer.ext["popTime"]),
                 int(answer.ext["invisibleTime"]),
                 int(answer.ext["reviveQid"]),

@@ -24,6 +24,7 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.errors import FrameError
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendBatchMessage, SendMessageV2, SendReplyTemplate
+from mq.protocol.numbers import QueueOffset
 from tests.support.broker_contexts import context_of
 from tests.support.model_log import HOST, Log
 
@@ -125,7 +126,9 @@ class Broker:
         self.appender.open()
         self.elsewhere = Elsewhere()
         special: Any = self.elsewhere
-        self.tails = {name: [NextOffset(TopicName(name), n, 7 * n) for n in range(TOPICS[name])] for name in TOPICS}
+        self.tails = {
+            name: [NextOffset(TopicName(name), n, QueueOffset(7 * n)) for n in range(TOPICS[name])] for name in TOPICS
+        }
         context = context_of(
             settings__message_bytes_max=body_bytes_max,
             settings__pending_bytes_max=pending_bytes_max,

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import encode
 from mq.protocol.records import encode_host, encode_record
 from spark.client import GET_ROUTE, Answer, Connection, Unreachable
@@ -23,8 +24,8 @@ def stored(queue_id: int, offset: int) -> bytes:
         queue_id=queue_id,
         body=b"%d/%d" % (queue_id, offset),
         properties=encode({"TAGS": "even" if offset % 2 == 0 else "odd"}),
-        queue_offset=offset,
-        physical_offset=offset,
+        queue_offset=QueueOffset(offset),
+        physical_offset=PhysicalOffset(offset),
         born_timestamp_ms=0,
         born_host=HOST,
         store_timestamp_ms=0,

@@ -27,6 +27,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import RecallMessage, SendReplyTemplate
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import fitted
 from mq.protocol.recall import RecallHandle
 from mq.protocol.records import decode_record, encode_host
@@ -130,7 +131,7 @@ class Message:
 
 def recall_request(unique_key: str, due_ms: int, offset: int | None) -> RecallMessage:
     """A recall of a message in topic T, with the handle of its producer."""
-    handle = RecallHandle("T", "b", due_ms, unique_key, offset).encode()
+    handle = RecallHandle("T", "b", due_ms, unique_key, None if offset is None else QueueOffset(offset)).encode()
     assert handle is not None
     return RecallMessage(ext=RecallExt(topic="T", recall_handle=handle))
 
@@ -301,7 +302,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.lead()
 
     def apply(self, body: bytes) -> None:
-        runs, commands = scan_runs(body, self.log.ends[self.log.committed - 1] - len(body))
+        runs, commands = scan_runs(body, PhysicalOffset(self.log.ends[self.log.committed - 1] - len(body)))
         for run in runs:
             self.store.append_run(run)
         for command in commands:
@@ -310,7 +311,7 @@ class TimerMachine(RuleBasedStateMachine):
             queue = self.store.get("T", queue_id)
             if queue is None:
                 continue
-            for position, size, _ in QUEUE_ENTRY.iter_unpack(queue.read(self.seen[queue_id], 2**30)):
+            for position, size, _ in QUEUE_ENTRY.iter_unpack(queue.read(QueueOffset(self.seen[queue_id]), 2**30)):
                 record = decode_record(memoryview(self.log.read(position, size)))
                 assert record.queue_offset == self.seen[queue_id]
                 self.seen[queue_id] += 1

@@ -12,9 +12,9 @@ from mq.protocol.encoding import encode_header
 from mq.protocol.frames import BINARY, JSON, encode_frame, split_frames
 from mq.protocol.hashes import java_string_hash, offset_message_id, tag_code
 from mq.protocol.headers import GetRouteinfoByTopic, decode_header, encode_request
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.properties import decode
 from mq.protocol.records import HEAD, MAGIC_V1, Host, decode_record, encode_host, encode_record, scan_fixed
-from mq.protocol.wire_names import PhysicalOffset
 
 ROUTE_REQUEST_JSON = bytes.fromhex(
     "000000800000007c7b22636f6465223a3130352c226578744669656c6473223a7b22746f706963223a225431227d2c22666c6167223a302c"
@@ -64,8 +64,8 @@ def test_stored_record() -> None:
         queue_id=3,
         body=b"hello",
         properties="TAGS\x01TagA\x02KEYS\x01k1\x02",
-        queue_offset=7,
-        physical_offset=4096,
+        queue_offset=QueueOffset(7),
+        physical_offset=PhysicalOffset(4096),
         born_timestamp_ms=1600000000000,
         born_host=born_host,
         store_timestamp_ms=1600000000123,

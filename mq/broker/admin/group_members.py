@@ -46,8 +46,8 @@ from mq.protocol.group_requests import (
 )
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.headers import Response
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.queue_tables import QueueRef, queue_table, read_member_offsets
-from mq.protocol.wire_names import PhysicalOffset
 
 STATUS_SECONDS = 5.0
 RELAY_SECONDS = 10.0

@@ -39,6 +39,7 @@ from mq.protocol.group_requests import (
 )
 from mq.protocol.headers import encode_request
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, TRANSACTION_GROUP, NameRefused, check_group
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.queue_tables import QueueRef, offset_table_body, queue_row
 
 END = -1
@@ -55,7 +56,7 @@ class _Behind:
     """The part of them that consumers have popped."""
 
 
-def pulled_and_consumed(offset: int, open_of: PopQueue) -> tuple[int, int]:
+def pulled_and_consumed(offset: QueueOffset, open_of: PopQueue) -> tuple[QueueOffset, QueueOffset]:
     """The queue offsets up to which a group has pulled, and consumed, a queue in which it committed ``offset``.
 
     Popped messages that are not acknowledged count as not consumed, wherever in the queue they are.
@@ -63,9 +64,9 @@ def pulled_and_consumed(offset: int, open_of: PopQueue) -> tuple[int, int]:
     ordered = open_of.ordered
     if ordered is not None and ordered.first_open == offset:
         pulled = max(offset, ordered.next_offset)
-        return pulled, max(0, pulled - open_of.message_count())
+        return pulled, max(FIRST_OFFSET, pulled - open_of.message_count())
     # The pop is from before a reset of an ordered group: the group reads on from the stored offset.
-    return offset, max(0, offset - open_of.unordered_count())
+    return offset, max(FIRST_OFFSET, offset - open_of.unordered_count())
 
 
 class GroupOffsets(Service):
@@ -155,7 +156,7 @@ class GroupOffsets(Service):
             return [HALF_TOPIC, HALF_OP_TOPIC]
         return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
 
-    def _stored(self, group: str, topic: str) -> Mapping[int, int]:
+    def _stored(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
         """The next offset of a group in each queue of a topic; for transactions, tools read their progress there."""
         if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
             return {0: self._metadata.marks.of(HALF_TOPIC, 0).low}
@@ -172,7 +173,7 @@ class GroupOffsets(Service):
                 continue
             stored = self._stored(group, topic)
             for queue_id in range(config.read_queues):
-                end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, 0)
+                end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, FIRST_OFFSET)
                 pulled, offset = pulled_and_consumed(offset, self._metadata.pops.of((group, topic, queue_id)))
                 if behind is not None:
                     behind.messages += max(0, end - offset)
@@ -215,7 +216,7 @@ class GroupOffsets(Service):
         queues = self._queues_to_reset(ext)
 
         def answer() -> Generator[None, None, None]:
-            wanted: dict[int, int] = {}
+            wanted: dict[int, QueueOffset] = {}
             for queue_id in queues:
                 wanted[queue_id] = self._wanted_offset(ext, queue_id)
                 yield
@@ -226,7 +227,7 @@ class GroupOffsets(Service):
 
         self._gradually.work(call, answer())
 
-    def _reset(self, call: Call[InvokeBrokerToResetOffset], wanted: dict[int, int]) -> None:
+    def _reset(self, call: Call[InvokeBrokerToResetOffset], wanted: dict[int, QueueOffset]) -> None:
         ext = call.request.ext
         stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
         if not ext.force and ext.offset is None:
@@ -251,7 +252,7 @@ class GroupOffsets(Service):
         )
 
     def move(
-        self, group: str, topic: str, queue_id: int, offset: int, on_outcome: OnOutcome, *, before: PendingGroup
+        self, group: str, topic: str, queue_id: int, offset: QueueOffset, on_outcome: OnOutcome, *, before: PendingGroup
     ) -> None:
         """Set the offset of a group in one queue, in one entry with the items in ``before``, and tell its members."""
         online = self._clients.consumer_group(group)
@@ -291,9 +292,9 @@ class GroupOffsets(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"timestamp {ext.timestamp_ms}: a time, or -1 for the end")
         return [ext.queue_id] if ext.queue_id >= 0 else range(queues)
 
-    def _wanted_offset(self, ext: ResetOffsetExt, queue_id: int) -> int:
+    def _wanted_offset(self, ext: ResetOffsetExt, queue_id: int) -> QueueOffset:
         queue = self._store.get(ext.topic, queue_id)
-        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        low, high = (FIRST_OFFSET, FIRST_OFFSET) if queue is None else (queue.min_offset, queue.max_offset)
         if ext.offset is not None and ext.offset >= 0:
             self._beginning.check(low, ext.offset)
             return min(max(ext.offset, low), high)
@@ -301,7 +302,7 @@ class GroupOffsets(Service):
             return high
         return self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
 
-    def _tell_members(self, ext: OffsetsWereResetExt, table: Mapping[QueueRef, int], *, as_list: bool) -> None:
+    def _tell_members(self, ext: OffsetsWereResetExt, table: Mapping[QueueRef, QueueOffset], *, as_list: bool) -> None:
         group = self._clients.consumer_group(ext.group)
         if group is None:
             return

@@ -15,6 +15,7 @@ from mq.broker.admin.stats import Stats
 from mq.broker.context import BrokerContext
 from mq.monitoring.families import Families, Family, Histogram, Kind, Sample
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
+from mq.protocol.numbers import FIRST_OFFSET
 from raftlog import Role
 from raftlog.latency_histogram import BOUNDS
 
@@ -339,7 +340,7 @@ class BrokerMetrics:
             queues += config.read_queues
             behind = popped = beyond = 0
             for queue_id in range(config.read_queues):
-                pulled = consumed = offsets.get(queue_id, 0)
+                pulled = consumed = offsets.get(queue_id, FIRST_OFFSET)
                 if (open_of := pops.get((group, topic, queue_id))) is not None:
                     pulled, consumed = pulled_and_consumed(pulled, open_of)
                     popped += pulled - consumed

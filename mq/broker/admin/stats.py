@@ -17,6 +17,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
 from mq.protocol.codes import ResponseCode
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import BrokerStatsData, StatsOver
 from mq.protocol.operator_requests import ViewBrokerStatsData
 from mq.store.consume_queue import ConsumeQueue
@@ -44,7 +45,7 @@ class Stats(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self.figures = context.traffic
         self._round: deque[ConsumeQueue] = deque()
-        self._ends: dict[tuple[str, int], int] = {}
+        self._ends: dict[tuple[str, int], QueueOffset] = {}
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in context.store.queues()}
         self._looked_at = context.clock()
 
@@ -126,7 +127,7 @@ class Stats(Service):
             self.figures.note_put(queue.topic, end - before, _sizes(queue, before, end))
 
 
-def _sizes(queue: ConsumeQueue, start: int, end: int) -> int:
+def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
     """Total bytes of the records of these entries."""
     count = end - start
     counted = min(count, _SIZES_MAX)

@@ -19,6 +19,7 @@ from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import GetAllTopicConfig
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import DelayOffsets, QueueEnds, topic_stats_of
 from mq.protocol.operator_requests import (
     GetAllConsumerOffset,
@@ -41,7 +42,7 @@ class TopicQueries(Service):
         store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 without a message.
     """
 
-    def __init__(self, context: BrokerContext, *, store_time: Callable[[str, int, int], int]) -> None:
+    def __init__(self, context: BrokerContext, *, store_time: Callable[[str, int, QueueOffset], int]) -> None:
         self._broker_name = context.settings.group
         self._metadata = context.metadata
         self._store = context.store

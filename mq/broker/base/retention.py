@@ -24,6 +24,7 @@ from mq.broker.base.file_times import FileTimes, PlausibleTime
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.stored_times import NEAR, stored_ms
 from mq.broker.settings import BrokerSettings
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import RecordError
 from mq.store.errors import StoreError
 from mq.store.queue_store import QueueStore
@@ -78,9 +79,9 @@ class Retention:
         settings: BrokerSettings,
         replica: Replica,
         store: QueueStore,
-        floor_pos: Callable[[], int],
-        waiting_pos: Callable[[], int],
-        leased_pos: Callable[[], int],
+        floor_pos: Callable[[], PhysicalOffset],
+        waiting_pos: Callable[[], PhysicalOffset],
+        leased_pos: Callable[[], PhysicalOffset],
         disk_usage: Callable[[], tuple[int, int]],
         free_index: Callable[[bool], None],
         wall_clock_ms: Callable[[], int],
@@ -158,7 +159,7 @@ class Retention:
                 self._tell_of_early(deletion, used)
             self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
         self._forget_early(now_ms)
-        self._store.expire_some(log.base_pos)
+        self._store.expire_some(PhysicalOffset(log.base_pos))
 
     def refill_bytes(self) -> int:
         """How many bytes of entries that were deleted early to fetch now; see `raftlog.node.Hosted`."""
@@ -183,15 +184,15 @@ class Retention:
         successor = replica.core.successor_with_older_log
         return successor is not None and replica.transfer(successor) is None
 
-    def _copied_pos(self) -> int:
+    def _copied_pos(self) -> PhysicalOffset:
         """Below this position another replica in reach has everything; 0 if none is known to have the oldest file."""
         core, own = self._replica.core, self._replica.core.base.index
         if not self._replica.is_leader:
-            return self._floor_pos() if core.leader_base is not None and core.leader_base <= own else 0
+            return self._floor_pos() if core.leader_base is not None and core.leader_base <= own else LOG_BEGIN
         for peer in core.status().peers:
             if peer.active and peer.base is not None and peer.base <= own < peer.match:
-                return self._replica.log.locate(peer.match).pos
-        return 0
+                return PhysicalOffset(self._replica.log.locate(peer.match).pos)
+        return LOG_BEGIN
 
     def _early_note(self, deletion: Deletion) -> bytes:
         """What is durably known of files that are deleted early."""
@@ -255,17 +256,17 @@ class Retention:
             self._log.warning("log_kept_for_waiting", waiting_pos=waiting_pos, wished_pos=candidate.base_pos)
         return deletion
 
-    def _wanted_pos(self) -> int:
+    def _wanted_pos(self) -> PhysicalOffset:
         """Below this position no peer needs the log, unless it lags too far to be waited for."""
         log, core = self._replica.log, self._replica.core
         if any(peer.active and peer.state is PeerState.RESET for peer in core.status().peers):
-            return log.base_pos  # the peer is fetching these files
+            return PhysicalOffset(log.base_pos)  # the peer is fetching these files
         index = max(core.retain_from(), log.first_index)
         if index > log.last_index:
-            return log.end_pos
+            return PhysicalOffset(log.end_pos)
         wanted = log.locate(index).pos
         grace = LAG_GRACE_SEGMENTS * self._settings.segment_bytes
-        return wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos
+        return PhysicalOffset(wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
 
     def _plausible_ms(self, segments: Sequence[SegmentInfo], wall_ms: int) -> int:
         """The time by which files are deleted."""

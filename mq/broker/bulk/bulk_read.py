@@ -33,6 +33,7 @@ from mq.protocol.bulk_requests import BulkRead, BulkReadExt
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import RESPONSE_FLAG, encode_header
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
@@ -74,7 +75,7 @@ class _Found(NamedTuple):
     is_behind: bool = False
 
 
-_Wanted = tuple[ConsumeQueue, int, int]
+_Wanted = tuple[ConsumeQueue, QueueOffset, QueueOffset]
 """A queue, and the existing part of the requested range of offsets."""
 
 
@@ -198,7 +199,7 @@ class BulkReads(Service):
         if self._replica.is_leader and not ext.allow_leader:
             return self._not_follower()
         bytes_max = min(ext.bytes_max, self._settings.bulk_bytes_max)
-        limit_pos = self._replica.log.durable_pos
+        limit_pos = PhysicalOffset(self._replica.log.durable_pos)
         try:
             offsets_only = ext.offsets_only and not read.codes
             found = self._look(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
@@ -217,7 +218,7 @@ class BulkReads(Service):
         self._start(read, found.spans, bytes_max, limit_pos)
         return b""
 
-    def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: int) -> None:
+    def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> None:
         bodies, codes, read_runs = read.call.request.ext.bodies, read.codes, self._replica.log.read_runs
 
         def job() -> Callable[[], None]:
@@ -251,7 +252,7 @@ class BulkReads(Service):
             try:
                 for each in read.ranges:
                     if (queue := self._store.get(ext.topic, each.queue_id)) is not None:
-                        queue.expire(error.first)
+                        queue.expire(PhysicalOffset(error.first))
                 self._queue.append(read)
             except QueueFileDamaged as damage:
                 self._send(read, self._damaged(damage), [])
@@ -266,20 +267,20 @@ class BulkReads(Service):
     # -- consume queues ------------------------------------------------------------------------------------------------
 
     def _look(
-        self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: int, *, offsets_only: bool
+        self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: PhysicalOffset, *, offsets_only: bool
     ) -> _Found:
         """Consume queue entries for an answer of ``bytes_max``, or all entries if records are not requested.
 
         Raises QueueFileDamaged, OSError.
         """
         get = self._store.get
-        gone: dict[int, int] = {}
-        ends: dict[int, int] = {}
+        gone: dict[int, QueueOffset] = {}
+        ends: dict[int, QueueOffset] = {}
         there: list[_Wanted] = []
         for queue_id, start, end in ranges:
             queue = get(topic, queue_id)
             if queue is None or start >= queue.max_offset:
-                ends[queue_id] = 0 if queue is None else queue.max_offset
+                ends[queue_id] = FIRST_OFFSET if queue is None else queue.max_offset
             elif start < queue.min_offset:
                 gone[queue_id] = queue.min_offset
             else:
@@ -296,7 +297,7 @@ class BulkReads(Service):
         ends |= {queue.queue_id: start for queue, start, _ in there}  # committed, but not on this disk yet
         return _Found([], encode_no_records(BulkStatus.BEHIND, offsets=ends), is_behind=True)
 
-    def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: int) -> Iterator[QueueSpan]:
+    def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: PhysicalOffset) -> Iterator[QueueSpan]:
         if not there:
             return
         peeked = [queue.read(start, min(_PEEK_ENTRIES, end - start)) for queue, start, end in there[:_PEEK_QUEUES]]

@@ -16,9 +16,10 @@ from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.replies import LogLeaseReply
 
-NOTHING: Final = 2**63 - 1
+NOTHING: Final = PhysicalOffset(2**63 - 1)
 LEASE_ID_LENGTH_MAX: Final = 128
 
 
@@ -30,11 +31,13 @@ class LogLeases(Service):
         clock: monotonic seconds.
     """
 
-    def __init__(self, *, settings: BrokerSettings, base_pos: Callable[[], int], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, settings: BrokerSettings, base_pos: Callable[[], PhysicalOffset], clock: Callable[[], float]
+    ) -> None:
         self._settings = settings
         self._base_pos = base_pos
         self._clock = clock
-        self._leases: dict[str, tuple[int, float]] = {}
+        self._leases: dict[str, tuple[PhysicalOffset, float]] = {}
         """By lease id: physical offset, and expiry time."""
 
     def routes(self) -> Iterator[Route]:
@@ -46,7 +49,7 @@ class LogLeases(Service):
         self._drop_over()
         return {"log_leases": len(self._leases)}
 
-    def first_pos(self) -> int:
+    def first_pos(self) -> PhysicalOffset:
         """The lowest leased physical offset; NOTHING without leases."""
         self._drop_over()
         return min((position for position, _ in self._leases.values()), default=NOTHING)

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from mq.protocol.bulk import encode_answer_head
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment.verified_reads import VerifiedRun
@@ -41,7 +42,7 @@ class QueueSpan(NamedTuple):
     """
 
     queue_id: int
-    start: int
+    start: QueueOffset
     entries: bytes
     is_whole: bool
 
@@ -53,13 +54,13 @@ class Selection(NamedTuple):
         offsets: for each queue the offset after the last examined entry.
     """
 
-    positions: Sequence[int]
+    positions: Sequence[PhysicalOffset]
     sizes: Sequence[int]
     queue_ids: Sequence[int]
-    offsets: dict[int, int]
+    offsets: dict[int, QueueOffset]
 
 
-def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: int) -> Selection:
+def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset) -> Selection:
     """Select records of up to ``bytes_max`` bytes, but at least one if there is one.
 
     Args:
@@ -67,10 +68,10 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         limit_pos: read nothing at or after this physical offset.
     """
     horizon = limit_pos
-    places_of_all: list[int] = []
+    places_of_all: list[PhysicalOffset] = []
     sizes_of_all: list[int] = []
     queues_of_all: list[int] = []
-    looked_at: list[tuple[QueueSpan, tuple[int, ...]]] = []
+    looked_at: list[tuple[QueueSpan, tuple[PhysicalOffset, ...]]] = []
     for span in spans:
         places, sizes_of = zip(*_PLACES(span.entries), strict=True)
         looked_at.append((span, places))
@@ -87,9 +88,8 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         queues_of_all += repeat(span.queue_id, len(wanted))
     # Twice as fast as sorting triples: there are a million records in a GB.
     order = sorted(range(len(places_of_all)), key=places_of_all.__getitem__)
-    positions, sizes, queue_ids = (
-        tuple(map(numbers.__getitem__, order)) for numbers in (places_of_all, sizes_of_all, queues_of_all)
-    )
+    positions = tuple(map(places_of_all.__getitem__, order))
+    sizes, queue_ids = (tuple(map(numbers.__getitem__, order)) for numbers in (sizes_of_all, queues_of_all))
     count = bisect_left(positions, horizon)
     fitting = bisect_right(list(accumulate(sizes[:count])), bytes_max)
     if fitting < count:
@@ -131,7 +131,7 @@ def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes]:
         yield b"".join(records)
 
 
-def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+def _extents(positions: Sequence[PhysicalOffset], sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Contiguous ranges of records, as [begin, end). No record crosses the end of an entry."""
     if not positions:
         return []

@@ -16,6 +16,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.replies import TopicEndsReply
 from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
 
@@ -75,15 +76,15 @@ class TopicEndQueries(Service):
 
     def _ends(self, topic: str, queues: int) -> TopicEnds:
         get = self._store.get
-        firsts: list[int] = []
-        ends: list[int] = []
+        firsts: list[QueueOffset] = []
+        ends: list[QueueOffset] = []
         for queue_id in range(queues):
             queue = get(topic, queue_id)
-            first = 0 if queue is None else queue.min_offset
+            first = FIRST_OFFSET if queue is None else queue.min_offset
             self._beginning.check(first)
             firsts.append(first)
             # A queue that was just dropped has no end.
-            ends.append(0 if queue is None else max(first, queue.max_offset))
+            ends.append(FIRST_OFFSET if queue is None else max(first, queue.max_offset))
         return TopicEnds(self._metadata.topic_identity(topic), firsts, ends)
 
 

@@ -6,7 +6,7 @@ beginnings of log files, are looked up in consume queues, interleaved with other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from mq.broker.context import BrokerContext
@@ -17,6 +17,7 @@ from mq.broker.net.slow_answers import Answer
 from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
 from mq.protocol.codes import PERM_READ, ResponseCode
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.replies import TopicPlanReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
@@ -92,37 +93,39 @@ class TopicPlans(Service):
             role="leader" if self._replica.is_leader else "follower",
             read_queues=count,
             next_queue=end if end < count else -1,
-            base_position=self._replica.log.base_pos,
+            base_position=PhysicalOffset(self._replica.log.base_pos),
         )
         return call.response(ext=reply.fields(), body=encode_plan(rows, places))
 
-    def _places(self, queues: int) -> Iterator[int]:
+    def _places(self, queues: int) -> Iterator[PhysicalOffset]:
         """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
-        starts: Sequence[int] = [segment.start for segment in self._replica.log.segments()[1:]]
+        starts = [PhysicalOffset(segment.start) for segment in self._replica.log.segments()[1:]]
         step = -(-len(starts) // max(1, min(PLACES_MAX, OFFSETS_MAX // max(queues, 1)))) or 1
         return iter(starts[::step])
 
 
 def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> PlannedQueue:
     if queue is None:
-        return PlannedQueue(queue_id, 0, 0)
+        return PlannedQueue(queue_id, FIRST_OFFSET, FIRST_OFFSET)
     first = queue.min_offset
     end = max(first, queue.max_offset)  # a queue that was just dropped has none
     if not with_size or first >= end:
         return PlannedQueue(queue_id, first, end)
     samples = b"".join(
-        queue.read(max(first, at), _SAMPLE_ENTRIES) for at in (first, (first + end) // 2, end - _SAMPLE_ENTRIES)
+        queue.read(max(first, at), _SAMPLE_ENTRIES) for at in (first, first + (end - first) // 2, end - _SAMPLE_ENTRIES)
     )
     sizes = entry_sizes(samples)
     return PlannedQueue(queue_id, first, end, sum(sizes) * (end - first) // len(sizes))
 
 
-def _offset_at(queue: ConsumeQueue | None, position: int, low: int, high: int) -> int:
+def _offset_at(
+    queue: ConsumeQueue | None, position: PhysicalOffset, low: QueueOffset, high: QueueOffset
+) -> QueueOffset:
     """The first queue offset from ``low`` on whose message is at or after a physical offset; else ``high``."""
     if queue is None:
         return low
     while low < high:
-        middle = (low + high) // 2
+        middle = low + (high - low) // 2
         entry = queue.read(middle, 1)
         if entry and QUEUE_ENTRY.unpack(entry)[0] >= position:
             high = middle

@@ -17,7 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from mq.broker.consume.record_reader import Place
+from mq.broker.consume.record_reader import RecordSpan
+from mq.protocol.numbers import PhysicalOffset
 from raftlog import Job
 from raftlog.segment import SegmentError
 
@@ -84,7 +85,7 @@ class ColdReads:
         """Records before this physical offset must be verified when they are read from disk."""
         return self._log.trusted_pos
 
-    def are_loaded(self, begin: int, end: int) -> bool:
+    def are_loaded(self, begin: PhysicalOffset, end: PhysicalOffset) -> bool:
         """Whether the range between two physical offsets is in memory, and the read-ahead behind it loaded.
 
         Fast, so that most sequential reads need no further check; False does not mean that it is missing.
@@ -92,14 +93,14 @@ class ColdReads:
         first, last = begin // CHUNK_BYTES, end // CHUNK_BYTES + 1
         return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
-    def is_in_memory(self, begin: int, end: int) -> bool:
+    def is_in_memory(self, begin: PhysicalOffset, end: PhysicalOffset) -> bool:
         """Whether a reader of the range between two physical offsets need not wait for the disk.
 
         As for `are_loaded`, False does not mean that it must: `load` decides.
         """
         return begin >= self._log.trusted_pos or self.are_loaded(begin, end)
 
-    def load(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+    def load(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
         """Load the records at ascending places, and call ``then`` after the attempt.
 
         Returns False if they can be read directly; then ``then`` is not called.
@@ -144,7 +145,7 @@ class ColdReads:
         if len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
 
-    def _load_alone(self, places: Sequence[Place], then: Callable[[], None]) -> bool:
+    def _load_alone(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
         runs = self._on_disk(_runs_of(places))
         if self._has(runs):
             return False
@@ -184,7 +185,7 @@ class ColdReads:
             waiting.then()
 
 
-def _chunks_of(places: Sequence[Place]) -> list[int]:
+def _chunks_of(places: Sequence[RecordSpan]) -> list[int]:
     """The chunks that contain the places, ascending; cut off after more than `CHUNKS_MAX`."""
     chunks: list[int] = []
     behind = 0
@@ -198,7 +199,7 @@ def _chunks_of(places: Sequence[Place]) -> list[int]:
     return chunks
 
 
-def _runs_of(places: Sequence[Place]) -> list[tuple[int, int]]:
+def _runs_of(places: Sequence[RecordSpan]) -> list[tuple[int, int]]:
     """The places as ranges, with nearby ones joined."""
     runs: list[tuple[int, int]] = []
     for position, size in places:

@@ -11,7 +11,7 @@ import zlib
 from typing import NamedTuple
 
 from mq.broker.context import BrokerContext
-from mq.protocol.wire_names import PhysicalOffset
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from raftlog.consensus.types import PeerState, Role
 from raftlog.segment import SegmentError
 
@@ -26,7 +26,7 @@ class _Follower(NamedTuple):
     """A replica heard recently, and the physical offset up to which it serves."""
 
     broker_id: int
-    applied_pos: int
+    applied_pos: PhysicalOffset
 
 
 def broker_id_of(node_id: str) -> int:
@@ -57,14 +57,14 @@ class FollowerReads:
         self._followers: list[_Follower] = []
         self._refresh_at = 0.0
         self._beginning = context.beginning
-        self._leader_begins: tuple[int, int] = (0, 0)
+        self._leader_begins: tuple[int, PhysicalOffset] = (0, LOG_BEGIN)
         """The base of the leader's log, and the physical offset there."""
 
     def in_memory(self, physical_offset: PhysicalOffset) -> bool:
         """Whether a position is probably in memory, so that a read does not wait for the disk."""
         return self._replica.log.end_pos - physical_offset <= self.lag_max
 
-    def suggest(self, group: str, topic: str, queue_id: int, behind: int, lag: int) -> int:
+    def suggest(self, group: str, topic: str, queue_id: int, behind: PhysicalOffset, lag: int) -> int:
         """The broker id for the next pull.
 
         Args:
@@ -92,7 +92,7 @@ class FollowerReads:
             return None
         return LEADER_ID if holder == self._replica.core.leader_id else broker_id_of(holder)
 
-    def is_only_here(self, behind: int) -> bool:
+    def is_only_here(self, behind: PhysicalOffset) -> bool:
         """Whether this follower has the messages from physical offset ``behind`` on, and the leader begins later."""
         core = self._replica.core
         base = core.leader_base
@@ -103,10 +103,10 @@ class FollowerReads:
                 ref = self._replica.log.locate(base)
             except SegmentError:
                 return False  # reported when it is read
-            self._leader_begins = base, ref.pos + ref.size
+            self._leader_begins = base, PhysicalOffset(ref.pos + ref.size)
         return behind < self._leader_begins[1]
 
-    def other_replica(self, behind: int = 0) -> int | None:
+    def other_replica(self, behind: PhysicalOffset = LOG_BEGIN) -> int | None:
         """The broker id of another replica that serves the log up to physical offset ``behind``.
 
         None if none is known: no follower was heard recently, or this is a follower without a known leader.
@@ -135,5 +135,5 @@ class FollowerReads:
                 ref = self._replica.log.locate(min(peer.applied, status.last.index))
             except SegmentError:
                 continue  # reported when it is read; here it only rules out a redirect
-            followers.append(_Follower(broker_id_of(peer.peer), ref.pos + ref.size))
+            followers.append(_Follower(broker_id_of(peer.peer), PhysicalOffset(ref.pos + ref.size)))
         return sorted(followers)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Container, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from mq.protocol.numbers import QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
 
 HELD_MAX = 100_000
@@ -39,7 +40,7 @@ class _Held(Generic[PullT]):
     def __init__(
         self,
         key: QueueKey,
-        wanted_offset: int,
+        wanted_offset: QueueOffset,
         deadline: float,
         number: int,
         pull: PullT,
@@ -98,7 +99,7 @@ class LongPolling(Generic[PullT]):
     def hold(
         self,
         key: QueueKey,
-        wanted_offset: int,
+        wanted_offset: QueueOffset,
         deadline: float,
         pull: PullT,
         connection: Hashable,
@@ -127,7 +128,7 @@ class LongPolling(Generic[PullT]):
         self.nbytes += nbytes
         return True
 
-    def grown(self, key: QueueKey, entries: bytes | bytearray, first_offset: int | None = None) -> list[PullT]:
+    def grown(self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None) -> list[PullT]:
         """Remove and return the pulls that new entries of a queue may satisfy, longest waiting first.
 
         ``entries`` are consume queue entries, 20 bytes each. ``first_offset`` is the queue offset of the first; without

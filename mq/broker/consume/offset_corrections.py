@@ -13,6 +13,7 @@ from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
 from mq.broker.write_path.outcome import Outcome, Stored
+from mq.protocol.numbers import QueueOffset
 
 _SECONDS = 0.1
 _ROWS_AT_A_STRETCH = 5_000
@@ -58,7 +59,7 @@ class OffsetCorrections(Service):
             if beyond:
                 self._correct(group, topic, beyond, {queue_id: stored[queue_id] for queue_id in beyond})
 
-    def _correct(self, group: str, topic: str, ends: dict[int, int], stored: dict[int, int]) -> None:
+    def _correct(self, group: str, topic: str, ends: dict[int, QueueOffset], stored: dict[int, QueueOffset]) -> None:
         def settled(outcome: Outcome) -> None:
             if not isinstance(outcome, Stored):
                 return  # this replica stopped leading, or its disk is full: then the next leader corrects them

@@ -37,8 +37,8 @@ from mq.protocol.headers import (
     UpdateConsumerOffset,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.replies import OffsetReply
-from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
@@ -80,11 +80,11 @@ class Offsets(Service):
         self._commit_seconds = context.settings.offset_commit_seconds
         self._in_memory = in_memory
         # Readers that went back below the offset of a queue, and from which offset on.
-        self._rereading: dict[Key, tuple[str | ClientConnection, int]] = {}
+        self._rereading: dict[Key, tuple[str | ClientConnection, QueueOffset]] = {}
         self._resetting: dict[Key, object] = {}
         self._restarted: set[Key] = set()
-        self._gathered: dict[Key, int] = {}
-        self._replicating: dict[Key, int] = {}
+        self._gathered: dict[Key, QueueOffset] = {}
+        self._replicating: dict[Key, QueueOffset] = {}
         self._refused_beyond = 0
 
     def routes(self) -> Iterator[Route]:
@@ -106,7 +106,7 @@ class Offsets(Service):
         self._restarted.clear()
         self._rereading.clear()
 
-    def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit that needs no answer, such as one in a pull. A negative offset is ignored."""
         if offset < 0 or not self._appender.is_open:
             return
@@ -124,7 +124,7 @@ class Offsets(Service):
         group: str,
         topic: str,
         queue_id: int,
-        offset: int,
+        offset: QueueOffset,
         forward_only: bool = False,
     ) -> None:
         """A client pulls at ``offset``. Below the group's offset it has gone back, for example by `seek`.
@@ -141,7 +141,7 @@ class Offsets(Service):
         elif self._rereading and (known := self._rereading.get(key)) and known[0] != self._sender(connection, group):
             del self._rereading[key]
 
-    def reset_to(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
+    def reset_to(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset | None:
         """The offset to which a reset moves a consumer that pulls at ``offset``; None if there is none.
 
         Once the consumer has begun there, its commits take effect again. Call only if there are resets; followers do
@@ -160,7 +160,7 @@ class Offsets(Service):
         self,
         group: str,
         topic: str,
-        offsets: Mapping[int, int],
+        offsets: Mapping[int, QueueOffset],
         on_outcome: OnOutcome,
         *,
         restart: bool,
@@ -204,7 +204,7 @@ class Offsets(Service):
             self._appender.add_command(command)
         self._appender.add_command(last, settled)
 
-    def newest(self, group: str, topic: str, queue_id: int) -> int:
+    def newest(self, group: str, topic: str, queue_id: int) -> QueueOffset:
         """The group's offset including commits in flight, -1 for none. Raises RequestRefused during a reset."""
         key = (group, topic, queue_id)
         if key in self._resetting:
@@ -213,7 +213,7 @@ class Offsets(Service):
             )
         return self._highest(key)
 
-    def gather(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def gather(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit."""
         if not self._appender.is_open or not self._plausible(group, topic, queue_id):
             return
@@ -324,7 +324,9 @@ class Offsets(Service):
         self.replicate(on_outcome)
         return None
 
-    def _check_may_move_back(self, connection: ClientConnection, key: Key, offset: int, known: int) -> None:
+    def _check_may_move_back(
+        self, connection: ClientConnection, key: Key, offset: QueueOffset, known: QueueOffset
+    ) -> None:
         """Raise RequestRefused unless the sender is the queue's reader, or the group has no known consumers.
 
         A member that does not read from there has lost the queue to another one, and its commit is late.
@@ -339,7 +341,7 @@ class Offsets(Service):
                 f" client that reads the queue from {offset} or before can move it back to {offset}. A reset can, too",
             )
 
-    def _rereads(self, connection: ClientConnection, key: Key, offset: int) -> bool:
+    def _rereads(self, connection: ClientConnection, key: Key, offset: QueueOffset) -> bool:
         """Whether a commit below the current offset comes from the reader of the queue, after it went back to there."""
         reader = self._rereading.get(key)
         if reader is None or not reader[1] <= offset < self._highest(key):
@@ -353,7 +355,7 @@ class Offsets(Service):
     def _move_back(
         self,
         key: Key,
-        offset: int,
+        offset: QueueOffset,
         on_outcome: OnOutcome,
     ) -> None:
         group, topic, queue_id = key
@@ -405,16 +407,18 @@ class Offsets(Service):
     def handle_min(self, call: Call[GetMinOffset]) -> None:
         """Request code 31."""
 
-        def first(queue: ConsumeQueue) -> int:
+        def first(queue: ConsumeQueue) -> QueueOffset:
             self._beginning.check(queue.min_offset)
             return queue.min_offset
 
         self._answer_end(call, first)
 
-    def _answer_end(self, call: Call[GetMaxOffset | GetMinOffset], end_of: Callable[[ConsumeQueue], int]) -> None:
+    def _answer_end(
+        self, call: Call[GetMaxOffset | GetMinOffset], end_of: Callable[[ConsumeQueue], QueueOffset]
+    ) -> None:
         def answer() -> bytes:
             queue = self._store.get(call.request.ext.topic, call.request.ext.queue_id)
-            return _offset_reply(call, 0 if queue is None else end_of(queue))
+            return _offset_reply(call, FIRST_OFFSET if queue is None else end_of(queue))
 
         when_current(self._read, call, answer)
 
@@ -428,7 +432,7 @@ class Offsets(Service):
             return _offset_reply(call, self._metadata.former_topics.begin(*key[1:]))
         return call.response(ResponseCode.QUERY_NOT_FOUND, remark="Not found, maybe this group consumer boot first")
 
-    def _first_of_younger(self, group: str, topic: str, queue_id: int) -> int | None:
+    def _first_of_younger(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The first offset of a queue that was added after the group had offsets in the topic; None for others."""
         config = self._metadata.topics.get(topic)
         if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
@@ -467,13 +471,13 @@ class Offsets(Service):
             return True
         return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
 
-    def _highest(self, key: Key) -> int:
+    def _highest(self, key: Key) -> QueueOffset:
         """The group's offset including commits in flight; -1 for none."""
-        return max(self._known(key), self._gathered.get(key, -1), self._replicating.get(key, -1))
+        return max(self._known(key), self._gathered.get(key, NO_OFFSET), self._replicating.get(key, NO_OFFSET))
 
-    def _known(self, key: Key) -> int:
+    def _known(self, key: Key) -> QueueOffset:
         group, topic, queue_id = key
-        return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, -1)
+        return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, NO_OFFSET)
 
     def _plausible(self, group: str, topic: str, queue_id: int) -> bool:
         config = self._metadata.topics.get(topic)
@@ -487,7 +491,7 @@ class Offsets(Service):
         return config is not None and 0 <= queue_id < max(config.read_queues, config.write_queues)
 
 
-def beyond_end(topic: str, queue_id: int, offset: int, end: int) -> str:
+def beyond_end(topic: str, queue_id: int, offset: QueueOffset, end: QueueOffset) -> str:
     """Why an offset is refused."""
     return (
         f"offset {offset} is beyond the end of queue {queue_id} of {topic}: its next message gets offset {end}, so"
@@ -495,5 +499,5 @@ def beyond_end(topic: str, queue_id: int, offset: int, end: int) -> str:
     )
 
 
-def _offset_reply(call: Call[Any], offset: int) -> bytes:
+def _offset_reply(call: Call[Any], offset: QueueOffset) -> bytes:
     return call.response(ext=OffsetReply(offset=offset).fields())

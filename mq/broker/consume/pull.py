@@ -12,7 +12,7 @@ from mq.broker.consume.filters import Subscriptions, scanned_max
 from mq.broker.consume.follower_reads import LEADER_ID, FollowerReads
 from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.offsets import Offsets
-from mq.broker.consume.record_reader import Place, RecordReader, Selection
+from mq.broker.consume.record_reader import RecordReader, RecordSpan, Selection
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
@@ -22,6 +22,7 @@ from mq.broker.state.commands import TopicConfig
 from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import LitePullMessage, PullExt, PullMessage, pull_response_header
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
@@ -61,7 +62,7 @@ class HeldPull(NamedTuple):
 
     call: Call[PullRequest]
     subscription: Subscription
-    offset: int
+    offset: QueueOffset
     deadline: float = 0.0
     is_loaded: bool = False
     has_waited: bool = False
@@ -191,9 +192,9 @@ class Pulls(Service):
         if not connection.closed:
             self._answer(pull, may_hold=False)
 
-    def _moved(self, pull: HeldPull, wanted: int) -> bytes:
+    def _moved(self, pull: HeldPull, wanted: QueueOffset) -> bytes:
         queue = self._store.get(pull.call.request.ext.topic, pull.call.request.ext.queue_id)
-        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        low, high = (FIRST_OFFSET, FIRST_OFFSET) if queue is None else (queue.min_offset, queue.max_offset)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, wanted, low, high, "OFFSET_RESET")
 
     def _answer(self, pull: HeldPull, *, may_hold: bool, end_confirmed: bool = False) -> None:
@@ -237,13 +238,13 @@ class Pulls(Service):
         ext = pull.call.request.ext
         queue = self._store.get(ext.topic, ext.queue_id)
         offset = pull.offset
-        low = 0 if queue is None else queue.min_offset
-        high = 0 if queue is None else queue.max_offset
+        low = FIRST_OFFSET if queue is None else queue.min_offset
+        high = FIRST_OFFSET if queue is None else queue.max_offset
         if offset > high and not end_confirmed:
             pass
         elif queue is None or high == 0:
             if offset != 0:
-                return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, 0, low, high, "NO_MESSAGE_IN_QUEUE")
+                return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, FIRST_OFFSET, low, high, "NO_MESSAGE_IN_QUEUE")
         elif offset < low:
             return self._before_the_log(pull, offset, low, high)
         elif offset > high:
@@ -264,7 +265,7 @@ class Pulls(Service):
                 return None
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
 
-    def _sent_back(self, pull: HeldPull, low: int, high: int) -> bytes:
+    def _sent_back(self, pull: HeldPull, low: QueueOffset, high: QueueOffset) -> bytes:
         """Answer a pull beyond the end: its reader read another history of the queue, such as before a restore.
 
         A reader that goes where its group is continues at the group's offset, or at the first message: at the end it
@@ -281,7 +282,7 @@ class Pulls(Service):
             target = low if stored is None else stored
         elif stored is not None and (ext.sys_flag & LITE_PULL or isinstance(pull.call.request, LitePullMessage)):
             target = stored
-        if target <= low and self._beginning.hides(low, 0 if stored is None else stored):
+        if target <= low and self._beginning.hides(low, FIRST_OFFSET if stored is None else stored):
             other = self._follower_reads.older_replica()
             suggested = LEADER_ID if other is None else other
             offset = pull.offset
@@ -289,7 +290,7 @@ class Pulls(Service):
         target = min(max(target, low), high)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, target, low, high, "OFFSET_OVERFLOW_BADLY")
 
-    def _before_the_log(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
+    def _before_the_log(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
         """Answer a pull of messages that this replica has deleted: they are gone, or another replica has them.
 
         In the latter case the client is sent there, after a moment, in case that it cannot follow and comes back.
@@ -304,7 +305,7 @@ class Pulls(Service):
             return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "LOG_BEGINS_LATER_HERE")
         return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "LOG_BEGINS_LATER_HERE", other)
 
-    def _while_restored(self, pull: HeldPull, offset: int, low: int, high: int) -> bytes | None:
+    def _while_restored(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
         """Answer a pull of a damaged queue block: it waits a moment, then its client may try another replica."""
         if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
             return None
@@ -324,7 +325,9 @@ class Pulls(Service):
             pull.call.connection.held_pulls += 1
         return held
 
-    def _found(self, pull: HeldPull, queue: ConsumeQueue, offset: int, low: int, high: int) -> bytes | None:
+    def _found(
+        self, pull: HeldPull, queue: ConsumeQueue, offset: QueueOffset, low: QueueOffset, high: QueueOffset
+    ) -> bytes | None:
         ext = pull.call.request.ext
         settings = self._settings
         subscription = pull.subscription
@@ -357,7 +360,7 @@ class Pulls(Service):
                 picked = self._records.select(places, subscription.sql, wanted, budget)
         except EntryGone as gone:
             # The log was truncated, but this queue is not updated yet.
-            low = queue.expire(gone.first)
+            low = queue.expire(PhysicalOffset(gone.first))
             return self._before_the_log(pull, offset, low, high)
         except StorageCorrupt:
             # This replica is about to repair its log; another one has the message.
@@ -405,7 +408,7 @@ class Pulls(Service):
         connection.held_pulls -= 1
         return False
 
-    def _may_wait_on(self, pull: HeldPull, next_offset: int, high: int) -> bool:
+    def _may_wait_on(self, pull: HeldPull, next_offset: QueueOffset, high: QueueOffset) -> bool:
         """Hold a pull again because the new messages did not match."""
         is_due = pull.deadline <= self._clock()
         return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
@@ -426,9 +429,9 @@ class Pulls(Service):
         self,
         pull: HeldPull,
         code: ResponseCode,
-        offset: int,
-        low: int,
-        high: int,
+        offset: QueueOffset,
+        low: QueueOffset,
+        high: QueueOffset,
         remark: str,
         suggested: int = LEADER_ID,
     ) -> bytes:
@@ -445,11 +448,14 @@ def _few(entries: bytes) -> bytes:
     return entries[: max(1, count) * QUEUE_ENTRY_BYTES]
 
 
-def _choose(entries: bytes, subscription: Subscription, wanted: int, budget: int) -> tuple[list[Place], int, int, int]:
+def _choose(
+    entries: bytes, subscription: Subscription, wanted: int, budget: int
+) -> tuple[list[RecordSpan], int, int, PhysicalOffset]:
     """Messages by tag code: places, bytes, number examined, and the end of the last one."""
     codes = subscription.codes
-    places: list[Place] = []
-    nbytes = scanned = end = 0
+    places: list[RecordSpan] = []
+    nbytes = scanned = 0
+    end = LOG_BEGIN
     for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
         if not codes or code in codes:
             if len(places) == wanted or (places and nbytes + size > budget):

@@ -8,10 +8,11 @@ from struct import Struct
 from typing import NamedTuple
 
 from mq.filter.sql import SqlFilter
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import RecordError, properties_text
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
-Place = tuple[int, int]
+RecordSpan = tuple[PhysicalOffset, int]
 """Physical offset and size of a record."""
 
 _PLACES = Struct(">qi8x").iter_unpack
@@ -28,7 +29,7 @@ class Selection(NamedTuple):
     records: list[bytes]
     nbytes: int
     scanned: int
-    end: int
+    end: PhysicalOffset
     """Physical offset after the last examined record."""
     wanted: int
     """Number of matching records; they may be joined."""
@@ -47,15 +48,15 @@ class RecordReader:
 
     def __init__(
         self,
-        read: Callable[[int, int], bytes],
-        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
+        read: Callable[[PhysicalOffset, int], bytes],
+        read_each: Callable[[list[RecordSpan]], Sequence[bytes | memoryview]],
         segment_bytes: int,
     ) -> None:
         self._read = read
         self._read_each = read_each
         self._segment_bytes = segment_bytes
 
-    def read(self, places: list[Place], nbytes: int) -> bytes:
+    def read(self, places: list[RecordSpan], nbytes: int) -> bytes:
         """The records at these places, ``nbytes`` in sum, back to back. Raises SegmentError."""
         last, size = places[-1]
         return self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
@@ -66,18 +67,19 @@ class RecordReader:
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
         return self._read_together(start, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
 
-    def _read_together(self, start: int, last: int, size: int, nbytes: int) -> bytes:
+    def _read_together(self, start: PhysicalOffset, last: PhysicalOffset, size: int, nbytes: int) -> bytes:
         if last + size - start == nbytes and start // self._segment_bytes == last // self._segment_bytes:
             return self._read(start, nbytes)
         return b""
 
-    def select(self, places: Iterator[Place], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
+    def select(self, places: Iterator[RecordSpan], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
         """The first records whose properties satisfy ``sql``; the first match is returned however large it is.
 
         Stops after a megabyte. Raises SegmentError.
         """
         chosen: list[bytes] = []
-        nbytes = scanned = scanned_bytes = end = bits = 0
+        nbytes = scanned = scanned_bytes = bits = 0
+        end = LOG_BEGIN
         while scanned_bytes < SCAN_BYTES_MAX and (chunk := _chunk(places)):
             for (position, size), record in zip(chunk, self._read_each(chunk), strict=True):
                 if _is_wanted(record, sql):
@@ -92,9 +94,9 @@ class RecordReader:
         return Selection(chosen, nbytes, scanned, end, len(chosen), bits)
 
 
-def _chunk(places: Iterator[Place]) -> list[Place]:
+def _chunk(places: Iterator[RecordSpan]) -> list[RecordSpan]:
     """The next places: enough to be worth a read, but not more than may be needed."""
-    chunk: list[Place] = []
+    chunk: list[RecordSpan] = []
     left = _CHUNK_BYTES
     for place in islice(places, _CHUNK_COUNT):
         chunk.append(place)

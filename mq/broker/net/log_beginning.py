@@ -10,6 +10,7 @@ from typing import Protocol
 
 from mq.broker.net.errors import RequestRefused
 from mq.protocol.codes import ResponseCode
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from raftlog import Beginning, NodeId
 
 
@@ -41,13 +42,13 @@ class LogBeginning:
         """A replica that has older messages, or that knows which one has; None if none is known."""
         return self._replica.beginning()[1]
 
-    def hides(self, min_offset: int, offset: int = 0) -> bool:
+    def hides(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> bool:
         """Whether a queue offset may be before the own log and in another one: nothing of a queue that begins at 0 is
         missing.
         """
         return offset < min_offset and not self.is_first
 
-    def check(self, min_offset: int, offset: int = 0) -> None:
+    def check(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> None:
         """Refuse an answer that says that nothing is before ``min_offset``, if the queue may begin earlier elsewhere.
 
         Raises RequestRefused; the client may retry, here or at another replica.

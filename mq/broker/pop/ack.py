@@ -16,12 +16,20 @@ from mq.broker.net.service import Route
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.commands import encode_command
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.pop_checkpoints import INVISIBLE_MS_MAX, SPAN_MAX, AckMessages, DeferMessage, QueueOfGroup
+from mq.broker.state.pop_checkpoints import (
+    INVISIBLE_MS_MAX,
+    SPAN_MAX,
+    AckMessages,
+    CheckpointId,
+    DeferMessage,
+    QueueOfGroup,
+)
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.names import fitted_topic, pop_retry_topic
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.pop_requests import AckExt, AckMessage, BatchAckMessage, ChangeInvisibleExt, ChangeMessageInvisibleTime
 from mq.protocol.receipts import (
     NORMAL,
@@ -41,9 +49,6 @@ ROWS_MAX = 200
 BATCH_ROWS_MAX = 10_000
 """Checkpoints in one batch of acknowledgements."""
 
-Place = tuple[QueueOfGroup, int, int]
-"""A checkpoint: its queue, start offset and pop time."""
-
 _Waiter = tuple[Call[Any], bytes]
 """A request, and its answer."""
 
@@ -52,33 +57,33 @@ class AcksInFlight:
     """Messages with an acknowledgement, change or move in flight."""
 
     def __init__(self) -> None:
-        self._bits: dict[Place, int] = {}
+        self._bits: dict[CheckpointId, int] = {}
         self._queues: dict[QueueOfGroup, int] = {}
 
-    def of(self, place: Place) -> int:
+    def of(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of these messages in a checkpoint."""
-        return self._bits.get(place, 0)
+        return self._bits.get(checkpoint_id, 0)
 
     def is_settling(self, key: QueueOfGroup) -> bool:
         """Whether a queue has such messages."""
         return key in self._queues
 
-    def begin(self, place: Place, bits: int) -> None:
+    def begin(self, checkpoint_id: CheckpointId, bits: int) -> None:
         """Mark them as in flight; none of them was before."""
-        if place not in self._bits:
-            self._queues[place[0]] = self._queues.get(place[0], 0) + 1
-        self._bits[place] = self._bits.get(place, 0) | bits
+        if checkpoint_id not in self._bits:
+            self._queues[checkpoint_id.queue] = self._queues.get(checkpoint_id.queue, 0) + 1
+        self._bits[checkpoint_id] = self._bits.get(checkpoint_id, 0) | bits
 
-    def end(self, place: Place, bits: int) -> None:
+    def end(self, checkpoint_id: CheckpointId, bits: int) -> None:
         """Mark them as settled."""
-        left = self._bits[place] & ~bits
+        left = self._bits[checkpoint_id] & ~bits
         if left:
-            self._bits[place] = left
+            self._bits[checkpoint_id] = left
             return
-        del self._bits[place]
-        self._queues[place[0]] -= 1
-        if not self._queues[place[0]]:
-            del self._queues[place[0]]
+        del self._bits[checkpoint_id]
+        self._queues[checkpoint_id.queue] -= 1
+        if not self._queues[checkpoint_id.queue]:
+            del self._queues[checkpoint_id.queue]
 
 
 class PopAcks:
@@ -97,10 +102,10 @@ class PopAcks:
         metadata: Metadata,
         store: QueueStore,
         appender: Appender,
-        schedule: Callable[[Place], None],
+        schedule: Callable[[CheckpointId], None],
         freed: Callable[[QueueOfGroup], None],
         is_taken_over: Callable[[QueueOfGroup], bool],
-        is_hidden: Callable[[int, int], bool],
+        is_hidden: Callable[[QueueOffset, QueueOffset], bool],
         ordered_clock: OrderedClock,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -114,7 +119,7 @@ class PopAcks:
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
         self.leaving = AcksInFlight()
-        self._rows: list[tuple[Place, int]] = []
+        self._rows: list[tuple[CheckpointId, int]] = []
         self._waiters: list[_Waiter] = []
 
     def routes(self) -> Iterator[Route]:
@@ -134,9 +139,9 @@ class PopAcks:
     def handle_ack(self, call: Call[AckMessage]) -> bytes | None:
         """Request code 200051. Raises RequestRefused."""
         self._appender.check_room()
-        place, bit = self._message(call.request.ext)
-        self._rows.append((place, bit))
-        self.leaving.begin(place, bit)
+        checkpoint_id, bit = self._message(call.request.ext)
+        self._rows.append((checkpoint_id, bit))
+        self.leaving.begin(checkpoint_id, bit)
         self._gather((call, call.success()))
         return None
 
@@ -153,14 +158,14 @@ class PopAcks:
         found = missing = 0
         for ack, bits in wanted:
             topic = ack.topic if ack.mark == NORMAL else pop_retry_topic(ack.group, ack.topic)
-            place = self._place((ack.group, fitted_topic(topic), ack.queue_id), ack.start, ack.pop_time_ms)
-            bits <<= ack.start - place[1]
-            effective = self._open_bits(place) & bits
+            checkpoint_id = self._id_of((ack.group, fitted_topic(topic), ack.queue_id), ack.start, ack.pop_time_ms)
+            bits <<= ack.start - checkpoint_id.start
+            effective = self._open_bits(checkpoint_id) & bits
             found += effective.bit_count()
             missing += (bits & ~effective).bit_count()
             if effective:
-                self._rows.append((place, effective))
-                self.leaving.begin(place, effective)
+                self._rows.append((checkpoint_id, effective))
+                self.leaving.begin(checkpoint_id, effective)
         if not found:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"none of these {missing} messages is hidden for this receipt any more"
@@ -182,8 +187,8 @@ class PopAcks:
         if self._metadata.pops.count >= 2 * CHECKPOINTS_MAX:
             count = self._metadata.pops.count
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {count} pops are open")
-        place, bit = self._message(ext)
-        (key, start, pop_time_ms), now_ms = place, self._wall_clock_ms()
+        checkpoint_id, bit = self._message(ext)
+        (key, start, pop_time_ms), now_ms = checkpoint_id, self._wall_clock_ms()
         invisible_ms = min(ext.invisible_ms, INVISIBLE_MS_MAX)
         of_queue = self._metadata.pops.of(key)
         open_places, ordered = of_queue.open, of_queue.ordered
@@ -214,10 +219,10 @@ class PopAcks:
         waiter = (call, answer)
 
         def stored() -> None:
-            self._schedule(place if in_order else (key, ext.offset, now_ms))
+            self._schedule(checkpoint_id if in_order else CheckpointId(key, ext.offset, now_ms))
 
-        self.leaving.begin(place, bit)
-        self._replicate(encode_command(command), [(place, bit)], [waiter], stored)
+        self.leaving.begin(checkpoint_id, bit)
+        self._replicate(encode_command(command), [(checkpoint_id, bit)], [waiter], stored)
         return None
 
     def flush(self) -> None:
@@ -239,7 +244,7 @@ class PopAcks:
     def _replicate(
         self,
         command: bytes,
-        rows: list[tuple[Place, int]],
+        rows: list[tuple[CheckpointId, int]],
         waiters: list[_Waiter],
         stored: Callable[[], None] | None = None,
     ) -> None:
@@ -248,15 +253,15 @@ class PopAcks:
         def settled(known: bool) -> None:
             if leaving is not self.leaving:
                 return  # from an earlier leadership
-            for place, bits in rows:
-                leaving.end(place, bits)
-                key, start, pop_time_ms = place
+            for checkpoint_id, bits in rows:
+                leaving.end(checkpoint_id, bits)
+                key, start, pop_time_ms = checkpoint_id
                 if not known:
-                    self._schedule(place)  # its time may have ended in the meantime
+                    self._schedule(checkpoint_id)  # its time may have ended in the meantime
                 elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
                     ordered = of_queue.ordered
                     if ordered is not None and ordered.later:
-                        self._schedule(place)  # without these messages the others may become visible earlier
+                        self._schedule(checkpoint_id)  # without these messages the others may become visible earlier
                     if ordered is None or ordered.pop_time_ms == pop_time_ms:
                         self._freed(key)
             if known and stored is not None:
@@ -275,7 +280,7 @@ class PopAcks:
 
         self._appender.add_command(command, on_outcome)
 
-    def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[Place, int]:
+    def _message(self, ext: AckExt | ChangeInvisibleExt) -> tuple[CheckpointId, int]:
         """The checkpoint of a message, and the message's bit. Raises RequestRefused if it is not open."""
         topic = fitted_topic(ext.topic)
         config = self._metadata.topics.get(topic)
@@ -291,34 +296,34 @@ class PopAcks:
         except ReceiptError as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         queue = self._store.get(topic, ext.queue_id)
-        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        low, high = (FIRST_OFFSET, FIRST_OFFSET) if queue is None else (queue.min_offset, queue.max_offset)
         is_gone = ext.offset < low and not self._is_hidden(low, ext.offset)
         if is_gone or ext.offset >= high:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue, which has {low} to {high}"
             )
-        place = self._place((ext.consumer_group, topic, ext.queue_id), receipt.start, receipt.pop_time_ms)
-        at = ext.offset - place[1]
-        if not 0 <= at < SPAN_MAX or not self._open_bits(place) >> at & 1:
+        checkpoint_id = self._id_of((ext.consumer_group, topic, ext.queue_id), receipt.start, receipt.pop_time_ms)
+        at = ext.offset - checkpoint_id.start
+        if not 0 <= at < SPAN_MAX or not self._open_bits(checkpoint_id) >> at & 1:
             raise RequestRefused(ResponseCode.NO_MESSAGE, f"message {ext.offset} of {topic} does not wait for it")
-        return place, 1 << at
+        return checkpoint_id, 1 << at
 
-    def _place(self, key: QueueOfGroup, start: int, pop_time_ms: int) -> Place:
+    def _id_of(self, key: QueueOfGroup, start: QueueOffset, pop_time_ms: int) -> CheckpointId:
         """The checkpoint of a receipt. After a changed invisible time, it is named after the message."""
         of_queue = self._metadata.pops.of(key)
         ordered = of_queue.ordered
         if ordered is None or ordered.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
-            return key, start, pop_time_ms
-        return key, ordered.start if 0 <= start - ordered.start < SPAN_MAX else start, pop_time_ms
+            return CheckpointId(key, start, pop_time_ms)
+        return CheckpointId(key, ordered.start if 0 <= start - ordered.start < SPAN_MAX else start, pop_time_ms)
 
-    def _open_bits(self, place: Place) -> int:
+    def _open_bits(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of the open messages of a checkpoint with nothing in flight."""
-        key, start, pop_time_ms = place
+        key, start, pop_time_ms = checkpoint_id
         of_queue = self._metadata.pops.of(key)
         checkpoint = of_queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
-            return checkpoint.bits & ~self.leaving.of(place)
+            return checkpoint.bits & ~self.leaving.of(checkpoint_id)
         ordered = of_queue.ordered
         if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
             return 0
-        return ordered.bits & ~self.leaving.of(place)
+        return ordered.bits & ~self.leaving.of(checkpoint_id)

@@ -16,6 +16,7 @@ from mq.broker.pop.reply import send_messages
 from mq.broker.pop.selection import LOADS_MAX, PopSelection
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import pop_retry_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.pop_requests import PeekMessage
 from mq.protocol.receipts import REVIVE_QUEUE
 
@@ -49,7 +50,7 @@ class Peeks:
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         self._selection.check_count(ext.max_messages)
 
-    def _serve(self, call: Call[PeekMessage], *, loads: int, loaded: tuple[str, int, int] | None) -> None:
+    def _serve(self, call: Call[PeekMessage], *, loads: int, loaded: tuple[str, int, QueueOffset] | None) -> None:
         """Answer, or load old messages first. Raises RequestRefused, SegmentError, StoreError."""
         ext = call.request.ext
         pop_request = PopRequest(

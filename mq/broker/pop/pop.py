@@ -31,11 +31,12 @@ from mq.broker.pop.reply import HeldPop, nothing_found, notification, send_messa
 from mq.broker.pop.revive import PopRevival
 from mq.broker.pop.selection import LOADS_MAX, PopSelection
 from mq.broker.state.commands import encode_command
-from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, QueueOfGroup
+from mq.broker.state.pop_checkpoints import ATTEMPT_LENGTH_MAX, INVISIBLE_MS_MAX, CheckpointId, QueueOfGroup
 from mq.broker.write_path.outcome import LeadershipLost, Outcome, Refused, Stored, Unknown
 from mq.broker.write_path.pending import PendingCommand, PendingGroup
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import pop_retry_topic
+from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.pop_requests import Notification, PollingInfo, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE
 from mq.protocol.replies import PollingInfoReply
@@ -102,7 +103,7 @@ class Pops(Service):
             metadata=context.metadata,
             store=context.store,
             appender=context.appender,
-            schedule=lambda place: self.revival.schedule(place),
+            schedule=lambda checkpoint_id: self.revival.schedule(checkpoint_id),
             freed=self._freed,
             is_taken_over=lambda key: self._queues.is_taken_over(key),
             ordered_clock=self._ordered_clock,
@@ -383,7 +384,7 @@ class Pops(Service):
             if known:
                 for each in taken:
                     if each.messages:
-                        self.revival.schedule((each.key, each.command.start, each.command.pop_time_ms))
+                        self.revival.schedule(CheckpointId(each.key, each.command.start, each.command.pop_time_ms))
             if self._queues.settled(taken, known=known):
                 self._wake(pop_request.group, pop_request.topic, 1)
 
@@ -421,7 +422,7 @@ class Pops(Service):
             self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if polled else ResponseCode.PULL_NOT_FOUND)
             return
         key = ext.topic, max(ext.queue_id, _ANY)
-        if not self.polling.hold(key, 0, pop.deadline, pop, pop.call.connection, pop.text_bytes):
+        if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         pop.call.connection.held_pulls += 1

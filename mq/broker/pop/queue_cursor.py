@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mq.broker.consume.filters import scanned_max
-from mq.broker.consume.record_reader import SCAN_BYTES_MAX, Place, RecordReader
+from mq.broker.consume.record_reader import SCAN_BYTES_MAX, RecordReader, RecordSpan
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.metadata import Metadata
@@ -19,6 +19,7 @@ from mq.broker.state.pop_checkpoints import PopMessages, QueueOfGroup, lowest_bi
 from mq.filter.subscription import Subscription, parse_subscription
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.receipts import RETRY, Receipt
 from mq.protocol.records import RecordError, decode_record, encode_message
 from mq.store.consume_queue import ConsumeQueue
@@ -32,7 +33,7 @@ CHECKPOINTS_PER_QUEUE_MAX = 10_000
 
 INIT_AT_END = 1
 EVERYTHING = parse_subscription("", "*", None)
-_NO_OFFSETS: Mapping[int, int] = {}
+_NO_OFFSETS: Mapping[int, QueueOffset] = {}
 
 
 class PopRequest(NamedTuple):
@@ -52,7 +53,7 @@ class PopRequest(NamedTuple):
     revive_queue: int
     at_end: bool
     attempt: str | None
-    loaded: tuple[str, int, int] | None = None
+    loaded: tuple[str, int, QueueOffset] | None = None
 
 
 class PopBatch(NamedTuple):
@@ -67,7 +68,7 @@ class PopBatch(NamedTuple):
     """Messages of the queue behind the examined ones."""
 
     @property
-    def offsets(self) -> Iterator[int]:
+    def offsets(self) -> Iterator[QueueOffset]:
         """The queue offsets of the messages."""
         return offsets_of(self.command.start, self.command.taken)
 
@@ -81,7 +82,7 @@ class RecordsOnDisk(Exception):
         places: physical offset and size of their records, ascending, not empty.
     """
 
-    def __init__(self, key: QueueOfGroup, begin: int, places: list[Place]) -> None:
+    def __init__(self, key: QueueOfGroup, begin: QueueOffset, places: list[RecordSpan]) -> None:
         super().__init__(key, begin, places)
         self.key = key
         self.begin = begin
@@ -94,7 +95,7 @@ class _Work:
     __slots__ = ("in_flight", "in_order", "next_offset", "stale")
 
     def __init__(self) -> None:
-        self.next_offset = 0
+        self.next_offset = FIRST_OFFSET
         self.in_flight = 0
         self.in_order = False
         self.stale = False
@@ -119,10 +120,10 @@ class PopQueues:
         metadata: Metadata,
         store: QueueStore,
         records: RecordReader,
-        read_each: Callable[[list[Place]], Sequence[bytes | memoryview]],
-        is_in_memory: Callable[[int, int], bool],
+        read_each: Callable[[list[RecordSpan]], Sequence[bytes | memoryview]],
+        is_in_memory: Callable[[PhysicalOffset, PhysicalOffset], bool],
         is_young: Callable[[ConsumeQueue], bool],
-        is_hidden: Callable[[int, int], bool],
+        is_hidden: Callable[[QueueOffset, QueueOffset], bool],
         is_settling: Callable[[QueueOfGroup], bool],
         ordered_clock: OrderedClock,
         broker_name: str,
@@ -164,7 +165,7 @@ class PopQueues:
                 if at_end:  # the group's first pop determines that position
                     yield queue_id
                     continue
-                offset = 0
+                offset = FIRST_OFFSET
             queue = queue_of(topic, queue_id)
             if queue is not None and queue.max_offset > offset:
                 yield queue_id
@@ -213,14 +214,16 @@ class PopQueues:
                 else:
                     picked = self._pick(entries, subscription, count_max, bytes_max)
             except EntryGone as gone:
-                queue.expire(gone.first)  # the log was truncated, but this queue is not updated yet
+                queue.expire(PhysicalOffset(gone.first))  # the log was truncated, but this queue is not updated yet
                 continue
             except QueueFileDamaged:
                 return None  # until it is restored from the log; other queues do not wait for it
             return self._taken(pop_request, key, before, begin, picked, queue.max_offset)
         if before < 0 and pop_request.at_end and not of_retry:
             # From now on the group gets all new messages, however many there are at its next pop.
-            nothing = PopMessages(group=pop_request.group, topic=topic, queue_id=queue_id, before=-1, next_offset=begin)
+            nothing = PopMessages(
+                group=pop_request.group, topic=topic, queue_id=queue_id, before=NO_OFFSET, next_offset=begin
+            )
             return PopBatch(key, nothing, [], 0, 0, 0)
         return None
 
@@ -256,7 +259,9 @@ class PopQueues:
                 del self._works[each.key]
         return freed
 
-    def _begin(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> tuple[int, int] | None:
+    def _begin(
+        self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int
+    ) -> tuple[QueueOffset, QueueOffset] | None:
         """The group's offset, -1 for none, and the offset to continue at. None if the group gets nothing now."""
         work = self._works.get(key)
         if work is not None:
@@ -280,15 +285,15 @@ class PopQueues:
             return stored, stored
         queue = self._store.get(key[1], key[2])
         if queue is None:
-            return -1, 0
+            return NO_OFFSET, FIRST_OFFSET
         has_messages = queue.max_offset > queue.min_offset
         if at_end and has_messages and not self._is_young(queue) and not self._metadata.younger_queues.has(*key):
-            return -1, queue.max_offset - 1
-        if self._is_hidden(queue.min_offset, 0):
+            return NO_OFFSET, queue.max_offset - 1
+        if self._is_hidden(queue.min_offset, FIRST_OFFSET):
             return None
-        return -1, queue.min_offset
+        return NO_OFFSET, queue.min_offset
 
-    def _on_disk(self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int) -> list[Place]:
+    def _on_disk(self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int) -> list[RecordSpan]:
         """The records that `_pick` would read, if it would wait for the disk; otherwise none."""
         first, _, _ = QUEUE_ENTRY.unpack_from(entries)
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
@@ -340,10 +345,10 @@ class PopQueues:
         self,
         pop_request: PopRequest,
         key: QueueOfGroup,
-        before: int,
-        begin: int,
+        before: QueueOffset,
+        begin: QueueOffset,
         picked: tuple[list[bytes], int, int, int],
-        end: int,
+        end: QueueOffset,
     ) -> PopBatch:
         records, nbytes, bits, scanned = picked
         group, topic, queue_id = key
@@ -395,9 +400,9 @@ class PopQueues:
 
 def _choose(
     entries: bytes, subscription: Subscription, count_max: int, bytes_max: int
-) -> tuple[list[Place], int, int, int]:
+) -> tuple[list[RecordSpan], int, int, int]:
     """Messages by tag code: places, their bytes, a bitmap of them, and how many were examined."""
-    places: list[Place] = []
+    places: list[RecordSpan] = []
     nbytes = bits = scanned = 0
     for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
         if subscription.matches_code(code):

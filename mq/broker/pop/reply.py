@@ -11,6 +11,7 @@ from mq.filter.subscription import Subscription
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import encode_prefix
 from mq.protocol.headers import RESPONSE_FLAG, encode_header
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.pop_requests import Notification, PeekMessage, PopMessage
 from mq.protocol.receipts import ORDERED_REVIVE_QUEUE, REVIVE_QUEUE, count_info, mark_of, queue_info
 from mq.protocol.replies import NotificationReply, PopReply
@@ -27,7 +28,7 @@ class HeldPop(NamedTuple):
     subscription: Subscription
     deadline: float
     loads: int = 0
-    loaded: tuple[str, int, int] | None = None
+    loaded: tuple[str, int, QueueOffset] | None = None
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may match."""

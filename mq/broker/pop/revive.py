@@ -15,12 +15,12 @@ from itertools import islice
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
-from mq.broker.pop.ack import AcksInFlight, Place
+from mq.broker.pop.ack import AcksInFlight
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command, PutTopic, TopicConfig
-from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, QueueOfGroup, offsets_of
+from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, CheckpointId, QueueOfGroup, offsets_of
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
@@ -70,11 +70,11 @@ class PopRevival:
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
-        self._heap: list[tuple[int, Place]] = []
-        self._unlisted: Iterator[tuple[int, Place]] = iter(())
+        self._heap: list[tuple[int, CheckpointId]] = []
+        self._unlisted: Iterator[tuple[int, CheckpointId]] = iter(())
         self._tail: NextOffset
         """The queue for due messages of the current checkpoint."""
-        self._delivery: Delivery[Place] | None = None
+        self._delivery: Delivery[CheckpointId] | None = None
         self._unreadable = ReadBackoff()
         self._seen_ms = 0
         self.revived = 0
@@ -100,12 +100,12 @@ class PopRevival:
         self._heap = []
         self._unlisted = iter(())
 
-    def schedule(self, place: Place) -> None:
+    def schedule(self, checkpoint_id: CheckpointId) -> None:
         """Check a checkpoint when its invisible time ends."""
-        due_ms = self._due_ms(place, self._wall_clock_ms())
+        due_ms = self._due_ms(checkpoint_id, self._wall_clock_ms())
         if due_ms is None:
             return
-        heapq.heappush(self._heap, (due_ms, place))
+        heapq.heappush(self._heap, (due_ms, checkpoint_id))
         # Acknowledged checkpoints stay in the heap until their time; those of a fast group would accumulate.
         pops = self._metadata.pops
         if len(self._heap) > 2 * (pops.count + len(pops.queues)) + 1024:
@@ -133,24 +133,24 @@ class PopRevival:
         """See `Source`."""
         self._rescan()
 
-    def due(self, now_ms: int) -> Generator[Due[Place], int | None]:
+    def due(self, now_ms: int) -> Generator[Due[CheckpointId], int | None]:
         """See `Source`: open messages of checkpoints whose invisible time has ended."""
         while self._heap and self._heap[0][0] <= now_ms:
-            place = self._heap[0][1]
-            again_ms = yield from self._due_of(place, now_ms)
+            checkpoint_id = self._heap[0][1]
+            again_ms = yield from self._due_of(checkpoint_id, now_ms)
             _, ended = heapq.heappop(self._heap)
-            assert ended is place, "another checkpoint came first while messages of this one were delivered"
+            assert ended is checkpoint_id, "another checkpoint came first while messages of this one were delivered"
             if again_ms is not None:
-                heapq.heappush(self._heap, (again_ms, place))
+                heapq.heappush(self._heap, (again_ms, checkpoint_id))
 
-    def _due_of(self, place: Place, now_ms: int) -> Generator[Due[Place], int | None, int | None]:
+    def _due_of(self, checkpoint_id: CheckpointId, now_ms: int) -> Generator[Due[CheckpointId], int | None, int | None]:
         """Open messages of a checkpoint; returns when to check it again, None for never."""
-        key, start, pop_time_ms = place
+        key, start, pop_time_ms = checkpoint_id
         group, topic, queue_id = key
-        due_ms = self._due_ms(place, now_ms)
+        due_ms = self._due_ms(checkpoint_id, now_ms)
         if due_ms is None:
             if self._unreadable:
-                self._unreadable.gone(place, start + SPAN_MAX)
+                self._unreadable.gone(checkpoint_id, start + SPAN_MAX)
             return None
         checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
         if due_ms > now_ms and (checkpoint is None or pop_time_ms <= now_ms):
@@ -166,30 +166,30 @@ class PopRevival:
         self._tail = self._tails.get(retry_topic, 0)
         leaving = self._leaving()
         again_ms: int | None = None
-        for offset in offsets_of(start, checkpoint.bits & ~leaving.of(place)):
+        for offset in offsets_of(start, checkpoint.bits & ~leaving.of(checkpoint_id)):
             is_there = queue is not None and queue.min_offset <= offset < queue.max_offset
-            until_ms = yield Due(place, offset, queue if is_there else None)
+            until_ms = yield Due(checkpoint_id, offset, queue if is_there else None)
             if until_ms is None:
-                leaving.begin(place, 1 << (offset - start))
+                leaving.begin(checkpoint_id, 1 << (offset - start))
             else:
                 again_ms = until_ms if again_ms is None else min(again_ms, until_ms)
         return again_ms
 
-    def copy(self, due: Due[Place], record: bytes, now_ms: int) -> InternalRecord:
+    def copy(self, due: Due[CheckpointId], record: bytes, now_ms: int) -> InternalRecord:
         """See `Source`."""
         (group, _, _), _, pop_time_ms = due.key
         return _copy(decode_record(memoryview(record)), self._tail, group, pop_time_ms, self._broker_name)
 
-    def mark(self, moved: Moved[Place], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moved: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`. A message that the log has deleted leaves its checkpoint without a copy."""
         leaving = self._leaving()
-        done: dict[Place, int] = {}
+        done: dict[CheckpointId, int] = {}
         created: dict[str, PutTopic] = {}
         there: Counter[tuple[str, str]] = Counter()
         """Messages that become available, by group and topic."""
         for due, record in moved:
-            place, (group, topic, _) = due.key, due.key[0]
-            done[place] = done.get(place, 0) | 1 << (due.offset - place[1])
+            checkpoint_id, (group, topic, _) = due.key, due.key[0]
+            done[checkpoint_id] = done.get(checkpoint_id, 0) | 1 << (due.offset - checkpoint_id.start)
             if record is None:
                 self.lost += group in self._metadata.groups
                 continue
@@ -205,8 +205,8 @@ class PopRevival:
         def settled(outcome: Outcome) -> None:
             if leaving is not self._leaving():
                 return  # from an earlier leadership
-            for place, bits in done.items():
-                leaving.end(place, bits)
+            for checkpoint_id, bits in done.items():
+                leaving.end(checkpoint_id, bits)
             if isinstance(outcome, Stored):
                 for (group, topic), count in there.items():
                     self._woken(group, topic, count)
@@ -214,23 +214,23 @@ class PopRevival:
         rows = [(*key, start, pop_time_ms, bits) for (key, start, pop_time_ms), bits in done.items()]
         return [*created.values(), AckMessages(rows=rows)], settled
 
-    def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, Place]]:
+    def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, CheckpointId]]:
         for key in keys:
             of_queue = self._metadata.pops.of(key)
-            places = [(key, start, pop_time_ms) for start, pop_time_ms in of_queue.open]
+            checkpoint_ids = [CheckpointId(key, start, pop_time_ms) for start, pop_time_ms in of_queue.open]
             if (ordered := of_queue.ordered) is not None:
-                places.append((key, ordered.start, ordered.pop_time_ms))
-            for place in places:
-                if (due_ms := self._due_ms(place, now_ms)) is not None:
-                    yield due_ms, place
+                checkpoint_ids.append(CheckpointId(key, ordered.start, ordered.pop_time_ms))
+            for checkpoint_id in checkpoint_ids:
+                if (due_ms := self._due_ms(checkpoint_id, now_ms)) is not None:
+                    yield due_ms, checkpoint_id
 
-    def _due_ms(self, place: Place, now_ms: int) -> int | None:
+    def _due_ms(self, checkpoint_id: CheckpointId, now_ms: int) -> int | None:
         """When the invisible time of a checkpoint ends, None if it is closed.
 
         If the pop time is after ``now_ms``, the wall clock was set back: the invisible time starts again now. For an
         ordered queue see `OrderedClock`.
         """
-        key, start, pop_time_ms = place
+        key, start, pop_time_ms = checkpoint_id
         of_queue = self._metadata.pops.of(key)
         checkpoint = of_queue.open.get((start, pop_time_ms))
         if checkpoint is not None:

@@ -28,6 +28,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import ONEWAY_FLAG, SendReplyTemplate
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
+from mq.protocol.numbers import NO_OFFSET, PhysicalOffset
 from mq.protocol.recall import recall_fields
 from mq.protocol.records import FIXED, RecordError, StoredMessage, decode_record
 from mq.protocol.replies import SENT_ALREADY_STORED
@@ -231,7 +232,12 @@ class Dedup(Service):
             unique_key = properties.get(props.UNIQUE_KEY, "")
             position = NO_PLACE if stored.skip or stored.position is None else stored.position
             return self._reply_template.render(
-                call.request.opaque, call.request.ext.queue_id, -1, position, unique_key.encode(), call.serialization
+                call.request.opaque,
+                call.request.ext.queue_id,
+                NO_OFFSET,
+                position,
+                unique_key.encode(),
+                call.serialization,
             )
         except (SegmentError, RecordError) as error:
             raise RequestRefused(
@@ -254,7 +260,7 @@ class Dedup(Service):
         self, call: Call[SendRequest], numbers: SequenceRange, stored: Sequence[Stored], unique_keys: Sequence[bytes]
     ) -> bytes:
         more = {SENT_ALREADY_STORED: str(numbers.message_count)}
-        queue_id, offset = call.request.ext.queue_id, -1
+        queue_id, offset = call.request.ext.queue_id, NO_OFFSET
         places = [NO_PLACE] * numbers.message_count
         if found := self._places_of_batch(stored):
             first = found[0][1]
@@ -267,7 +273,7 @@ class Dedup(Service):
             call.request.opaque, queue_id, offset, places, keys, call.serialization, more
         )
 
-    def _places_of_batch(self, stored: Sequence[Stored]) -> list[tuple[int, StoredMessage]]:
+    def _places_of_batch(self, stored: Sequence[Stored]) -> list[tuple[PhysicalOffset, StoredMessage]]:
         """The messages of a batch and their places; empty if unknown or too much work."""
         one = stored[0]
         if len(stored) > 1 or one.position is None or one.last - one.first >= _PLACES_MAX:
@@ -280,7 +286,7 @@ class Dedup(Service):
         topic, queue_id, offset = queue[0]
         return found if queue == [(topic, queue_id, offset + number) for number in range(len(queue))] else []
 
-    def _messages_at(self, stored: Stored) -> list[tuple[int, StoredMessage]]:
+    def _messages_at(self, stored: Stored) -> list[tuple[PhysicalOffset, StoredMessage]]:
         """These consecutive messages and their places. Raises EntryGone, SegmentError, RecordError."""
         assert stored.position is not None
         count = stored.skip + stored.last - stored.first + 1
@@ -291,7 +297,7 @@ class Dedup(Service):
             if number >= stored.skip
         ]
 
-    def _records_at(self, position: int, count: int) -> Iterator[tuple[int, memoryview]]:
+    def _records_at(self, position: PhysicalOffset, count: int) -> Iterator[tuple[PhysicalOffset, memoryview]]:
         """This many consecutive records and their places. Raises EntryGone, SegmentError, RecordError.
 
         Records of a batch mostly have the same size and are read together. A single one is read by itself.

@@ -30,10 +30,10 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import offset_message_id
 from mq.protocol.headers import Response
+from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, tag_code_of
 from mq.protocol.replies import ReplyStored
 from mq.protocol.reply_requests import PushReplyExt, RelayReply, RelayReplyExt, SendReplyMessage, SendReplyMessageV2
-from mq.protocol.wire_names import PhysicalOffset
 
 PUSH_SECONDS = 3.0
 """Time for a client to confirm a reply. The replier waits as long; a replica that forwarded the reply to the leader
@@ -264,11 +264,11 @@ class Replies(Service):
         if reply.at is not None:
             host = self._store_host
             port = int.from_bytes(host[-_PORT_BYTES:], "big")
-            position = PhysicalOffset(reply.at.physical_offset)
+            position = reply.at.physical_offset
             answer.message_id = offset_message_id(host[:-_PORT_BYTES], port, position)
             answer.queue_id, answer.queue_offset = reply.queue_id, reply.at.queue_offset
         elif reply.refusal is None:
-            answer.message_id, answer.queue_id, answer.queue_offset = "0", reply.queue_id, 0
+            answer.message_id, answer.queue_id, answer.queue_offset = "0", reply.queue_id, FIRST_OFFSET
         code = ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR
         reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=answer.fields()))
 

@@ -25,8 +25,8 @@ from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.dead_letters import dead_letter, with_origin
 from mq.protocol.headers import ConsumerSendMsgBack
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import FIXED, MAGIC_V1, MAGIC_V2, RecordError, StoredMessage, decode_record
-from mq.protocol.wire_names import PhysicalOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment import EntryGone
 

@@ -27,6 +27,7 @@ from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service, Task
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import QueryMessage
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.replies import FoundByKeyReply
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
@@ -164,7 +165,7 @@ class KeyQueries(Service):
                     ResponseCode.SYSTEM_BUSY,
                     "not found in the part of the log that was searched; try again later",
                 )
-        searched = FoundByKeyReply(updated_ms=now_ms, end_position=end_pos)
+        searched = FoundByKeyReply(updated_ms=now_ms, end_position=PhysicalOffset(end_pos))
         reply = call.response(code, remark=remark, ext=searched.fields(), body=b"".join(result.records))
         call.answer(reply)
 

@@ -28,8 +28,8 @@ from mq.protocol.headers import (
     ViewMessageById,
 )
 from mq.protocol.lookup_bodies import ConsumeQueueView, QueueEntry, QueueName, TimeSpan, TimeSpans
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.replies import OffsetReply, TimestampReply
-from mq.protocol.wire_names import PhysicalOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.log_records import LogRecords
@@ -70,7 +70,7 @@ class OffsetAndTimeQueries(Service):
         """
         return self._records.at(physical_offset)
 
-    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+    def store_time(self, topic: str, queue_id: int, offset: QueueOffset) -> int:
         """When the message at a queue offset was stored, in epoch milliseconds; -1 without a message.
 
         Raises raftlog.SegmentError, QueueFileDamaged, OSError if it cannot be read.
@@ -81,7 +81,7 @@ class OffsetAndTimeQueries(Service):
         try:
             return self._store_time(queue, offset)
         except EntryGone as gone:
-            queue.expire(gone.first)  # the log was truncated, but this queue is not updated yet
+            queue.expire(PhysicalOffset(gone.first))  # the log was truncated, but this queue is not updated yet
             return -1
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
@@ -94,7 +94,7 @@ class OffsetAndTimeQueries(Service):
                 return found
         return -1
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> int:
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> QueueOffset:
         """The queue offset of the first message stored at or after a time; that of the next message if there is none.
 
         With ``upper``, the last message stored at or before that time; the first message if all are later. 0 for a
@@ -102,30 +102,30 @@ class OffsetAndTimeQueries(Service):
         """
         queue = self._store.get(topic, queue_id)
         if queue is None:
-            return 0
+            return FIRST_OFFSET
         while True:
             try:
                 # The first message later than the lower bound.
                 found = self._first_later(queue, timestamp_ms if upper else timestamp_ms - 1)
             except EntryGone as gone:
-                queue.expire(gone.first)
+                queue.expire(PhysicalOffset(gone.first))
             else:
                 found = max(found - 1, queue.min_offset) if upper else found
                 if found <= queue.min_offset:
                     self._beginning.check(queue.min_offset)
                 return found
 
-    def _first_later(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    def _first_later(self, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:
         low, high = queue.min_offset, queue.max_offset
         while low < high:
-            middle = (low + high) // 2
+            middle = low + (high - low) // 2
             if self._store_time(queue, middle) > timestamp_ms:
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _store_time(self, queue: ConsumeQueue, offset: int) -> int:
+    def _store_time(self, queue: ConsumeQueue, offset: QueueOffset) -> int:
         physical_offset, _, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
         return self._records.store_time_ms(physical_offset)
 
@@ -179,14 +179,14 @@ class OffsetAndTimeQueries(Service):
             offsets = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
             spans: list[TimeSpan] = []
             for each in range(config.write_queues):
-                spans.append(self._span(ext.topic, each, offsets.get(each, -1)))
+                spans.append(self._span(ext.topic, each, offsets.get(each, NO_OFFSET)))
                 yield
             text = TimeSpans(spans=spans).encode()
             return call.response(body=text)
 
         self._gradually.when_current(self._read, call, answer)
 
-    def _span(self, topic: str, queue_id: int, consumed: int) -> TimeSpan:
+    def _span(self, topic: str, queue_id: int, consumed: QueueOffset) -> TimeSpan:
         end = self._store.max_offset(topic, queue_id)
         earliest = self.earliest_time(topic, queue_id)
         waiting_since = self.store_time(topic, queue_id, consumed) if 0 <= consumed < end else -1

@@ -11,6 +11,7 @@ from functools import partial
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
@@ -77,10 +78,10 @@ class QueueRepair(Service):
         self._at_work = True
         self._in_background(partial(self._step, block, rebuild))
 
-    def _place(self, block: DamagedBlock, first: int, end: int) -> WantedEntries:
+    def _place(self, block: DamagedBlock, first: QueueOffset, end: QueueOffset) -> WantedEntries:
         """The range of the log that contains the entries: between the readable entries before and behind them."""
         queue, log = block.queue, self._log
-        begin_pos, from_base = log.base_pos, True
+        begin_pos, from_base = PhysicalOffset(log.base_pos), True
         before = block.start - 1
         while before >= queue.min_offset:
             try:
@@ -89,10 +90,10 @@ class QueueRepair(Service):
                 before -= queue.entries_per_block
                 continue
             if (entry := log.entry_at(position)) is not None:
-                begin_pos, from_base = entry.pos, False
+                begin_pos, from_base = PhysicalOffset(entry.pos), False
             break
         last = log.locate(min(self._applied_index(), log.durable_index))
-        end_pos = min(last.pos + last.size, log.durable_pos)
+        end_pos = PhysicalOffset(min(last.pos + last.size, log.durable_pos))
         behind = end
         while behind < queue.max_offset:
             try:
@@ -101,7 +102,9 @@ class QueueRepair(Service):
                 behind += queue.entries_per_block
                 continue
             if (entry := log.entry_at(position)) is not None:
-                end_pos = min(end_pos, entry.pos + entry.size)  # the last wanted ones may be in the same log entry
+                end_pos = min(
+                    end_pos, PhysicalOffset(entry.pos + entry.size)
+                )  # the last wanted ones may be in the same log entry
             break
         return WantedEntries(queue.topic, queue.queue_id, first, end, begin_pos, end_pos, from_base)
 
@@ -125,7 +128,7 @@ class QueueRepair(Service):
         except (RebuildFailed, OSError) as error:
             self._failed(block, error)
 
-    def _restore(self, block: DamagedBlock, first: int, entries: bytes) -> None:
+    def _restore(self, block: DamagedBlock, first: QueueOffset, entries: bytes) -> None:
         queue = block.queue
         self._at_work = False
         if self._store.restore(block, first, entries):
@@ -145,5 +148,5 @@ class QueueRepair(Service):
         )
 
 
-def _key(block: DamagedBlock) -> tuple[str, int, int]:
+def _key(block: DamagedBlock) -> tuple[str, int, QueueOffset]:
     return block.queue.topic, block.queue.queue_id, block.start

@@ -30,6 +30,7 @@ from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.records import split_record
 from mq.store.dispatch import QUEUE_ENTRY
 
@@ -91,7 +92,7 @@ class Delays(Service):
         for level in range(1, len(DELAY_LEVELS_MS) + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
             if queue is not None:
-                begin = max(self._metadata.delay_offsets.get(level, 0), queue.min_offset)
+                begin = max(self._metadata.delay_offsets.get(level, FIRST_OFFSET), queue.min_offset)
                 marks = marks_of(self._metadata, level)
                 waiting += max(marks.count_open(queue.max_offset) - marks.count_open(begin), 0)
         return waiting
@@ -132,11 +133,11 @@ class _Level:
 
     def restart(self) -> None:
         """See `Source`."""
-        self._next_offset = self._metadata.delay_offsets.get(self._number, 0)
+        self._next_offset = self._metadata.delay_offsets.get(self._number, FIRST_OFFSET)
         self._due_ms: int | None = None
         """Due time of the entry at the next offset, once read."""
         self._shift_ms = 0
-        self._passed_over: list[tuple[int, int]] = []
+        self._passed_over: list[tuple[int, QueueOffset]] = []
         """A heap of skipped messages below the next offset: when to retry each, and its offset."""
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:

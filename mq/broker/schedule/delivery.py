@@ -28,6 +28,7 @@ from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand, PendingGroup
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import RecordError
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
@@ -59,7 +60,7 @@ class Due(NamedTuple, Generic[K]):
     """
 
     key: K
-    offset: int
+    offset: QueueOffset
     queue: ConsumeQueue | None
     due_ms: int = 0
 
@@ -195,7 +196,9 @@ class Delivery(Generic[K]):
                         return
                     record = copy(due, read(position, size), now_ms)
                 except EntryGone as gone:
-                    queue.expire(gone.first)  # the log was truncated, but this queue was not updated yet
+                    queue.expire(
+                        PhysicalOffset(gone.first)
+                    )  # the log was truncated, but this queue was not updated yet
                     return
                 except (SegmentError, StoreError, RecordError, OSError) as error:
                     failures += 1

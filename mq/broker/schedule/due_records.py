@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from mq.broker.consume.record_reader import RecordSpan
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
@@ -53,7 +55,7 @@ class DueRecords:
         self._loaded: tuple[ConsumeQueue, range] | None = None
         self.is_loading = False
 
-    def may_read(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
+    def may_read(self, queue: ConsumeQueue, offset: QueueOffset, position: PhysicalOffset, size: int) -> bool:
         """Whether a record is read without a wait for the disk, or a job has tried to load it."""
         if position >= self._log.memory_pos:
             return True
@@ -61,7 +63,7 @@ class DueRecords:
             return True
         return self._log.has_verified(position, size)
 
-    def load(self, queue: ConsumeQueue, offset: int, then: Callable[[], None]) -> None:
+    def load(self, queue: ConsumeQueue, offset: QueueOffset, then: Callable[[], None]) -> None:
         """Load the record at a queue offset and those behind it, and call ``then`` on the event loop.
 
         Raises StoreError, OSError if the queue cannot be read; then no job is running.
@@ -84,13 +86,13 @@ class DueRecords:
 
         self._in_background(job)
 
-    def _places(self, queue: ConsumeQueue, offset: int) -> list[tuple[int, int]]:
+    def _places(self, queue: ConsumeQueue, offset: QueueOffset) -> list[RecordSpan]:
         try:
             entries = queue.read(offset, min(LOADED_AT_ONCE, queue.max_offset - offset))
         except StoreError:
             entries = queue.read(offset, 1)  # a damaged part of the queue lies behind it
         memory_pos, nbytes, end = self._log.memory_pos, 0, -_VERIFIED_AT_ONCE
-        places: list[tuple[int, int]] = []
+        places: list[RecordSpan] = []
         for position, size, _ in QUEUE_ENTRY.iter_unpack(entries):
             nbytes += size + min(position - end, _VERIFIED_AT_ONCE)
             if places and (position >= memory_pos or nbytes > LOADED_BYTES_MAX):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.errors import RequestRefused
@@ -15,8 +15,13 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import DELAY_LEVELS_MS, LEVEL_MAX, delay_level, timer_slot
 from mq.protocol.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS, TIMER_TOPIC
 
-Place = tuple[NextOffset, dict[str, str]]
-"""The queue for a message, and its properties there."""
+
+class Destination(NamedTuple):
+    """The queue in which a message is stored, and its properties there."""
+
+    tail: NextOffset
+    properties: dict[str, str]
+
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _INT64_MAX: Final = 2**63 - 1
@@ -35,18 +40,18 @@ class WaitingQueues:
         self._delay_max_ms: Final = context.settings.timer_delay_max_seconds * 1000
         self._tails = context.queue_offsets
 
-    def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Place:
-        """The place for a message to this queue that may have delay properties; without them, the queue itself.
+    def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Destination:
+        """Where to store a message to this queue that may have delay properties: without them, in the queue itself.
 
         A level takes precedence over a time. Raises RequestRefused for an invalid delay.
         """
         if _ASKING.isdisjoint(properties):
-            return self._tails.get(topic, queue_id), properties
+            return Destination(self._tails.get(topic, queue_id), properties)
         if level := _level(properties):
             return self.at_level(properties, topic, queue_id, level, now_ms)
         due_ms = _due_ms(properties, now_ms)
         if due_ms is None or due_ms <= now_ms:
-            return self._tails.get(topic, queue_id), properties
+            return Destination(self._tails.get(topic, queue_id), properties)
         if due_ms - now_ms > self._delay_max_ms:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -56,8 +61,8 @@ class WaitingQueues:
         properties.pop(props.DELAY, None)
         return self.at_time(properties, topic, queue_id, due_ms)
 
-    def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Place:
-        """The place of a message to this queue with a delay level of 1 or more; higher ones are capped."""
+    def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Destination:
+        """Where to store a message to this queue with a delay level of 1 or more; higher ones are capped."""
         level = min(level, len(self._levels_ms))
         properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
         properties[props.DELAY] = str(level)
@@ -65,14 +70,14 @@ class WaitingQueues:
         if level > LEVEL_MAX or delay_ms != DELAY_LEVELS_MS[level - 1]:
             return self.at_time(properties, topic, queue_id, now_ms + delay_ms)
         own = {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
-        return self._tails.get(SCHEDULE_TOPIC, level - 1), properties | own
+        return Destination(self._tails.get(SCHEDULE_TOPIC, level - 1), properties | own)
 
-    def at_time(self, properties: dict[str, str], topic: str, queue_id: int, due_ms: int) -> Place:
-        """The place of a message to this queue that is due at ``due_ms``; one with a DELAY property cannot be
+    def at_time(self, properties: dict[str, str], topic: str, queue_id: int, due_ms: int) -> Destination:
+        """Where to store a message to this queue that is due at ``due_ms``; one with a DELAY property cannot be
         recalled.
         """
         own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
-        return self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own
+        return Destination(self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own)
 
 
 def tail_of(topic: str, queue_id: int, metadata: Metadata, tails: QueueOffsets) -> NextOffset | None:

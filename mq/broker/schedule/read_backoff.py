@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
+from mq.protocol.numbers import QueueOffset
+
 KNOWN_MAX: Final = 10_000
 PAUSE_MS_MIN: Final = 1000
 PAUSE_MS_MAX: Final = 60_000
@@ -41,7 +43,7 @@ class ReadBackoff:
         """It was read, or is no longer needed."""
         self._known.pop(message, None)
 
-    def gone(self, queue: Hashable, offset: int) -> None:
+    def gone(self, queue: Hashable, offset: QueueOffset) -> None:
         """Messages of a queue below an offset are no longer needed."""
         for message in [each for each in self._known if each[0] == queue and each[1] < offset]:
             del self._known[message]

@@ -24,6 +24,7 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.delay import TURN_MS_MAX, timer_slot
 from mq.protocol.headers import RecallMessage
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.recall import HandleRefused, RecallHandle
 from mq.protocol.records import RecordError, split_record
 from mq.protocol.replies import RecallReply
@@ -176,7 +177,7 @@ class Recalls(Service):
             return
         timers = self._timers
         under_way: list[Timer] = []
-        start = 0
+        start = FIRST_OFFSET
         if stored_at is not None:
             timer, start = (queue_id, stored_at), stored_at + 1
             if timers.is_open(timer):

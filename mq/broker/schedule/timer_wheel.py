@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from mq.broker.base.stored_times import TOLERANCE_MS
 from mq.protocol.delay import TIMER_SLOT_MS, TIMER_SLOTS, TURN_MS_MAX, timer_slot
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 
@@ -43,18 +44,18 @@ class SlotQueue(Protocol):
     """The part of a consume queue that is needed here."""
 
     @property
-    def min_offset(self) -> int: ...
+    def min_offset(self) -> QueueOffset: ...
     @property
-    def max_offset(self) -> int: ...
-    def read(self, offset: int, count: int) -> bytes: ...
+    def max_offset(self) -> QueueOffset: ...
+    def read(self, offset: QueueOffset, count: int) -> bytes: ...
 
 
 class SlotMarks(Protocol):
     """The part of a queue's marks that is needed here."""
 
     @property
-    def low(self) -> int: ...
-    def is_done(self, offset: int) -> bool: ...
+    def low(self) -> QueueOffset: ...
+    def is_done(self, offset: QueueOffset) -> bool: ...
 
 
 class _Slot:
@@ -69,11 +70,11 @@ class _Slot:
 
     __slots__ = ("horizon_ms", "lost_to", "next_ms", "seen")
 
-    def __init__(self, seen: int) -> None:
+    def __init__(self, seen: QueueOffset) -> None:
         self.seen = seen
         self.next_ms = NEVER
         self.horizon_ms = -1
-        self.lost_to = 0
+        self.lost_to = FIRST_OFFSET
 
 
 class _Run:
@@ -81,7 +82,7 @@ class _Run:
 
     __slots__ = ("entries", "first_offset", "position", "queue_id")
 
-    def __init__(self, queue_id: int, first_offset: int, entries: array[int]) -> None:
+    def __init__(self, queue_id: int, first_offset: QueueOffset, entries: array[int]) -> None:
         self.queue_id = queue_id
         self.first_offset = first_offset
         self.entries = entries
@@ -118,7 +119,7 @@ class TimerWheel:
         self._next_slot = 0
         self._is_first_round = True
         self.gathered = 0
-        self.lost: dict[int, int] = {}
+        self.lost: dict[int, QueueOffset] = {}
 
     def advance(self, now_ms: int) -> None:
         """Scan some entries: of the slots around now, and of the others in turn. Call it several times a second.
@@ -152,7 +153,7 @@ class TimerWheel:
         """When the first gathered entry is due; NEVER without one."""
         return self._runs[0][0] if self._runs else NEVER
 
-    def head(self) -> tuple[int, int]:
+    def head(self) -> tuple[int, QueueOffset]:
         """Queue id and offset of the first gathered entry. There must be one."""
         run = self._runs[0][2]
         return run.queue_id, run.first_offset + (run.entries[run.position] & (PIECE_ENTRIES - 1))

@@ -34,13 +34,14 @@ from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.delay import TIMER_SLOTS, timer_slot
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import split_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 from raftlog import SegmentError
 
-Timer = tuple[int, int]
+Timer = tuple[int, QueueOffset]
 """A waiting message: queue id in the timer topic, and offset."""
 
 _LOOKED_AT_MAX: Final = 1024
@@ -269,7 +270,7 @@ class Timers(Service):
     def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """See `Source`."""
         under_way, timers = self._under_way, [(due.key, due.offset) for due, _ in moved]
-        offsets: dict[int, list[int]] = {}
+        offsets: dict[int, list[QueueOffset]] = {}
         for queue_id, offset in timers:
             offsets.setdefault(queue_id, []).append(offset)
         copied = [(due, record.tail.topic == TIMER_TOPIC) for due, record in moved if record is not None]
@@ -288,7 +289,7 @@ class Timers(Service):
         ]
         return commands, settled
 
-    def _skip_lost(self, queue_id: int, offset: int) -> None:
+    def _skip_lost(self, queue_id: int, offset: QueueOffset) -> None:
         """Entries that the log deleted before they were due are done."""
         lost = self._marks(queue_id).count_open(offset)
         if not lost:

@@ -14,6 +14,7 @@ import msgspec
 from mq.broker.limits import CHECKS_MAX
 from mq.broker.state.table import SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import HALF_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 PUT_OFF_MAX = 1000
 """Postponed half messages."""
@@ -30,14 +31,14 @@ class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_
     """
 
     number: int
-    offset: int
-    put_off: list[int] | None = None
+    offset: QueueOffset
+    put_off: list[QueueOffset] | None = None
 
     def check(self) -> None:
         """See `TableCommand.check`."""
         check_range("number", self.number, 1, CHECKS_MAX)
         check_range("offset", self.offset, 0, _OFFSET_MAX)
-        put_off = self.put_off or [0]
+        put_off = self.put_off or [FIRST_OFFSET]
         check_range("number of those put off", len(put_off), 0, PUT_OFF_MAX)
         check_range("offset put off", min(put_off), 0, _OFFSET_MAX)
         check_range("offset put off", max(put_off), 0, _OFFSET_MAX)
@@ -53,13 +54,13 @@ class CheckCursors:
     COMMANDS: tuple[type[TableCommand], ...] = (AdvanceChecks,)
 
     def __init__(self) -> None:
-        self.offsets: dict[int, int] = {}
-        self.put_off: tuple[int, ...] = ()
+        self.offsets: dict[int, QueueOffset] = {}
+        self.put_off: tuple[QueueOffset, ...] = ()
 
     def apply(self, command: TableCommand) -> None:
         """See `StateTable.apply`."""
         assert isinstance(command, AdvanceChecks), type(command).__name__
-        self.offsets[command.number] = max(command.offset, self.offsets.get(command.number, 0))
+        self.offsets[command.number] = max(command.offset, self.offsets.get(command.number, FIRST_OFFSET))
         if command.put_off is not None:
             self.put_off = tuple(sorted(set(command.put_off)))
 
@@ -70,7 +71,7 @@ class CheckCursors:
 
     def restore(self, state: object) -> None:
         """See `StateTable.restore`."""
-        rows = msgspec.convert(state or [], list[tuple[int, int]])
+        rows = msgspec.convert(state or [], list[tuple[int, QueueOffset]])
         if any(not 0 <= number <= CHECKS_MAX or offset < 0 for number, offset in rows):
             raise SnapshotDamaged("offsets of checks that cannot be")
         self.offsets = {number: offset for number, offset in rows if number != _PUT_OFF}

@@ -8,7 +8,7 @@ effect of commands see `mq.broker.state.metadata`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, TypeAlias, get_args
+from typing import Annotated, Final, TypeAlias, cast, get_args
 
 import cbor2
 import msgspec
@@ -24,6 +24,7 @@ from mq.broker.state.users import CreateUser, DeletePolicies, DeleteUser, PutPol
 from mq.protocol.codes import PERM_READ, PERM_WRITE
 from mq.protocol.delay import LEVEL_MAX
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.wire_names import INT32_MAX
 from mq.store.dispatch import META_TOPIC
 from raftlog.plain_cbor import decode_plain
@@ -143,7 +144,7 @@ class DeleteGroup(_Command, frozen=True, kw_only=True, tag="delete_group"):
 class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """Advance consumer offsets: (group, topic, queue id, next offset to consume). A lower offset changes nothing."""
 
-    offsets: list[tuple[str, str, int, int]]
+    offsets: list[tuple[str, str, int, QueueOffset]]
 
 
 class ResetOffset(_Command, frozen=True, kw_only=True, tag="reset_offset"):
@@ -155,7 +156,7 @@ class ResetOffset(_Command, frozen=True, kw_only=True, tag="reset_offset"):
     group: str
     topic: str
     queue_id: int
-    offset: int
+    offset: QueueOffset
     restart: bool = False
 
 
@@ -189,7 +190,7 @@ class AdvanceDelay(_Command, frozen=True, kw_only=True, tag="advance_delay"):
     """Everything below ``offset`` in the queue of a delay level is delivered. A lower offset changes nothing."""
 
     level: int
-    offset: int
+    offset: QueueOffset
 
 
 class PutReplica(_Command, frozen=True, kw_only=True, tag="put_replica"):
@@ -283,11 +284,11 @@ def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
     )
 
 
-def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, int]]:
+def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, QueueOffset]]:
     """Queue ids and offsets. Raises CommandRefused if a queue id has no offset."""
     if len(row) % 2:
         raise CommandRefused(f"offsets of {group} in {topic}: {len(row)} numbers are not pairs")
-    return zip(row[::2], row[1::2], strict=True)
+    return zip(row[::2], cast("list[QueueOffset]", row[1::2]), strict=True)
 
 
 def _check_command(command: Command) -> None:
@@ -349,7 +350,7 @@ def _check_group_config(group: GroupConfig) -> None:
         check_range(name, getattr(group, name), -_INT64_MAX, _INT64_MAX)
 
 
-def _check_offsets(offsets: list[tuple[str, str, int, int]]) -> None:
+def _check_offsets(offsets: list[tuple[str, str, int, QueueOffset]]) -> None:
     for group in {row[0] for row in offsets}:
         check_group(group)
     for topic in {row[1] for row in offsets}:

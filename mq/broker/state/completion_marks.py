@@ -13,6 +13,7 @@ import msgspec
 
 from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_topic
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire_names import INT32_MAX
 
 _OFFSET_MAX = 2**63 - 1
@@ -26,7 +27,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
 
     topic: str
     queue_id: int
-    offsets: list[int]
+    offsets: list[QueueOffset]
 
     def check(self) -> None:
         """See `TableCommand.check`."""
@@ -43,7 +44,7 @@ class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
 
     topic: str
     queue_id: int
-    offset: int
+    offset: QueueOffset
 
     def check(self) -> None:
         """See `TableCommand.check`."""
@@ -63,23 +64,23 @@ class QueueMarks:
 
     __slots__ = ("bits", "low")
 
-    def __init__(self, low: int = 0, bits: bytes = b"") -> None:
+    def __init__(self, low: QueueOffset = FIRST_OFFSET, bits: bytes = b"") -> None:
         self.low = low
         self.bits = bytearray(bits)
 
-    def is_done(self, offset: int) -> bool:
+    def is_done(self, offset: QueueOffset) -> bool:
         """Whether the message at ``offset`` is finished."""
         if offset < self.low:
             return True
         at = offset - (self.low & ~7)
         return at >> 3 < len(self.bits) and bool(self.bits[at >> 3] >> (at & 7) & 1)
 
-    def open_offsets(self, start: int, end: int) -> Iterator[int]:
+    def open_offsets(self, start: QueueOffset, end: QueueOffset) -> Iterator[QueueOffset]:
         """The offsets in ``[start, end)`` that are not finished, ascending. The marks must not change during
         iteration.
         """
         offset = max(start, self.low)
-        base, bits = self.low & ~7, self.bits
+        base, bits = self.low - (self.low & 7), self.bits
         marked_end = min(end, base + 8 * len(bits))
         while offset < marked_end:
             at = offset - base
@@ -90,9 +91,9 @@ class QueueMarks:
             if not byte >> (at & 7) & 1:
                 yield offset
             offset += 1
-        yield from range(max(offset, marked_end), end)
+        yield from offset_range(max(offset, marked_end), end)
 
-    def count_open(self, end: int) -> int:
+    def count_open(self, end: QueueOffset) -> int:
         """The number of unfinished offsets below ``end``."""
         if end <= self.low:
             return 0
@@ -102,7 +103,7 @@ class QueueMarks:
         below = (1 << (self.low - base)) - 1
         return end - self.low - (done & ~below).bit_count()
 
-    def complete(self, offsets: Sequence[int]) -> None:
+    def complete(self, offsets: Sequence[QueueOffset]) -> None:
         """Mark ``offsets`` as finished."""
         bits, low = self.bits, self.low
         base = low & ~7
@@ -116,7 +117,7 @@ class QueueMarks:
             bits[at >> 3] |= 1 << (at & 7)
         self._settle(low)
 
-    def skip_to(self, offset: int) -> None:
+    def skip_to(self, offset: QueueOffset) -> None:
         """Mark everything below ``offset`` as finished."""
         if offset > self.low:
             drop = (offset >> 3) - (self.low >> 3)
@@ -124,7 +125,7 @@ class QueueMarks:
             self.low = offset
             self._settle(offset)
 
-    def _settle(self, low: int) -> None:
+    def _settle(self, low: QueueOffset) -> None:
         """Move ``low`` past the finished offsets from there on, and drop the bits below."""
         bits = self.bits
         at = low & 7
@@ -137,7 +138,7 @@ class QueueMarks:
             if at < 8:
                 break
             byte, at = byte + 1, 0
-        self.low = (low & ~7) + 8 * byte + at
+        self.low = low - (low & 7) + (8 * byte + at)
         del bits[:byte]
         if bits:
             bits[0] &= _ALL << at & _ALL
@@ -181,7 +182,7 @@ class CompletionMarks:
 
     def restore(self, state: object) -> None:
         """See `StateTable.restore`."""
-        rows = msgspec.convert(state or [], list[tuple[str, int, int, bytes]])
+        rows = msgspec.convert(state or [], list[tuple[str, int, QueueOffset, bytes]])
         if any(low < 0 for _, _, low, _ in rows):
             raise SnapshotDamaged("marks with a negative offset")
         self.queues = {(topic, queue): QueueMarks(low, bits) for topic, queue, low, bits in rows}

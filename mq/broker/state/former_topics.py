@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 DELETED_MAX = 50_000
 """Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its name
@@ -29,7 +30,7 @@ ROWS_MAX = 400_000
 class FormerTopic(NamedTuple):
     """A deleted topic: the end of each queue by queue id, and the groups that had offsets, in order."""
 
-    ends: tuple[int, ...] = ()
+    ends: tuple[QueueOffset, ...] = ()
     groups: tuple[str, ...] = ()
 
     @property
@@ -38,7 +39,7 @@ class FormerTopic(NamedTuple):
         return len(self.ends) + len(self.groups)
 
 
-_Row = tuple[str, list[int], list[str] | None]
+_Row = tuple[str, list[QueueOffset], list[str] | None]
 """Encoded: a topic's name, offsets by queue id, and the groups if it is deleted."""
 
 
@@ -54,25 +55,25 @@ class FormerTopics:
 
     def __init__(self) -> None:
         self.deleted: dict[str, FormerTopic] = {}
-        self.begins: dict[str, tuple[int, ...]] = {}
+        self.begins: dict[str, tuple[QueueOffset, ...]] = {}
         self._rows = 0
 
-    def begin(self, topic: str, queue_id: int) -> int:
+    def begin(self, topic: str, queue_id: int) -> QueueOffset:
         """The first offset of a queue of this topic, or of the next topic of this name."""
         former = self.deleted.get(topic)
         begins = self.begins.get(topic, ()) if former is None else former.ends
-        return begins[queue_id] if queue_id < len(begins) else 0
+        return begins[queue_id] if queue_id < len(begins) else FIRST_OFFSET
 
-    def delete(self, topic: str, ends: Mapping[int, int], groups: Iterable[str]) -> None:
+    def delete(self, topic: str, ends: Mapping[int, QueueOffset], groups: Iterable[str]) -> None:
         """A topic was deleted whose queues end at ``ends``.
 
         Also if it did not exist: messages may have come after an earlier deletion.
         """
         before = self._take(topic)
         count = max((queue_id + 1 for queue_id, end in ends.items() if end), default=0)
-        known = (*before.ends, *[0] * (count - len(before.ends)))
+        known = (*before.ends, *[FIRST_OFFSET] * (count - len(before.ends)))
         after = FormerTopic(
-            tuple(max(end, ends.get(queue_id, 0)) for queue_id, end in enumerate(known)),
+            tuple(max(end, ends.get(queue_id, FIRST_OFFSET)) for queue_id, end in enumerate(known)),
             tuple(sorted({*before.groups, *groups})),
         )
         if after.rows:

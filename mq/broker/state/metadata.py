@@ -50,6 +50,7 @@ from mq.broker.state.table import CommandRefused, SnapshotDamaged, StateTable, T
 from mq.broker.state.users import Users
 from mq.broker.state.younger_queues import YoungerQueues
 from mq.protocol import bodies
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
 from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
 
@@ -74,11 +75,11 @@ class Changes(msgspec.Struct, frozen=True):
     """Number of consumer offsets that were set."""
     replicas: tuple[str, ...] = ()
     """Replicas whose address changed."""
-    begun_queues: tuple[tuple[str, int, int], ...] = ()
+    begun_queues: tuple[tuple[str, int, QueueOffset], ...] = ()
     """Queues of a new topic (topic, queue id) with their first offset, which is not 0: see `FormerTopics`."""
 
 
-def _no_queues(_: str) -> Mapping[int, int]:
+def _no_queues(_: str) -> Mapping[int, QueueOffset]:
     return {}
 
 
@@ -97,15 +98,15 @@ class Metadata:
         release without identities have none before format level 2.
         """
         self.groups: dict[str, GroupConfig] = {}
-        self.consumer_offsets: NestedTables[tuple[str, str], int, int] = NestedTables()
+        self.consumer_offsets: NestedTables[tuple[str, str], int, QueueOffset] = NestedTables()
         """By (group, topic): for each queue id the next offset to consume."""
-        self.offset_resets: NestedTables[tuple[str, str], int, int] = NestedTables()
+        self.offset_resets: NestedTables[tuple[str, str], int, QueueOffset] = NestedTables()
         """By (group, topic): reset offsets from which no consumer has continued and committed yet."""
         self.queue_locks: NestedTables[tuple[str, str], int, str] = NestedTables()
         """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
         self.lock_count = 0
         """Total number of locked queues."""
-        self.delay_offsets: dict[int, int] = {}
+        self.delay_offsets: dict[int, QueueOffset] = {}
         """For each delay level with deliveries, the next offset to deliver in its queue of the schedule topic."""
         self.forbidden: set[tuple[str, str]] = set()
         """Pairs of a group and a topic that it may not read."""
@@ -149,7 +150,7 @@ class Metadata:
         """Names of internal topics of the broker."""
         return frozenset(name for name, config in self.topics.items() if config.system)
 
-    def apply(self, command: Command, queue_ends: Callable[[str], Mapping[int, int]] = _no_queues) -> Changes:
+    def apply(self, command: Command, queue_ends: Callable[[str], Mapping[int, QueueOffset]] = _no_queues) -> Changes:
         """Apply one committed command; returns what changed.
 
         Args:
@@ -231,7 +232,7 @@ class Metadata:
                 self._unlock(command)
                 return Changes()
             case AdvanceDelay(level=level, offset=offset):
-                self.delay_offsets[level] = max(offset, self.delay_offsets.get(level, 0))
+                self.delay_offsets[level] = max(offset, self.delay_offsets.get(level, FIRST_OFFSET))
                 return Changes()
             case PutReplica(node_id=node_id, address=address):
                 if self.replicas.get(node_id) == address:
@@ -244,7 +245,7 @@ class Metadata:
                 self._part_of[type(command)].apply(command)
                 return Changes()
 
-    def _begin_after_former(self, topic: TopicConfig) -> tuple[tuple[str, int, int], ...]:
+    def _begin_after_former(self, topic: TopicConfig) -> tuple[tuple[str, int, QueueOffset], ...]:
         """Let a new topic's queues begin where those of the deleted one ended, with all groups that read that one."""
         former = self.former_topics.create(topic.name)
         begins = {
@@ -293,7 +294,7 @@ class Metadata:
         """Whether ``group`` may be forbidden to read ``topic``."""
         return (group, topic) in self.forbidden or len(self.forbidden) < OFFSET_TABLES_MAX
 
-    def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+    def consumer_offset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The next offset that ``group`` consumes from a queue, None if it has not stored one."""
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
 
@@ -386,14 +387,14 @@ class Metadata:
                 part.restore(capture())
             raise SnapshotDamaged(f"metadata snapshot: {error}") from error
 
-    def _advance_offset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+    def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:
         # A commit may be in flight while its topic is deleted; it must not affect a later topic of that name.
         if topic not in self.topics:
             return False
         key = group, topic
         offset = self._not_of_former(topic, queue_id, offset)
         offsets = self.consumer_offsets.get(key)
-        if offsets is not None and offset <= offsets.get(queue_id, -1):
+        if offsets is not None and offset <= offsets.get(queue_id, NO_OFFSET):
             return False
         if offsets is None or key not in self.consumer_offsets.own:
             offsets = self.consumer_offsets.to_change(key)
@@ -403,17 +404,17 @@ class Metadata:
             self._drop_reset(group, topic, queue_id)
         return True
 
-    def _not_of_former(self, topic: str, queue_id: int, offset: int) -> int:
+    def _not_of_former(self, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
         """An offset of a queue, or its first one if a client still means the deleted topic of this name."""
         if topic not in self.former_topics.begins:
             return offset
         return max(offset, self.former_topics.begin(topic, queue_id))
 
-    def _move_offset(self, group: str, topic: str, queue_id: int, before: int, after: int) -> bool:
+    def _move_offset(self, group: str, topic: str, queue_id: int, before: QueueOffset, after: QueueOffset) -> bool:
         """See `mq.broker.state.pop_checkpoints.Move`."""
         if topic not in self.topics:
             return False
-        if self.consumer_offsets.get((group, topic), {}).get(queue_id, -1) == before:
+        if self.consumer_offsets.get((group, topic), {}).get(queue_id, NO_OFFSET) == before:
             self._advance_offset(group, topic, queue_id, after)
         return True
 

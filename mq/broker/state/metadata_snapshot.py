@@ -16,6 +16,7 @@ from mq.broker.state.commands import DataVersion, GroupConfig, OffsetRow, TopicC
 from mq.broker.state.nested_tables import Rows, in_order
 from mq.broker.state.pop_checkpoints import NUMBER_BYTES_MAX
 from mq.broker.state.table import SnapshotDamaged
+from mq.protocol.numbers import QueueOffset
 from raftlog.plain_cbor import decode_plain
 
 SNAPSHOT_FORMAT = 1
@@ -37,7 +38,7 @@ class Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     data_version: DataVersion
     offset_resets: Sequence[OffsetRow] = []
     queue_locks: LockRows = []
-    delay_offsets: dict[int, int] = msgspec.field(default_factory=dict)
+    delay_offsets: dict[int, QueueOffset] = msgspec.field(default_factory=dict)
     replicas: dict[str, str] = {}
     forbidden: list[tuple[str, str]] = []
     parts: dict[str, Any] = {}
@@ -101,11 +102,11 @@ def _cbor_head(kind: int, count: int) -> bytes:
     raise AssertionError(f"a table of {count} rows")
 
 
-def offset_rows(tables: Mapping[tuple[str, str], dict[int, int]]) -> Sequence[OffsetRow]:
+def offset_rows(tables: Mapping[tuple[str, str], dict[int, QueueOffset]]) -> Sequence[OffsetRow]:
     """The rows of a table of offsets, in order; they are made when they are encoded."""
     return Rows(list(in_order(tables)), lambda key: (*key, list(chain.from_iterable(sorted(tables[key].items())))))
 
 
-def offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, int]]:
+def offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, QueueOffset]]:
     """The table of these rows. Raises CommandRefused if they are damaged."""
     return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}

@@ -18,6 +18,7 @@ import msgspec
 from mq.broker.state.nested_tables import in_order
 from mq.broker.state.table import CommandRefused, SnapshotDamaged, TableCommand, check_range
 from mq.protocol.names import check_group, check_topic
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset, offset_range
 from mq.protocol.wire_names import INT32_MAX
 
 SPAN_MAX = 1024
@@ -33,7 +34,16 @@ _INT64_MAX = 2**63 - 1
 QueueOfGroup = tuple[str, str, int]
 """Group, topic and queue id."""
 
-Move = Callable[[str, str, int, int, int], bool]
+
+class CheckpointId(NamedTuple):
+    """Names a checkpoint: its queue, the offset of its first message, and the time of its pop in epoch milliseconds."""
+
+    queue: QueueOfGroup
+    start: QueueOffset
+    pop_time_ms: int
+
+
+Move = Callable[[str, str, int, QueueOffset, QueueOffset], bool]
 """``move(group, topic, queue id, before, after)``: sets the consumer offset to ``after`` if it was ``before``, -1 for
 none.
 
@@ -51,10 +61,10 @@ class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messag
     group: str
     topic: str
     queue_id: int
-    before: int
+    before: QueueOffset
     """The group's offset before, -1 for none. If it has changed since, it does not move."""
-    next_offset: int
-    start: int = 0
+    next_offset: QueueOffset
+    start: QueueOffset = FIRST_OFFSET
     pop_time_ms: int = 0
     invisible_ms: int = 0
     taken: int = 0
@@ -81,7 +91,7 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
     messages that are not open have no effect.
     """
 
-    rows: list[tuple[str, str, int, int, int, int]]
+    rows: list[tuple[str, str, int, QueueOffset, int, int]]
 
     def check(self) -> None:
         """See `TableCommand.check`."""
@@ -106,9 +116,9 @@ class DeferMessage(TableCommand, frozen=True, tag="defer_message"):
     group: str
     topic: str
     queue_id: int
-    start: int
+    start: QueueOffset
     pop_time_ms: int
-    offset: int
+    offset: QueueOffset
     new_pop_time_ms: int
     invisible_ms: int
 
@@ -132,20 +142,20 @@ class Checkpoint(NamedTuple):
 class Ordered(NamedTuple):
     """The checkpoint of an ordered queue. Its tables are replaced, never changed."""
 
-    start: int
+    start: QueueOffset
     pop_time_ms: int
     invisible_ms: int
     bits: int
-    next_offset: int
+    next_offset: QueueOffset
     """The group's offset once all messages are acknowledged."""
     attempt: str
-    counts: dict[int, int]
+    counts: dict[QueueOffset, int]
     """For messages that were popped before: how often."""
-    later: dict[int, int]
+    later: dict[QueueOffset, int]
     """For messages with a changed invisible time: its end, in epoch milliseconds."""
 
     @property
-    def first_open(self) -> int:
+    def first_open(self) -> QueueOffset:
         """The offset of the first open message."""
         return self.start + lowest_bit(self.bits)
 
@@ -169,7 +179,7 @@ class PopQueue:
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
-        self.open: dict[tuple[int, int], Checkpoint] = {}
+        self.open: dict[tuple[QueueOffset, int], Checkpoint] = {}
         self.ordered: Ordered | None = None
 
     def copy(self, epoch: int) -> PopQueue:
@@ -187,7 +197,7 @@ class PopQueue:
         """Number of open messages that were not popped in order."""
         return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
-    def first_hidden(self, low: int, now_ms: int) -> int | None:
+    def first_hidden(self, low: QueueOffset, now_ms: int) -> QueueOffset | None:
         """The first invisible message from offset ``low`` on; None without one.
 
         It may be up to `SPAN_MAX` too low. Ordered messages are visible again when their invisible time ends.
@@ -207,7 +217,7 @@ class PopQueue:
 
 _NOTHING = PopQueue()
 
-_OpenRow = tuple[int, int, int, int]
+_OpenRow = tuple[QueueOffset, int, int, int]
 _Row = tuple[str, str, int, list[_OpenRow], Ordered | None]
 
 
@@ -273,7 +283,7 @@ class PopCheckpoints:
             del self.of_groups[group]
 
     def _add(
-        self, key: QueueOfGroup, queue: PopQueue, start: int, pop_time_ms: int, invisible_ms: int, bits: int
+        self, key: QueueOfGroup, queue: PopQueue, start: QueueOffset, pop_time_ms: int, invisible_ms: int, bits: int
     ) -> None:
         there = queue.open.get((start, pop_time_ms))
         if there is None:
@@ -292,7 +302,7 @@ class PopCheckpoints:
             queue = self.queues[key] = queue.copy(self._epoch)
         return queue
 
-    def _ack(self, key: QueueOfGroup, start: int, pop_time_ms: int, bits: int) -> None:
+    def _ack(self, key: QueueOfGroup, start: QueueOffset, pop_time_ms: int, bits: int) -> None:
         if key not in self.queues:
             return
         queue = self._to_change(key)
@@ -388,10 +398,10 @@ class PopCheckpoints:
             self._count(key[0], -len(self._remove(key).open))
 
 
-def offsets_of(start: int, bits: int) -> Iterator[int]:
+def offsets_of(start: QueueOffset, bits: int) -> Iterator[QueueOffset]:
     """The offsets of the set bits of a checkpoint, ascending."""
     if not bits & bits + 1:  # contiguous, as nearly always
-        yield from range(start, start + bits.bit_length())
+        yield from offset_range(start, start + bits.bit_length())
         return
     while bits:
         low = bits & -bits
@@ -406,7 +416,7 @@ def lowest_bit(bits: int) -> int:
 
 
 def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
-    counts: dict[int, int] = {}
+    counts: dict[QueueOffset, int] = {}
     attempt = command.attempt or ""
     if before is not None:
         popped = set(offsets_of(before.start, before.bits))

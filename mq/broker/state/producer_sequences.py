@@ -26,6 +26,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from mq.broker.state.table import SnapshotDamaged, TableCommand
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
 
 WINDOW = 1024
@@ -51,7 +52,7 @@ class Stored(NamedTuple):
 
     first: int
     last: int
-    position: int | None
+    position: PhysicalOffset | None
     skip: int
 
 
@@ -109,11 +110,11 @@ class _Window:
         while at < len(firsts) and (start := firsts[at]) <= last:
             low, high = max(first, start), min(last, start + extras[at])
             if low <= high:
-                found.append(Stored(low, high, self.positions[at], low - start))
+                found.append(Stored(low, high, PhysicalOffset(self.positions[at]), low - start))
             at += 1
         return found
 
-    def insert(self, first: int, last: int, position: int) -> None:
+    def insert(self, first: int, last: int, position: PhysicalOffset) -> None:
         at = bisect_right(self.firsts, first)
         self.firsts.insert(at, first)
         self.positions.insert(at, position)
@@ -157,7 +158,7 @@ class ProducerSequences:
         window = self._windows.get(numbers.producer)
         return [] if window is None else window.find(numbers.first, numbers.last)
 
-    def note(self, producer: str, first: int, last: int, physical_offset: int, store_ms: int) -> None:
+    def note(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
         """The messages with these numbers were committed, beginning with the record at that offset."""
         window = self._windows.get(producer)
         if window is None:

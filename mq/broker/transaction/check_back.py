@@ -38,6 +38,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
 from mq.protocol.names import HALF_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.records import RecordError, StoredMessage, encode_message
 from mq.protocol.requests import CheckTransactionStateExt
 from mq.store.errors import StoreError
@@ -66,15 +67,15 @@ class CheckTrack:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._samples: deque[tuple[float, int]] = deque()
-        self._passed = 0
+        self._samples: deque[tuple[float, QueueOffset]] = deque()
+        self._passed = FIRST_OFFSET
 
-    def note(self, now: float, position: int) -> None:
+    def note(self, now: float, position: QueueOffset) -> None:
         """The position is ``position`` now; it never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / _SAMPLES:
             self._samples.append((now, position))
 
-    def passed(self, now: float) -> int:
+    def passed(self, now: float) -> QueueOffset:
         """The position ``seconds`` ago, or longer; 0 if unknown."""
         while self._samples and self._samples[0][0] <= now - self._seconds:
             self._passed = self._samples.popleft()[1]
@@ -86,7 +87,7 @@ class _Loading:
 
     __slots__ = ("has_ended", "offsets", "reached")
 
-    def __init__(self, offsets: list[int], reached: int) -> None:
+    def __init__(self, offsets: list[QueueOffset], reached: QueueOffset) -> None:
         self.offsets = offsets
         self.reached = reached
         self.has_ended = False
@@ -120,7 +121,7 @@ class CheckBacks(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._tracks: list[CheckTrack] = []
-        self._positions: list[int] = []
+        self._positions: list[QueueOffset] = []
         self._busy: set[int] = set()
         self._loading: dict[int, _Loading] = {}
         self._postponed = self._none_postponed()
@@ -142,7 +143,8 @@ class CheckBacks(Service):
         ]
         known = self._metadata.checks.offsets
         # A cursor that has never moved, because more checks were configured, starts at the beginning.
-        self._positions = [0, *(known.get(number, 0) for number in range(1, last + 1)), 0]
+        cursors = (known.get(number, FIRST_OFFSET) for number in range(1, last + 1))
+        self._positions = [FIRST_OFFSET, *cursors, FIRST_OFFSET]
         self._busy = set()
         self._loading = {}
         self._postponed = self._none_postponed()
@@ -213,7 +215,7 @@ class CheckBacks(Service):
         if not self._are_loaded(number, opened, reached):
             return
         self._loading.pop(number, None)
-        put_off: list[int] = []
+        put_off: list[QueueOffset] = []
         waiting = self._metadata.checks.put_off
         if number == self._last:
             # No transaction is given up without a check.
@@ -231,7 +233,9 @@ class CheckBacks(Service):
             number, reached, changed, [each for each in opened if each not in waiting and each not in put_off]
         )
 
-    def _advance(self, number: int, reached: int, put_off: list[int] | None, asked: list[int]) -> None:
+    def _advance(
+        self, number: int, reached: QueueOffset, put_off: list[QueueOffset] | None, asked: list[QueueOffset]
+    ) -> None:
         """Replicate the position of a cursor, and the postponed ones if they changed; then check."""
         self._busy.add(number)
         command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
@@ -252,11 +256,11 @@ class CheckBacks(Service):
             times=self._last, first_seconds=self._timeout_seconds, interval_seconds=self._interval_seconds
         )
 
-    def _still_postponed(self) -> list[int]:
+    def _still_postponed(self) -> list[QueueOffset]:
         is_done = self._halves.marks.is_done
         return [offset for offset in self._metadata.checks.put_off if not is_done(offset)]
 
-    def _check_postponed(self, now: float) -> list[int]:
+    def _check_postponed(self, now: float) -> list[QueueOffset]:
         """Check some postponed half messages whose time is over; returns those that were checked often enough."""
         listed = self._metadata.checks.put_off
         if not listed:
@@ -264,10 +268,10 @@ class CheckBacks(Service):
         opened = self._still_postponed()
         if len(opened) < len(listed) and self._last not in self._busy:
             self._advance(self._last, self._positions[self._last], opened, [])
-        unanswered: list[int] = []
+        unanswered: list[QueueOffset] = []
         loading = self._loading.get(_POSTPONED)
         due = list(self._postponed.turns(opened, now, _TOGETHER_MAX)) if loading is None else loading.offsets
-        if not self._are_loaded(_POSTPONED, due, reached=0):
+        if not self._are_loaded(_POSTPONED, due, reached=FIRST_OFFSET):
             return []
         self._loading.pop(_POSTPONED, None)
         for offset in due:
@@ -284,7 +288,7 @@ class CheckBacks(Service):
                 unanswered.append(offset)
         return unanswered
 
-    def _are_loaded(self, key: int, offsets: list[int], reached: int) -> bool:
+    def _are_loaded(self, key: int, offsets: list[QueueOffset], reached: QueueOffset) -> bool:
         """Whether half messages are read without a wait for the disk, or a worker thread has tried to load them.
 
         If not, the thread loads them; `run` asks again. ``key`` is the number of a cursor, or `_POSTPONED`.
@@ -300,7 +304,7 @@ class CheckBacks(Service):
             self._loading[key] = loading
         return loading.has_ended
 
-    def _is_to_wait(self, offset: int) -> bool:
+    def _is_to_wait(self, offset: QueueOffset) -> bool:
         """Whether a half message cannot be checked yet: immune, or unreadable."""
         try:
             message = self._halves.message(offset)
@@ -309,7 +313,7 @@ class CheckBacks(Service):
             return True
         return message is not None and self._immune_ms(message) > 0
 
-    def _readable(self, offset: int) -> StoredMessage | None:
+    def _readable(self, offset: QueueOffset) -> StoredMessage | None:
         """The half message at an offset; None if it was deleted, or this disk cannot read it."""
         try:
             return self._halves.message(offset)
@@ -317,7 +321,7 @@ class CheckBacks(Service):
             self._log.warning("half_message_unreadable", error=str(error))
             return None
 
-    def _ask_about(self, offsets: list[int], number: int) -> None:
+    def _ask_about(self, offsets: list[QueueOffset], number: int) -> None:
         for offset in offsets:
             if self._halves.marks.is_done(offset):
                 continue
@@ -350,7 +354,7 @@ class CheckBacks(Service):
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 
-    def _behind_the_last_cursor(self, now: float) -> Iterator[int]:
+    def _behind_the_last_cursor(self, now: float) -> Iterator[QueueOffset]:
         """Open and not postponed half messages behind the last cursor."""
         behind = self._last + 1
         begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
@@ -364,14 +368,14 @@ class CheckBacks(Service):
         yield first
         yield from opened
 
-    def _skip(self, offset: int) -> None:
+    def _skip(self, offset: QueueOffset) -> None:
         """Open ones below ``offset`` were deleted with the beginning of the log: mark them as rolled back.
 
         Otherwise another replica that still has them would confirm a commit of a message that stays invisible.
         """
-        marks, lost = self._halves.marks, list[int]()
+        marks, lost = self._halves.marks, list[QueueOffset]()
         lost_max = min(_LOST_MAX, self._appender.entry_bytes_max // _LOST_BYTES)
-        for each in marks.open_offsets(0, offset):
+        for each in marks.open_offsets(FIRST_OFFSET, offset):
             if len(lost) == lost_max or self._transactions.is_ending(each):
                 offset = each
                 break

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+from mq.protocol.numbers import QueueOffset
+
 LOOK_SECONDS: Final = 60.0
 """Interval for noticing that a clock was set, or that a disk is readable again."""
 
@@ -23,10 +25,10 @@ class CheckImmunity:
         self._times = times
         self._first_seconds = first_seconds
         self._interval_seconds = interval_seconds
-        self._turns: dict[int, tuple[float, int]] = {}
+        self._turns: dict[QueueOffset, tuple[float, int]] = {}
         """Time of the next check, and number of checks so far."""
 
-    def turns(self, listed: list[int], now: float, count_max: int) -> Iterator[int]:
+    def turns(self, listed: list[QueueOffset], now: float, count_max: int) -> Iterator[QueueOffset]:
         """Some of the listed messages that are due; known ones that are no longer listed are dropped.
 
         Each is due again in `LOOK_SECONDS`, unless another method sets its time.
@@ -37,11 +39,11 @@ class CheckImmunity:
             turns[offset] = now + LOOK_SECONDS, turns[offset][1]
             yield offset
 
-    def wait(self, offset: int, now: float, seconds: float) -> None:
+    def wait(self, offset: QueueOffset, now: float, seconds: float) -> None:
         """Do not check it yet."""
         self._turns[offset] = now + min(seconds, LOOK_SECONDS), self._turns[offset][1]
 
-    def ask(self, offset: int, now: float) -> int:
+    def ask(self, offset: QueueOffset, now: float) -> int:
         """The number of the check to send now, from 1; 0 after the last one: then it stays due until it is ended."""
         _, asked = self._turns[offset]
         if asked == self._times:

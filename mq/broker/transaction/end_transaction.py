@@ -20,19 +20,19 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.schedule.placement import WaitingQueues, tail_of
+from mq.broker.schedule.placement import Destination, WaitingQueues, tail_of
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages, immunity_ms
 from mq.broker.write_path.outcome import OnOutcome, Outcome, Refused, Stored
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
-from mq.broker.write_path.queue_offsets import NextOffset
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import tag_code
 from mq.protocol.headers import ONEWAY_FLAG, EndTransaction
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, NameRefused, check_group
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.records import COMMITTED, IPV4_HOST_BYTES, NO_HOST, ROLLBACK, RawRecord, RecordError, split_record
 from mq.store.errors import StoreError
 from raftlog import SegmentError
@@ -52,8 +52,8 @@ class _Ends:
     __slots__ = ("again", "copies", "discarded", "nbytes", "offsets", "waiting")
 
     def __init__(self) -> None:
-        self.offsets: list[int] = []
-        self.discarded: list[int] = []
+        self.offsets: list[QueueOffset] = []
+        self.discarded: list[QueueOffset] = []
         """Those of them that never become visible."""
         self.copies: list[InternalRecord] = []
         self.nbytes = 0
@@ -87,8 +87,8 @@ class Transactions(Service):
         self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
         self._together_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
         self._gathering: _Ends | None = None
-        self._ending: dict[int, _Ends] = {}
-        self._loading: dict[int, list[Call[EndTransaction]]] = {}
+        self._ending: dict[QueueOffset, _Ends] = {}
+        self._loading: dict[QueueOffset, list[Call[EndTransaction]]] = {}
         """Half messages that are loaded from disk, with their ends in order of arrival."""
         self.committed = 0
         self.rolled_back = 0
@@ -108,8 +108,8 @@ class Transactions(Service):
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[NextOffset, dict[str, str]]:
-        """The place and the properties of a half message. Raises RequestRefused.
+    def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> Destination:
+        """Where a half message is stored. Raises RequestRefused.
 
         A delay in its properties starts with the commit; an invalid one is refused now.
         """
@@ -126,7 +126,7 @@ class Transactions(Service):
         properties |= {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         if due_ms := placed.get(props.TIMER_OUT_MS):
             properties[props.TIMER_OUT_MS] = due_ms  # reserves room for it when the message is committed
-        return self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties
+        return Destination(self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties)
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Transactions(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
         return self._end(call)
 
-    def _loaded(self, offset: int) -> None:
+    def _loaded(self, offset: QueueOffset) -> None:
         for call in self._loading.pop(offset):
             self._end_loaded(call)
 
@@ -217,11 +217,11 @@ class Transactions(Service):
             self._start(self._gathering)
             self._gathering = None
 
-    def is_ending(self, offset: int) -> bool:
+    def is_ending(self, offset: QueueOffset) -> bool:
         """Whether the end of a half message is in flight."""
         return offset in self._ending
 
-    def give_up(self, offsets: list[int]) -> tuple[list[Command], OnOutcome]:
+    def give_up(self, offsets: list[QueueOffset]) -> tuple[list[Command], OnOutcome]:
         """The commands that end half messages which are given up, and a callback for the outcome.
 
         None of them may have an end in flight.
@@ -231,9 +231,9 @@ class Transactions(Service):
         self._ending.update(dict.fromkeys(offsets, ends))
         return self._marks(ends), partial(self._given_up, ends)
 
-    def _check_ended_so(self, offset: int, outcome: int) -> None:
+    def _check_ended_so(self, offset: QueueOffset, outcome: int) -> None:
         """Raises RequestRefused if a half message ended with another outcome, or may have been given up."""
-        if offset < self._metadata.checks.offsets.get(self._checks_max, 0):
+        if offset < self._metadata.checks.offsets.get(self._checks_max, FIRST_OFFSET):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
                 f"half message {offset} was ended before, or given up after {self._checks_max} checks",
@@ -257,7 +257,7 @@ class Transactions(Service):
                 "with its producers",
             )
 
-    def _visible(self, position: int, raw: RawRecord, text: str) -> InternalRecord:
+    def _visible(self, position: PhysicalOffset, raw: RawRecord, text: str) -> InternalRecord:
         """The message for consumers, at its time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
@@ -273,7 +273,7 @@ class Transactions(Service):
             properties = props.fitted(waiting)
         return copy_record(raw, tail, properties, transaction=COMMITTED, prepared_offset=position)
 
-    def _add(self, offset: int, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:
+    def _add(self, offset: QueueOffset, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:
         nbytes = 0 if copy is None else copy.nbytes
         ends = self._gathering
         if ends is not None and (len(ends.offsets) >= _TOGETHER_MAX or ends.nbytes + nbytes > self._together_bytes_max):

@@ -20,6 +20,7 @@ from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol.names import UNENDED_TOPIC
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import split_record
 
 _TOGETHER_MAX = 32
@@ -35,7 +36,7 @@ class GiveUp:
         self._halves = halves
         self._transactions = transactions
         self._unreadable = ReadBackoff()
-        self._offsets: list[int] = []
+        self._offsets: list[QueueOffset] = []
         self._delivery = Delivery(
             context, self, unreadable=self._unreadable, log=log, groups_max=1, messages_max=_TOGETHER_MAX
         )
@@ -44,7 +45,7 @@ class GiveUp:
         """This replica stopped leading."""
         self._delivery.stop()
 
-    def run(self, offsets: Iterable[int], now_ms: int) -> None:
+    def run(self, offsets: Iterable[QueueOffset], now_ms: int) -> None:
         """Give up some of these half messages, unless others are in flight."""
         unreadable = self._unreadable
         if unreadable:

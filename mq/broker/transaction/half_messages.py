@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from mq.broker.consume.cold_reads import ColdReads
+from mq.broker.consume.record_reader import RecordSpan
 from mq.broker.context import BrokerContext
 from mq.broker.state.commands import Command
 from mq.broker.state.completion_marks import CompleteEntries, QueueMarks, SkipEntries
 from mq.protocol import properties as props
 from mq.protocol.names import HALF_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.records import StoredMessage, decode_record
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
@@ -47,19 +49,19 @@ class HalfMessages:
         """The marks of ended ones. Do not keep the result: the first command creates a new object."""
         return self._metadata.marks.of(HALF_TOPIC, HALF_QUEUE_ID)
 
-    def is_discarded(self, offset: int) -> bool | None:
+    def is_discarded(self, offset: QueueOffset) -> bool | None:
         """Whether an ended half message was discarded; None if that is no longer known."""
         discarded = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
         place = _discarded_at(offset)
         return discarded.is_done(place) if place >= discarded.low else None
 
-    def discards(self, offsets: Sequence[int]) -> list[Command]:
+    def discards(self, offsets: Sequence[QueueOffset]) -> list[Command]:
         """The commands that record discarded ones, and drop old records."""
         if not offsets:
             return []
         places = [_discarded_at(offset) for offset in offsets]
         commands: list[Command] = []
-        known_from = _discarded_at(max(0, self.marks.low - DISCARDED_KNOWN)) - 1
+        known_from = _discarded_at(max(FIRST_OFFSET, self.marks.low - DISCARDED_KNOWN)) - 1
         if known_from > self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * DISCARDED_KNOWN:
             commands.append(SkipEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offset=known_from))
         commands.append(CompleteEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offsets=places))
@@ -76,7 +78,7 @@ class HalfMessages:
         queue, marks = self.queue, self.marks
         return 0 if queue is None else marks.count_open(queue.max_offset) - marks.count_open(queue.min_offset)
 
-    def place(self, offset: int) -> tuple[int, int] | None:
+    def place(self, offset: QueueOffset) -> RecordSpan | None:
         """Physical offset and size of the record at a queue offset, None if there is none. Raises StoreError."""
         queue = self.queue
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
@@ -84,14 +86,14 @@ class HalfMessages:
         position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
         return position, size
 
-    def read(self, place: tuple[int, int]) -> bytes | None:
+    def read(self, place: RecordSpan) -> bytes | None:
         """The record at a place, None if it was deleted. Raises SegmentError."""
         try:
             return self._read(*place)
         except EntryGone:
             return None  # the log was truncated, but the queue was not updated yet
 
-    def load(self, offsets: Iterable[int], then: Callable[[], None]) -> bool:
+    def load(self, offsets: Iterable[QueueOffset], then: Callable[[], None]) -> bool:
         """Have the messages at ascending queue offsets loaded by a worker thread, and call ``then`` after the attempt.
 
         Returns False if they are read without a wait for the disk; then ``then`` is not called. Raises StoreError.
@@ -99,18 +101,18 @@ class HalfMessages:
         places = [place for offset in offsets if (place := self.place(offset)) is not None]
         return bool(places) and self._load(places, then)
 
-    def message(self, offset: int) -> StoredMessage | None:
+    def message(self, offset: QueueOffset) -> StoredMessage | None:
         """The message at a queue offset, None if it was deleted. Raises StoreError, SegmentError, RecordError."""
         place = self.place(offset)
         record = None if place is None else self.read(place)
         return None if record is None else decode_record(memoryview(record))
 
 
-def _discarded_at(offset: int) -> int:
+def _discarded_at(offset: QueueOffset) -> QueueOffset:
     """The offset of a half message in the marks of discarded ones: only every second is used, so that the low end never
     moves past it, below which everything counts as finished.
     """
-    return 2 * offset + 1
+    return offset + offset + 1
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:

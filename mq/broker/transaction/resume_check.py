@@ -23,6 +23,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.hashes import MessageIdRefused, parse_offset_message_id
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.operator_requests import ResumeCheckHalfMessage
 from mq.protocol.records import RawRecord, RecordError, decode_record, split_record
 from mq.store.log_records import LogRecords
@@ -95,7 +96,7 @@ class ResumeCheck(Service):
         self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, settled)])
         return None
 
-    def _find(self, message_id: str) -> tuple[int, RawRecord]:
+    def _find(self, message_id: str) -> tuple[QueueOffset, RawRecord]:
         """A message that was given up, and its offset in that topic. Raises RequestRefused."""
         try:
             place = parse_offset_message_id(message_id)
@@ -116,14 +117,14 @@ class ResumeCheck(Service):
     def _forget_lost(self) -> list[PendingCommand]:
         """Commands that drop marks of messages that the queue no longer has."""
         queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
-        first = 0 if queue is None else queue.min_offset
+        first = FIRST_OFFSET if queue is None else queue.min_offset
         low = self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low
         if first <= low or self._beginning.hides(first, low):
             return []
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
 
     @staticmethod
-    def _done(offset: int, settled: OnOutcome) -> PendingCommand:
+    def _done(offset: QueueOffset, settled: OnOutcome) -> PendingCommand:
         command = CompleteEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offsets=[offset])
         return PendingCommand(encode_command(command), settled)
 

@@ -20,6 +20,7 @@ from mq.broker.net.connection import ClientConnection
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.headers import SendReplyTemplate
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.protocol.properties import PROPERTIES_BYTES_MAX
 from mq.protocol.records import (
     BORN_HOST_IPV6,
@@ -128,7 +129,7 @@ class EntryDraft:
         "store_ms",
     )
 
-    def __init__(self, entry: Entry, position: int, store_ms: int, builder: EntryBuilder) -> None:
+    def __init__(self, entry: Entry, position: PhysicalOffset, store_ms: int, builder: EntryBuilder) -> None:
         self.entry = entry
         self.position = self._begin = position
         self.store_ms = store_ms
@@ -149,8 +150,8 @@ class EntryDraft:
         born_ms: int,
         born_host: bytes,
         reconsume_times: int,
-        prepared_offset: int = 0,
-    ) -> int:
+        prepared_offset: PhysicalOffset = LOG_BEGIN,
+    ) -> QueueOffset:
         """Add a message to the queue of ``tail``; returns its queue offset. Its record begins at ``position``."""
         size, body, properties = message.size, message.body, message.properties
         position = self.position
@@ -182,7 +183,7 @@ class EntryDraft:
         self.entry.messages += 1
         return offset
 
-    def add_to_queue(self, tail: NextOffset, queue_entries: bytes, count: int) -> int:
+    def add_to_queue(self, tail: NextOffset, queue_entries: bytes, count: int) -> QueueOffset:
         """Add ``count`` entries to the end of a queue; returns the queue offset of the first one."""
         first = tail.next_offset
         tail.next_offset = first + count
@@ -209,7 +210,7 @@ class EntryDraft:
             queue_id=0,
             body=body,
             properties="",
-            queue_offset=0,
+            queue_offset=FIRST_OFFSET,
             physical_offset=position,
             born_timestamp_ms=store_ms,
             born_host=host,
@@ -266,7 +267,7 @@ class EntryBuilder:
 
     def build(self, items: Sequence[PendingItem], entry: Entry, pos: int) -> tuple[bytes, bytes]:
         """The records of an entry whose body starts at physical offset ``pos``, and its annotation."""
-        draft = EntryDraft(entry, pos, self._wall_clock_ms(), self)
+        draft = EntryDraft(entry, PhysicalOffset(pos), self._wall_clock_ms(), self)
         for item in items:
             item.build(draft)
         return draft.finish()

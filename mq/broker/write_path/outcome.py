@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.protocol.codes import ResponseCode
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 
 class Stored(NamedTuple):
     """Committed on a majority of disks, and applied here. Contains its place; the queue offset of commands is 0."""
 
-    queue_offset: int
-    physical_offset: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
 
 
 @dataclass(frozen=True, slots=True)

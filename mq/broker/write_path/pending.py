@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from mq.broker.net.call import Call
 from mq.broker.write_path.entry_builder import CLIENT_FLAGS, EntryDraft, QueuedMessage
 from mq.broker.write_path.outcome import LeadershipLost, OnOutcome, Refused, Stored, give_back
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.headers import ONEWAY_FLAG, SendBatchMessage, SendMessage, SendMessageV2
+from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import FIXED
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange
 from mq.store.dispatch import META_TOPIC
 from mq.store.sequenced import SequencedRecord, sequenced_record
 
-NO_PLACE = 2**64 - 1
+NO_PLACE: Final = PhysicalOffset(2**64 - 1)
 """In place of an unknown physical offset."""
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
@@ -40,7 +42,7 @@ class InternalRecord:
     born_host: bytes
     """Four bytes of an IPv4 address and four of the port."""
     reconsume_times: int = 0
-    prepared_offset: int = 0
+    prepared_offset: PhysicalOffset = LOG_BEGIN
     on_outcome: OnOutcome | None = None
     nbytes: int = field(init=False)
     """Bytes of the record."""
@@ -139,7 +141,7 @@ class PendingCommand:
         """See `PendingItem`."""
         entry = draft.entry
         if self.on_outcome is not None:
-            entry.callbacks.append((self.on_outcome, Stored(0, draft.position)))
+            entry.callbacks.append((self.on_outcome, Stored(FIRST_OFFSET, draft.position)))
         if self.on_framed is not None:
             entry.framed.append(self.on_framed)
         draft.add_command(self.body)
@@ -182,7 +184,9 @@ def _tag_code(given: int, tail: NextOffset, draft: EntryDraft, properties: bytes
     return given if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
 
 
-def _note_sequence(sequence: SequenceRange | None, properties: bytes, draft: EntryDraft, position: int) -> None:
+def _note_sequence(
+    sequence: SequenceRange | None, properties: bytes, draft: EntryDraft, position: PhysicalOffset
+) -> None:
     """Note the sequence numbers of a message, given or in its properties."""
     if sequence is not None:
         draft.add_sequenced(SequencedRecord(*sequence, position, draft.store_ms))

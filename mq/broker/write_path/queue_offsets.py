@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mq.broker.net.service import Service
 from mq.broker.state.metadata import Metadata
 from mq.protocol.delay import TURNS_MS
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.records import FIXED, IPV4_HOST_BYTES
 from mq.store.consume_queue import ConsumeQueue
 
@@ -43,7 +44,7 @@ class NextOffset:
         "turn_ms",
     )
 
-    def __init__(self, name: TopicName, queue_id: int, next_offset: int) -> None:
+    def __init__(self, name: TopicName, queue_id: int, next_offset: QueueOffset) -> None:
         self.topic = name.text
         self.topic_bytes = name.encoded
         self.topic_field = name.field
@@ -65,7 +66,7 @@ class QueueOffsets(Service):
     """
 
     def __init__(
-        self, metadata: Metadata, next_offset: Callable[[str, int], int], host_bytes: int = IPV4_HOST_BYTES
+        self, metadata: Metadata, next_offset: Callable[[str, int], QueueOffset], host_bytes: int = IPV4_HOST_BYTES
     ) -> None:
         self._host_bytes = host_bytes
         self._metadata = metadata
@@ -90,7 +91,7 @@ class QueueOffsets(Service):
         self._deletions[topic] += 1
         for (name, _), tail in self._tails.items():
             if name == topic:
-                tail.next_offset = 0
+                tail.next_offset = FIRST_OFFSET
 
     def deletion_applied(self, topic: str) -> None:
         """The store has dropped the topic's queues for a deletion in the log, possibly one of an earlier leader."""
@@ -108,13 +109,13 @@ class QueueOffsets(Service):
         config = self._metadata.topics[topic]
         return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
-    def end(self, topic: str, queue_id: int) -> int:
+    def end(self, topic: str, queue_id: int) -> QueueOffset:
         """The queue offset of the next message. No commit that is later in the log may name a higher one."""
         tail = self._tails.get((topic, queue_id))
         if tail is not None:
             return tail.next_offset
         if topic in self._deletions:
-            return 0
+            return FIRST_OFFSET
         return max(self._next_offset(topic, queue_id), self._metadata.former_topics.begin(topic, queue_id))
 
     def get(self, topic: str, queue_id: int) -> NextOffset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_offsets import NextOffset
+from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import (
     BORN_HOST_IPV6,
     IPV4_HOST_BYTES,
@@ -25,7 +26,7 @@ def copy_record(
     properties: bytes,
     *,
     transaction: int | None = None,
-    prepared_offset: int = 0,
+    prepared_offset: PhysicalOffset = LOG_BEGIN,
     attempts: int = 0,
     on_outcome: OnOutcome | None = None,
 ) -> InternalRecord:

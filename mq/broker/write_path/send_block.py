@@ -18,6 +18,7 @@ from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.headers import ONEWAY_FLAG
+from mq.protocol.numbers import NO_OFFSET, PhysicalOffset
 from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import SequenceRange
 from mq.store.sequenced import SequencedRecord
@@ -51,7 +52,7 @@ class QueuedSend(msgspec.Struct, gc=False):
         request, sender = call.request, call.connection
         ext, host = request.ext, sender.host
         sys_flag, born_ms, reconsume_times = ext.sys_flag & CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
-        first, places = tail.next_offset, list[int]()
+        first, places = tail.next_offset, list[PhysicalOffset]()
         for message in self.messages:
             places.append(draft.position)
             draft.add_message(tail, message, sys_flag, born_ms, host, reconsume_times)
@@ -64,7 +65,7 @@ class QueuedSend(msgspec.Struct, gc=False):
             return
         template, opaque, queue_id = draft.reply_template, request.opaque, tail.queue_id
         if self.already_stored:  # the others are elsewhere
-            first, places = -1, [NO_PLACE] * (len(places) + self.already_stored)
+            first, places = NO_OFFSET, [NO_PLACE] * (len(places) + self.already_stored)
         if len(places) == 1 and more is None:
             reply = template.render(opaque, queue_id, first, places[0], self.unique_keys, call.serialization)
         else:

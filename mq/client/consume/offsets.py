@@ -19,6 +19,7 @@ from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response
 from mq.protocol.names import retry_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.replies import OffsetReply
 from mq.protocol.requests import Ext, QueryConsumerOffsetExt, QueueExt, SearchOffsetExt, UpdateConsumerOffsetExt
 
@@ -243,7 +244,7 @@ class GroupOffsets:
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
-            commit_offset=offset,
+            commit_offset=QueueOffset(offset),
             # Another member may have the queue by now, and have committed further.
             forward_only=not self._by_hand,
         )

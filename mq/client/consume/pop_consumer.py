@@ -33,6 +33,7 @@ from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import check_topic, pop_retry_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.pop_requests import ChangeInvisibleExt, PopExt
 from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
 
@@ -274,7 +275,7 @@ class PopConsumer(Consumer):
         del self._acks[broker_name]
 
     def _ack_body(self, broker_name: str, receipts: list[Receipt]) -> bytes:
-        rows: dict[tuple[str, int, int, int, int], int] = {}
+        rows: dict[tuple[str, int, QueueOffset, int, int], int] = {}
         for receipt in receipts:
             key = receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue
             rows[key] = rows.get(key, 0) | 1 << (receipt.offset - receipt.start)

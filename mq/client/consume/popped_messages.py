@@ -15,6 +15,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.replies import fields_of, received_messages
 from mq.protocol import properties as props
 from mq.protocol.headers import Response
+from mq.protocol.numbers import NO_OFFSET, QueueOffset
 from mq.protocol.receipts import BITS_BYTES_MAX, NORMAL, Receipt, ReceiptError, mark_of, read_count_info
 from mq.protocol.replies import PopReply
 
@@ -153,7 +154,7 @@ def read_popped(
         starts = {}
         for row in filter(None, (reply.start_offset_info or "").split(";")):
             mark, queue_id, start = row.split(" ")
-            starts[mark, int(queue_id)] = int(start)
+            starts[mark, int(queue_id)] = QueueOffset(start)
         counts = read_count_info(reply.order_counts or "")
         # A redelivered message carries its receipt; so may one that was forwarded with all its properties.
         may_carry = any(mark != NORMAL for mark, _ in starts)
@@ -179,7 +180,7 @@ def read_popped(
                 raise ReceiptError(f"message {receipt.offset} of a pop that began at {receipt.start}")
             times = record.reconsume_times
             if counts:
-                every = counts.get((receipt.mark, receipt.queue_id, -1), times)
+                every = counts.get((receipt.mark, receipt.queue_id, NO_OFFSET), times)
                 times = counts.get((receipt.mark, receipt.queue_id, receipt.offset), every)
             if record.topic != topic or times != record.reconsume_times:
                 # A redelivered message may bear the name of the topic where it waited.

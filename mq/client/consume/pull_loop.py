@@ -23,6 +23,7 @@ from mq.filter.subscription import Subscription
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.headers import Response
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import StoredMessage, decode_records
 from mq.protocol.replies import PullReply
 from mq.protocol.requests import PullExt
@@ -209,10 +210,10 @@ class Puller:
                 consumer_group=self._group,
                 topic=self._queue.topic,
                 queue_id=self._queue.queue_id,
-                queue_offset=self.process_queue.next_offset,
+                queue_offset=QueueOffset(self.process_queue.next_offset),
                 max_messages=settings.batch_max,
                 sys_flag=SUSPEND | SUBSCRIPTION | (COMMIT_OFFSET if commits else 0),
-                commit_offset=commit_offset if commits else 0,
+                commit_offset=QueueOffset(commit_offset if commits else 0),
                 # The former owner of the queue may have committed further after this client requested the offset.
                 forward_only=self._offsets.commits_with_pulls,
                 suspend_timeout_ms=int(settings.hold_seconds * 1000),

@@ -15,9 +15,9 @@ from mq.protocol.codes import ResponseCode
 from mq.protocol.compression import CodecMissing, DecompressionError, inflate
 from mq.protocol.headers import encode_response
 from mq.protocol.names import reply_topic
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import Host, StoredMessage
 from mq.protocol.reply_requests import PushReplyExt, PushReplyMessageToClient
-from mq.protocol.wire_names import PhysicalOffset, QueueOffset
 
 __all__ = ["OpenRequest", "OpenRequests", "connect_for_replies"]
 
@@ -133,7 +133,7 @@ def _received(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessag
         store_timestamp_ms=ext.store_timestamp_ms,
         store_host=_host(ext.store_host),
         reconsume_times=ext.reconsume_times,
-        prepared_offset=0,
+        prepared_offset=PhysicalOffset(0),
         body=body,
         properties=properties,
         size=len(body),

@@ -26,9 +26,9 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.headers import CheckTransactionState, Request, UnknownRequest, encode_request
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import COMMITTED, ROLLBACK
 from mq.protocol.requests import EndTransactionExt
-from mq.protocol.wire_names import QueueOffset
 
 __all__ = ["Check", "Transaction", "TransactionProducer", "TransactionState"]
 

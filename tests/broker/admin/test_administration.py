@@ -22,6 +22,7 @@ from mq.client import (
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import NameRefused
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
 from tests.support.running_broker import RunningBroker, running
 from tests.support.waiting import until
@@ -98,7 +99,9 @@ async def test_a_consumer_group_from_creation_to_deletion(tmp_path: Path) -> Non
         await client.request(RequestCode.UPDATE_CONSUMER_OFFSET, where)
         stored_ms = (await client.pull("T")).records[0].store_timestamp_ms
         queue = MessageQueue("T", GROUP, 0)
-        assert await admin.group_progress("G") == {queue: GroupProgress(end=1, offset=1, last_ms=stored_ms)}
+        assert await admin.group_progress("G") == {
+            queue: GroupProgress(end=QueueOffset(1), offset=QueueOffset(1), last_ms=stored_ms)
+        }
         await admin.create_topic("%RETRY%G", 1)
         await admin.delete_consumer_group("G", topics=True)
         assert await admin.consumer_groups() == {}

@@ -12,6 +12,7 @@ import trio
 from mq.broker.bulk import bulk_read
 from mq.protocol.bulk import BULK_BYTES_MAX, RANGES_MAX, BulkStatus, ReadRange, decode_answer, encode_ranges
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
 from tests.support.bulk_reading import bulk, bulk_ext, bulk_request, read_all, records
 from tests.support.damaged_records import FIELDS, File, body_of, close_the_first_file, send
 from tests.support.running_broker import Client, pull_ext, running
@@ -122,7 +123,7 @@ async def test_what_is_not_there_yet_is_waited_for_and_then_said(tmp_path: Path)
         some = await bulk(client, (0, 1, 9), (1, 5, 9))
         assert [record.queue_offset for record in records(some)] == [1]
         other = await broker.connect()
-        body = encode_ranges([ReadRange(0, 2, 9)])
+        body = encode_ranges([ReadRange(0, QueueOffset(2), QueueOffset(9))])
         waiting = await other.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
         await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "1")
         await sent(client, 2, 2)
@@ -134,7 +135,7 @@ async def test_those_who_wait_for_messages_keep_nobody_from_reading_what_is_ther
         client, patient = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)
         await sent(client, 2, 1)
-        body = encode_ranges([ReadRange(0, 2, 9)])
+        body = encode_ranges([ReadRange(0, QueueOffset(2), QueueOffset(9))])
         waiting = [
             await patient.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
             for _ in range(bulk_read.WAITING_FACTOR)
@@ -235,7 +236,7 @@ async def test_one_who_reads_nothing_gets_no_further_answers(tmp_path: Path, mon
         client, lazy = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)
         await sent(client, 100, 1, body_bytes=30_000)
-        body = encode_ranges([ReadRange(0, 0, 100)])
+        body = encode_ranges([ReadRange(0, QueueOffset(0), QueueOffset(100))])
         posted = []
         with trio.fail_after(60):
             while (await client.info())["raftmq.bulkReadsBusy"] == "0":
@@ -294,7 +295,7 @@ async def test_a_client_that_is_gone_is_not_served(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)
-        body = encode_ranges([ReadRange(0, 0, 9)])
+        body = encode_ranges([ReadRange(0, QueueOffset(0), QueueOffset(9))])
         await other.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
         await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == "1")
         await other.stream.aclose()

@@ -11,6 +11,7 @@ from mq.broker.bulk.log_lease import NOTHING, LogLeases
 from mq.broker.net.call import Call
 from mq.protocol.bulk_requests import HoldLog, HoldLogExt
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import PhysicalOffset
 from tests.support.bulk_reading import bulk, read_all
 from tests.support.running_broker import Answer, Client, broker_settings, running
 from tests.support.short_logs import SMALL, fill, shortened
@@ -23,11 +24,13 @@ class Leases:
         self.now = 0.0
         self.base_pos = 0
         self.leases = LogLeases(
-            settings=broker_settings(directory, **given), base_pos=lambda: self.base_pos, clock=lambda: self.now
+            settings=broker_settings(directory, **given),
+            base_pos=lambda: PhysicalOffset(self.base_pos),
+            clock=lambda: self.now,
         )
 
     def hold(self, lease_id: str, position: int, seconds: int) -> bytes:
-        request = HoldLog(ext=HoldLogExt(lease_id=lease_id, position=position, seconds=seconds))
+        request = HoldLog(ext=HoldLogExt(lease_id=lease_id, position=PhysicalOffset(position), seconds=seconds))
         nobody: Any = None
         return self.leases.handle(Call(nobody, request, b"", 0))
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.consume.record_reader import Place, RecordReader
+from mq.broker.consume.record_reader import RecordReader, RecordSpan
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.queue_cursor import PopQueues, PopRequest
 from mq.broker.state.metadata import Metadata
 from mq.filter.subscription import parse_subscription
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -35,23 +36,23 @@ STATES = st.tuples(
 def test_no_queue_is_left_out_that_has_something(
     states: list[tuple[int, int, int, int | None]], at_end: bool, young: bool, in_order: bool
 ) -> None:
-    def read_each(places: list[Place]) -> Sequence[bytes]:
+    def read_each(places: list[RecordSpan]) -> Sequence[bytes]:
         return [bytes(size) for _, size in places]
 
     metadata, expected = Metadata(), set()
     with TemporaryDirectory() as root:
-        store = QueueStore.open(root, QueueStoreSettings(), queues={}, dropped_count=0, log_end=0)
+        store = QueueStore.open(root, QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
         for queue_id, (first, count, gone, offset) in enumerate(states):
             if first:
-                store.add_empty("T", queue_id, first)
+                store.add_empty("T", queue_id, QueueOffset(first))
             if count:
                 entries = b"".join(QUEUE_ENTRY.pack(100 * number, 100, 0) for number in range(count))
-                store.append_run(QueueRun("T", queue_id, first, entries))
+                store.append_run(QueueRun("T", queue_id, QueueOffset(first), entries))
                 queue = store.get("T", queue_id)
                 assert queue is not None
-                queue.expire(100 * min(gone, count))
+                queue.expire(PhysicalOffset(100 * min(gone, count)))
             if offset is not None:
-                metadata.consumer_offsets.setdefault(("G", "T"), {})[queue_id] = offset
+                metadata.consumer_offsets.setdefault(("G", "T"), {})[queue_id] = QueueOffset(offset)
         queues = PopQueues(
             metadata=metadata,
             store=store,
@@ -74,21 +75,21 @@ def test_no_queue_is_left_out_that_has_something(
             if queues.has_message(("G", "T", queue_id), at_end=False, attempt=attempt, now_ms=NOW_MS):
                 assert queue_id in queues.unread("G", "T", range(QUEUES), at_end=False)
         ends = [first + count for first, count, _, _ in states]
-        metadata.consumer_offsets["G", "T"] = dict(enumerate(ends))
+        metadata.consumer_offsets["G", "T"] = dict(enumerate(map(QueueOffset, ends)))
         assert not list(queues.unread("G", "T", range(QUEUES), at_end=at_end))
         store.close()
 
 
 def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp_path: Path) -> None:
-    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=0)
+    store = QueueStore.open(str(tmp_path), QueueStoreSettings(), queues={}, dropped_count=0, log_end=PhysicalOffset(0))
     host = encode_host("127.0.0.1", 1)
     whole = encode_record(
         topic="%RETRY%G_T",
         queue_id=0,
         body=b"whole",
         properties="",
-        queue_offset=0,
-        physical_offset=4000,
+        queue_offset=QueueOffset(0),
+        physical_offset=PhysicalOffset(4000),
         born_timestamp_ms=1,
         born_host=host,
         store_timestamp_ms=1,
@@ -96,7 +97,7 @@ def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp
     )
     log = {4000: whole, 4321: b"\x40" * 100}
     entries = b"".join(QUEUE_ENTRY.pack(position, len(record), 0) for position, record in log.items())
-    store.append_run(QueueRun("%RETRY%G_T", 0, 0, entries))
+    store.append_run(QueueRun("%RETRY%G_T", 0, QueueOffset(0), entries))
     metadata = Metadata()
     queues = PopQueues(
         metadata=metadata,
@@ -115,7 +116,7 @@ def test_a_retried_message_that_is_damaged_on_this_disk_is_refused_and_named(tmp
     taken = queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
     assert taken is not None
     assert [taken.messages, taken.command.next_offset, taken.rest] == [1, 1, 1]
-    metadata.consumer_offsets["G", "%RETRY%G_T"] = {0: 1}
+    metadata.consumer_offsets["G", "%RETRY%G_T"] = {0: QueueOffset(1)}
     with pytest.raises(RequestRefused, match="message at byte 4321 of the log"):
         queues.take(wish, "%RETRY%G_T", 0, 32, 10_000)
     store.close()

@@ -10,6 +10,7 @@ import trio
 from mq.client import Message, PopConsumer, Producer, TopicNotFound
 from mq.client.sync import SyncPopConsumer
 from mq.protocol import properties as props
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.receipts import Receipt
 from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.support.running_broker import properties
@@ -107,7 +108,11 @@ async def test_a_message_that_comes_late_to_a_pop_is_hidden_from_then_on(tmp_pat
 
 async def test_receipts_are_those_of_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(props, "SENT_PROPERTIES_BYTES_MAX", props.PROPERTIES_BYTES_MAX)  # as earlier releases
-    forged = [str(Receipt(9, 1, 1, 0, "0", "b", 0, 0).encode()), "no receipt", "0 1 1 0 0 b 0 99999999999"]
+    forged = [
+        str(Receipt(QueueOffset(9), 1, 1, 0, "0", "b", 0, QueueOffset(0)).encode()),
+        "no receipt",
+        "0 1 1 0 0 b 0 99999999999",
+    ]
     async with cluster_and_broker(tmp_path) as (namesrv, broker):
         client = await broker.connect()
         await client.create_topic("F", 1)

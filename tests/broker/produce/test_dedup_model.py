@@ -35,6 +35,7 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import StoredMessage, decode_records
 from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import sent_range, stored_range
@@ -113,7 +114,7 @@ class Leader:
             disk_used=lambda: 0.95,
             pending_bytes_max=2**20,
         )
-        self.tails = QueueOffsets(metadata, lambda topic, queue_id: ends.get((topic, queue_id), 0))
+        self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(ends.get((topic, queue_id), 0)))
         unique_keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: 1_700_000_000_000)
         made = InternalMessages(
             appender=self.appender,
@@ -247,7 +248,7 @@ class RepeatsMachine(RuleBasedStateMachine):
                 born_timestamp_ms=1,
                 born_host=HOST,
             )
-            advance = PendingCommand(encode_command(AdvanceDelay(level=2, offset=1)))
+            advance = PendingCommand(encode_command(AdvanceDelay(level=2, offset=QueueOffset(1))))
             self.leader.appender.add_atomically([made, advance] if command else [made])
             self.copied += 1
 

@@ -15,6 +15,7 @@ from mq.protocol.batch import BatchedMessage, encode_batch
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import CRC_MASK, FIXED, Host, encode_host, encode_record
 from tests.support.running_broker import ADDED, LONG_NAMES, Client, properties, running, send_ext
 from tests.support.waiting import until
@@ -70,7 +71,7 @@ async def test_a_message_is_stored_as_it_was_sent(tmp_path: Path, code: int, ser
             queue_id=2,
             body=body,
             properties=text + properties(**ADDED),
-            queue_offset=0,
+            queue_offset=QueueOffset(0),
             physical_offset=stored.physical_offset,
             born_timestamp_ms=1_700_000_000_000,
             born_host=encode_host(born[0], born[1]),

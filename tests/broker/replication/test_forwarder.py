@@ -29,7 +29,7 @@ from mq.protocol.headers import (
     UpdateConsumerOffsetExt,
     encode_response,
 )
-from mq.protocol.wire_names import PhysicalOffset
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from raftlog import Reactor
 from tests.support.broker_contexts import context_of
 from tests.support.replica_client import ListenerSide, replica_authentication
@@ -83,7 +83,7 @@ def send(opaque: int, *, oneway: bool = False) -> SendMessageV2:
 
 
 def commit(opaque: int) -> UpdateConsumerOffset:
-    ext = UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=7)
+    ext = UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=QueueOffset(7))
     return UpdateConsumerOffset(opaque=opaque, ext=ext)
 
 

@@ -16,6 +16,7 @@ from mq.protocol.delay import DELAY_LEVELS_MS
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import Host
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
@@ -216,7 +217,7 @@ async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
             assert (await client.send(body=b"%d" % number, i=properties(DELAY="1"))).code == 0
         queue = brokers[0]._store.get(SCHEDULE_TOPIC, 0)
         assert queue is not None
-        queue.min_offset = 4
+        queue.min_offset = QueueOffset(4)
         clock.now_ms += 1000
         assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
         assert await figure(client, "delayedExpired") == 4

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from mq.broker.schedule.due_records import LOADED_AT_ONCE, DueRecords
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -115,7 +116,7 @@ def queue_of(directory: Path, count: int, size: int = 100, apart: int = 0) -> Co
     """A queue of so many records, each so far from the one before."""
     store = QueueStore(str(directory), QueueStoreSettings())
     entries = b"".join(QUEUE_ENTRY.pack(number * (size + apart), size, 0) for number in range(count))
-    store.append_run(QueueRun("T", 0, 0, entries))
+    store.append_run(QueueRun("T", 0, QueueOffset(0), entries))
     queue = store.get("T", 0)
     assert queue is not None
     return queue
@@ -124,30 +125,30 @@ def queue_of(directory: Path, count: int, size: int = 100, apart: int = 0) -> Co
 def test_those_behind_the_first_one_are_loaded_with_it_up_to_those_in_memory(tmp_path: Path) -> None:
     queue, log, jobs, ends = queue_of(tmp_path, 10), Log(memory_pos=700), list[Job](), list[str]()
     records = DueRecords(log, jobs.append)
-    assert not records.may_read(queue, 2, 200, 100)
-    records.load(queue, 2, lambda: ends.append("end"))
+    assert not records.may_read(queue, QueueOffset(2), PhysicalOffset(200), 100)
+    records.load(queue, QueueOffset(2), lambda: ends.append("end"))
     assert records.is_loading
     jobs.pop()()()
     assert (log.verified, records.is_loading, ends) == ({200, 300, 400, 500, 600}, False, ["end"])
-    assert records.may_read(queue, 7, 700, 100), "it is among the newest entries"
-    assert not records.may_read(queue, 1, 100, 100)
+    assert records.may_read(queue, QueueOffset(7), PhysicalOffset(700), 100), "it is among the newest entries"
+    assert not records.may_read(queue, QueueOffset(1), PhysicalOffset(100), 100)
 
 
 def test_what_a_job_could_not_load_is_read_all_the_same_and_its_error_is_seen_then(tmp_path: Path) -> None:
     queue, log, jobs = queue_of(tmp_path, 3), Log(memory_pos=1000), list[Job]()
     log.gone = {0}
     records = DueRecords(log, jobs.append)
-    records.load(queue, 0, lambda: None)
+    records.load(queue, QueueOffset(0), lambda: None)
     jobs.pop()()()
     assert log.verified == {100, 200}
-    assert records.may_read(queue, 0, 0, 100), "else it would be loaded for ever"
+    assert records.may_read(queue, QueueOffset(0), PhysicalOffset(0), 100), "else it would be loaded for ever"
 
 
 def test_one_job_is_bounded(tmp_path: Path) -> None:
     count = 3 * LOADED_AT_ONCE
     queue, log, jobs = queue_of(tmp_path, count), Log(memory_pos=count * 100), list[Job]()
     records = DueRecords(log, jobs.append)
-    records.load(queue, 0, lambda: None)
+    records.load(queue, QueueOffset(0), lambda: None)
     jobs.pop()()()
     assert len(log.verified) == LOADED_AT_ONCE
 
@@ -160,6 +161,6 @@ def test_a_job_is_bounded_by_the_part_of_the_log_that_it_reads(
 ) -> None:
     queue, log, jobs = queue_of(tmp_path, 200, size, apart), Log(memory_pos=2**30), list[Job]()
     records = DueRecords(log, jobs.append)
-    records.load(queue, 0, lambda: None)
+    records.load(queue, QueueOffset(0), lambda: None)
     jobs.pop()()()
     assert len(log.verified) == count

@@ -9,6 +9,7 @@ from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.state.completion_marks import QueueMarks
 from mq.protocol.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
@@ -143,7 +144,7 @@ def test_what_the_log_lost_is_counted_once_also_if_the_disk_is_full(machine: Tim
     assert queue is not None
     machine.pass_time(HOUR)
     machine.fill_disk(True)
-    queue.min_offset = 2
+    queue.min_offset = QueueOffset(2)
     for _ in range(5):
         machine.run_timers(10)
         machine.start_round()
@@ -168,7 +169,7 @@ def test_a_slot_that_cannot_be_read_holds_up_no_other(machine: TimerMachine, mon
     def read_or_fail(queue: ConsumeQueue, offset: int, count: int) -> bytes:
         if queue is unreadable:
             raise QueueFileDamaged("path", "short read", 20, 0)
-        return read(queue, offset, count)
+        return read(queue, QueueOffset(offset), count)
 
     with monkeypatch.context() as patched:
         patched.setattr(ConsumeQueue, "read", read_or_fail)
@@ -194,16 +195,16 @@ def test_what_is_late_is_seen_at_once_however_many_others_come() -> None:
     queues: dict[int, list[bytes]] = {}
 
     class Slot:
-        min_offset = 0
+        min_offset = FIRST_OFFSET
 
         def __init__(self, queue_id: int) -> None:
             self.entries = queues.setdefault(queue_id, [QUEUE_ENTRY.pack(0, 1, START_MS + DAY)])
 
         @property
-        def max_offset(self) -> int:
-            return len(self.entries)
+        def max_offset(self) -> QueueOffset:
+            return QueueOffset(len(self.entries))
 
-        def read(self, offset: int, count: int) -> bytes:
+        def read(self, offset: QueueOffset, count: int) -> bytes:
             return b"".join(self.entries[offset : offset + count])
 
     now_ms = START_MS + 12 * HOUR

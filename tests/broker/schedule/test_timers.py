@@ -16,6 +16,7 @@ from mq.protocol.delay import timer_slot
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.recall import RecallHandle
 from mq.protocol.records import RawRecord, RecordError, split_record
 from raftlog import Refusal
@@ -311,7 +312,7 @@ async def test_messages_that_the_log_lost_before_they_were_due_are_counted(
             await send_at(client, due_ms, b"%d" % number)
         queue = brokers[0]._store.get(TIMER_TOPIC, timer_slot(due_ms))
         assert queue is not None
-        queue.min_offset = 4
+        queue.min_offset = QueueOffset(4)
         clock.now_ms = due_ms
         assert [message.body for message in await wait_stored(client, 6)] == [b"%d" % n for n in range(4, 10)]
         assert await figure(client, "timersExpired") == 4

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mq.broker.schedule import delay_levels
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import RawRecord, RecordError, split_record
 from tests.support.running_broker import Client, note_brokers, properties, running
 from tests.support.stored_messages import stored, wait_stored
@@ -142,7 +143,7 @@ async def test_what_the_log_lost_is_passed_for_good(
         (broker,) = brokers
         queue = broker._store.get("SCHEDULE_TOPIC_XXXX", LEVEL - 1)
         assert queue is not None
-        queue.begin_at(1)
+        queue.begin_at(QueueOffset(1))
         clock.now_ms += 1000
         await client.wait_for(lambda info: info["raftmq.delayedExpired"] == "1")
         await figures(client, 0, 0)

@@ -10,6 +10,7 @@ from mq.broker.schedule.read_backoff import KNOWN_MAX, PAUSE_MS_MAX, PAUSE_MS_MI
 from mq.broker.write_path.outcome import Stored
 from mq.protocol.delay import timer_slot
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import RecordError
 from tests.support.timer_model import HOUR, MINUTE, SECOND, START_MS, TimerMachine
 
@@ -51,7 +52,7 @@ def test_what_cannot_be_read_is_done_with_once_the_log_has_lost_it(
     assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (1, 1)
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * SECOND))
     assert queue is not None
-    queue.min_offset = 1
+    queue.min_offset = QueueOffset(1)
     machine.pass_time(MINUTE)
     machine.run_timers(50)
     machine.settle()
@@ -68,8 +69,8 @@ def test_what_cannot_be_read_is_bounded() -> None:
     assert unreadable.postponed_until((1, KNOWN_MAX), 0) is None
     assert unreadable.postponed_until((1, 0), 0) == PAUSE_MS_MIN
     assert unreadable.postponed_until((1, 0), -HOUR) is None, "the clock went back"
-    unreadable.gone(1, KNOWN_MAX - 1)
-    unreadable.gone(2, KNOWN_MAX)
+    unreadable.gone(1, QueueOffset(KNOWN_MAX - 1))
+    unreadable.gone(2, QueueOffset(KNOWN_MAX))
     assert len(unreadable) == 1
 
 

@@ -19,6 +19,7 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.headers import CheckTransactionState
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
 from mq.protocol.records import decode_record
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, end, end_ext, half_text, send_half
@@ -235,16 +236,16 @@ def test_a_track_knows_where_something_was() -> None:
     track = CheckTrack(32.0)
     assert track.passed(0.0) == 0
     for second in range(100):
-        track.note(float(second), second * 10)
+        track.note(float(second), QueueOffset(second * 10))
         assert track.passed(float(second)) == max(0, second - 32) * 10
-    track.note(99.5, 5000)  # too soon after the last sample
+    track.note(99.5, QueueOffset(5000))  # too soon after the last sample
     assert track.passed(131.0) == 990
 
 
 def test_a_track_is_bounded() -> None:
     track = CheckTrack(1.0)
     for step in range(10_000):
-        track.note(step / 10_000, step)
+        track.note(step / 10_000, QueueOffset(step))
     assert len(track._samples) <= 34
 
 
@@ -259,23 +260,23 @@ def test_immunity(text: str | None, expected: int) -> None:
 def test_checks_advance_and_survive_a_snapshot() -> None:
     metadata = Metadata()
     for number, offset in ((1, 10), (2, 5), (1, 7), (2, 6)):
-        metadata.apply(decode_command(encode_command(AdvanceChecks(number=number, offset=offset))))
+        metadata.apply(decode_command(encode_command(AdvanceChecks(number=number, offset=QueueOffset(offset)))))
     assert metadata.checks.offsets == {1: 10, 2: 6}
     restored = Metadata()
     restored.restore(metadata.snapshot())
     assert restored.checks.offsets == {1: 10, 2: 6}
     assert restored.snapshot() == metadata.snapshot()
-    for put_off in ([3, 2], None):
-        metadata.apply(decode_command(encode_command(AdvanceChecks(number=2, offset=6, put_off=put_off))))
+    for put_off in ([QueueOffset(3), QueueOffset(2)], None):
+        metadata.apply(decode_command(encode_command(AdvanceChecks(number=2, offset=QueueOffset(6), put_off=put_off))))
         restored.restore(metadata.snapshot())
         assert restored.checks.put_off == (2, 3)
         assert restored.checks.offsets == {1: 10, 2: 6}
         assert restored.snapshot() == metadata.snapshot()
-    metadata.apply(AdvanceChecks(number=2, offset=6, put_off=[]))
+    metadata.apply(AdvanceChecks(number=2, offset=QueueOffset(6), put_off=[]))
     assert metadata.checks.put_off == ()
-    for refused in ([-1], [2**63], [0] * (PUT_OFF_MAX + 1)):
+    for refused in ([NO_OFFSET], [QueueOffset(2**63)], [FIRST_OFFSET] * (PUT_OFF_MAX + 1)):
         with pytest.raises(CommandRefused):
-            decode_command(encode_command(AdvanceChecks(number=1, offset=1, put_off=refused)))
+            decode_command(encode_command(AdvanceChecks(number=1, offset=QueueOffset(1), put_off=refused)))
     for state in ([[-1, 1]], [[0, -1]], [[1, -1]], [[101, 1]]):
         with pytest.raises(SnapshotDamaged):
             metadata.checks.restore(state)
@@ -286,4 +287,4 @@ def test_checks_advance_and_survive_a_snapshot() -> None:
 @pytest.mark.parametrize(("number", "offset"), [(0, 1), (101, 1), (1, -1), (1, 2**63)])
 def test_commands_that_cannot_be_are_refused(number: int, offset: int) -> None:
     with pytest.raises(CommandRefused):
-        encode_command(AdvanceChecks(number=number, offset=offset))
+        encode_command(AdvanceChecks(number=number, offset=QueueOffset(offset)))

@@ -36,6 +36,7 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import CheckTransactionState, Response, SendReplyTemplate, encode_request
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC, UNENDED_TOPIC
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import RecordError, decode_records
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY
 from raftlog import Refusal
@@ -132,7 +133,7 @@ class Leader:
             disk_used=lambda: 0.95,
             pending_bytes_max=2**20,
         )
-        self.tails = QueueOffsets(metadata, lambda topic, queue_id: machine.ends.get((topic, queue_id), 0))
+        self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
         context = context_of(
             settings=SETTINGS,
             metadata=metadata,
@@ -399,7 +400,7 @@ class TransactionsMachine(RuleBasedStateMachine):
     @invariant()
     def marks_say_what_ended(self) -> None:
         marks = self.follower.marks.of(HALF_TOPIC, 0)
-        assert list(marks.open_offsets(0, len(self.positions))) == self.unended()
+        assert list(marks.open_offsets(QueueOffset(0), QueueOffset(len(self.positions)))) == self.unended()
         assert all(len(ending.answers) <= 1 for ending in self.endings)
 
     def teardown(self) -> None:
@@ -483,7 +484,7 @@ def test_a_half_message_that_is_being_ended_is_not_put_aside(machine: Transactio
     machine._end(0, COMMIT, checked=False, oneway=False)
     give_up = machine.leader.check_backs._give_up
     assert give_up is not None
-    give_up.run([0, 1], machine.wall_ms)
+    give_up.run([QueueOffset(0), QueueOffset(1)], machine.wall_ms)
     pass_time(machine, 6)
     assert machine.outcomes == {0: "committed", 1: "put aside"}
 
@@ -555,10 +556,10 @@ def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkey
         cold_reads=cast("Any", SimpleNamespace(load=nothing)),
     )
     for offset in range(100):
-        for command in halves.discards([offset] if offset % 3 else []):
+        for command in halves.discards([QueueOffset(offset)] if offset % 3 else []):
             metadata.apply(command)
-        metadata.apply(CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=[offset]))
-        answers = [halves.is_discarded(each) for each in range(offset + 1)]
+        metadata.apply(CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=[QueueOffset(offset)]))
+        answers = [halves.is_discarded(QueueOffset(each)) for each in range(offset + 1)]
         forgotten = answers.count(None)
         assert answers == [None] * forgotten + [each % 3 > 0 for each in range(forgotten, offset + 1)]
         assert min(offset + 1, 10) <= offset + 1 - forgotten < 30

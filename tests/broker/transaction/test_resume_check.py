@@ -11,6 +11,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import CheckTransactionState
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
+from mq.protocol.numbers import QueueOffset
 from tests.support.check_backs import FAST, grows, produce
 from tests.support.half_messages import COMMIT, send_half
 from tests.support.replies import three_replicas
@@ -121,11 +122,11 @@ async def test_marks_go_with_what_the_log_lost(tmp_path: Path, monkeypatch: pyte
         ids = await given_up(client, 20)
         queue = brokers[0]._store.get(UNENDED_TOPIC, 0)
         assert queue is not None
-        queue.min_offset = 17
+        queue.min_offset = QueueOffset(17)
         assert (await resume(client, ids[19])).code == 0
         marks = brokers[0]._metadata.marks.of(UNENDED_TOPIC, 0)
         assert (marks.low, len(marks.bits)) == (17, 1)
-        assert not marks.is_done(18)
+        assert not marks.is_done(QueueOffset(18))
 
 
 async def test_any_replica_takes_it(tmp_path: Path) -> None:

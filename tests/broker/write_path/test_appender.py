@@ -20,6 +20,7 @@ from mq.broker.write_path.send_block import QueuedSend, SendBlock
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.headers import Response, SendReplyTemplate, encode_request
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import decode_records, encode_host
 from mq.store.annotation import encode_runs, split_commands
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY_BYTES, QueueRun
@@ -112,7 +113,7 @@ class AppenderMachine(RuleBasedStateMachine):
         self.turns_asked += 1
 
     def lead(self) -> None:
-        self.tail = NextOffset(TopicName("T"), 0, self.next_offset)
+        self.tail = NextOffset(TopicName("T"), 0, QueueOffset(self.next_offset))
         self.appender.open()
 
     def begin(self) -> tuple[int, bytes, Callable[[str], None]]:
@@ -276,7 +277,7 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
         turn_within=asked.append,
     )
     appender.open()
-    tail = NextOffset(TopicName("T"), 0, 0)
+    tail = NextOffset(TopicName("T"), 0, QueueOffset(0))
     ext = {name: str(value).lower() for name, value in send_ext().items()}
     [(decoded, _, _)], _ = decode_chunk(encode_request(RequestCode.SEND_MESSAGE_V2, 1, ext=ext, body=b"body"))
     request: Any = decoded

@@ -29,6 +29,7 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.headers import SendReplyTemplate, encode_request
 from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, tag_code_of
 from mq.store.annotation import COMMANDS_FORMAT, SEQUENCED_FORMAT, decode_runs, split_commands, split_sequenced
 from mq.store.dispatch import scan_runs
@@ -93,7 +94,7 @@ def leader() -> tuple[Entry, Appender, QueueOffsets, Sends]:
         pending_bytes_max=2**26,
     )
     appender.open()
-    tails = QueueOffsets(metadata, lambda topic, queue_id: 7)
+    tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(7))
     keys = UniqKeyGenerator(ip="127.0.0.1", pid=1, salt=1, wall_clock_ms=lambda: next(times))
     made = InternalMessages(
         appender=appender,
@@ -164,11 +165,11 @@ def test_what_the_leader_ships_is_what_the_records_say(
                 born_timestamp_ms=1,
                 born_host=Client.host,
             )
-            command = PendingCommand(encode_command(AdvanceDelay(level=1, offset=1)))
+            command = PendingCommand(encode_command(AdvanceDelay(level=1, offset=QueueOffset(1))))
             appender.add_atomically([record] if kind == "schedule" else [record, command])
     appender.start_round()
     for begin, body, annotation in log.entries:
-        runs, commands = scan_runs(body, begin)
+        runs, commands = scan_runs(body, PhysicalOffset(begin))
         shipped: list[bytes] = []
         if annotation[0] == COMMANDS_FORMAT:
             shipped, annotation = split_commands(annotation, body)

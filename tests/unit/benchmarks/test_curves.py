@@ -17,6 +17,7 @@ from benchmarks.curves.polling import due_times
 from benchmarks.curves.sample import Curve, Measured, Sample, Spread, bytes_name, samples_of
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.wire import Slots
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, encode_record
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -99,8 +100,8 @@ def test_consumers_find_in_each_record_when_it_was_due() -> None:
             queue_id=0,
             body=struct.pack(">d", due) + bytes(number),
             properties="UNIQ_KEY\x01x",
-            queue_offset=number,
-            physical_offset=number * 500,
+            queue_offset=QueueOffset(number),
+            physical_offset=PhysicalOffset(number * 500),
             born_timestamp_ms=1,
             born_host=host,
             store_timestamp_ms=2,

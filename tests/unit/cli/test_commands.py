@@ -23,7 +23,7 @@ from mq.cli.messages import Lines, consume
 from mq.cli.servers import broker, checked, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.protocol.hashes import offset_message_id
-from mq.protocol.wire_names import PhysicalOffset
+from mq.protocol.numbers import PhysicalOffset
 
 
 def test_lines_are_cut_across_chunks_and_numbered_with_empty_ones() -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
 from mq.cli.errors import EXIT_FAILED, EXIT_REFUSED, CommandFailed
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, encode_record
 from raftlog import RealDisk
 from raftlog.log_numbers import LogIndex, Term
@@ -26,8 +27,8 @@ def record(stored_ms: int) -> bytes:
         queue_id=0,
         body=b"body" * 20,
         properties="",
-        queue_offset=0,
-        physical_offset=0,
+        queue_offset=QueueOffset(0),
+        physical_offset=PhysicalOffset(0),
         born_timestamp_ms=0,
         born_host=HOST,
         store_timestamp_ms=stored_ms,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mq.protocol.batch import decode_batch
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, encode_record
 
 SEND_BATCH = 320
@@ -40,8 +41,8 @@ class StoredMessage:
         return encode_record(
             topic=topic,
             queue_id=queue_id,
-            queue_offset=offset,
-            physical_offset=self.physical_offset,
+            queue_offset=QueueOffset(offset),
+            physical_offset=PhysicalOffset(self.physical_offset),
             reconsume_times=self.reconsume_times,
             born_host=encode_host("127.0.0.1", 50_000),
             store_host=encode_host("127.0.0.1", 10_911),

@@ -6,6 +6,7 @@ import anyio
 
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.message import MessageQueue, ReceivedMessage
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.receipts import NORMAL, Receipt
 from mq.protocol.records import decode_record, encode_host, encode_record
 
@@ -22,8 +23,8 @@ def popped_message(offset: int, pop_time_ms: int) -> PoppedMessage:
                 queue_id=0,
                 body=b"%d" % offset,
                 properties="",
-                queue_offset=offset,
-                physical_offset=100 * offset,
+                queue_offset=QueueOffset(offset),
+                physical_offset=PhysicalOffset(100 * offset),
                 born_timestamp_ms=1,
                 born_host=host,
                 store_timestamp_ms=1,
@@ -31,5 +32,5 @@ def popped_message(offset: int, pop_time_ms: int) -> PoppedMessage:
             )
         )
     )
-    receipt = Receipt(0, pop_time_ms, 60_000, 0, NORMAL, "broker", 0, offset)
+    receipt = Receipt(QueueOffset(0), pop_time_ms, 60_000, 0, NORMAL, "broker", 0, QueueOffset(offset))
     return PoppedMessage(ReceivedMessage(record, QUEUE, record.body), receipt, anyio.current_time() + 60)

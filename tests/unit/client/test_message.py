@@ -6,6 +6,7 @@ import datetime as dt
 
 from mq.client import Host, MessageQueue, ReceivedMessage
 from mq.protocol import properties as props
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import decode_records, encode_host, encode_record
 
 ID = "7F00000100002A9F0000000000000000"
@@ -16,8 +17,8 @@ def received(properties: dict[str, str], topic: str = "T") -> ReceivedMessage:
         encode_record(
             topic=topic,
             queue_id=3,
-            queue_offset=7,
-            physical_offset=4096,
+            queue_offset=QueueOffset(7),
+            physical_offset=PhysicalOffset(4096),
             reconsume_times=2,
             born_host=encode_host("10.0.0.1", 50_000),
             store_host=encode_host("10.0.0.2", 10_911),

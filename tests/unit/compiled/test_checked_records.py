@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.compiled import IS_COMPILED, checked_records
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import FIXED, RecordError, check_records, encode_record
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
@@ -35,13 +36,13 @@ LENGTH_PLACES = [*range(8), 28, 35, 36, 39, *range(84, FIXED)]
 def encoded(rows: list[dict[str, Any]], position: int) -> bytearray:
     body = bytearray()
     for fields in rows:
-        body += encode_record(physical_offset=position + len(body), **fields)
+        body += encode_record(physical_offset=PhysicalOffset(position + len(body)), **fields)
     return body
 
 
 def verdict(body: bytearray, position: int, checked: int) -> str | None:
     try:
-        check_records(memoryview(body), position, checked)
+        check_records(memoryview(body), PhysicalOffset(position), checked)
     except RecordError as error:
         return str(error)
     return None
@@ -78,7 +79,7 @@ def test_positions_that_no_log_has_are_left_to_the_reference(position: int) -> N
     fields: Any = {"topic": "T", "queue_id": 0, "body": b"b", "properties": "", "queue_offset": 0}
     fields |= dict.fromkeys(["born_timestamp_ms", "store_timestamp_ms"], 1)
     fields |= dict.fromkeys(["born_host", "store_host"], bytes(8))
-    record = encode_record(physical_offset=0, **fields)
+    record = encode_record(physical_offset=PhysicalOffset(0), **fields)
     body = bytearray(record * 2)
     for number in range(2):
         offset = (position + number * len(record)) % 2**64

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.watched_files import Left, WatchedFiles, watched
+from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import CHECKPOINT_NAME, Checkpoint, Checkpointer, load_checkpoint
 from mq.store.key_index.builder import run_job
 from mq.store.key_index.job import IndexJob
@@ -24,7 +25,10 @@ FINAL = 4
 
 def take(checkpointer: Checkpointer, log: Log) -> None:
     pending = checkpointer.prepare(
-        applied_index=LogIndex(len(log.events)), applied_term=Term(3), applied_pos=log.end, state=lambda: b"state"
+        applied_index=LogIndex(len(log.events)),
+        applied_term=Term(3),
+        applied_pos=PhysicalOffset(log.end),
+        state=lambda: b"state",
     )
     assert commit(pending)
 

@@ -17,6 +17,7 @@ from jepsen.workloads.bulk import BulkWorkload
 from jepsen.workloads.workload import QUEUES
 from mq.protocol.bulk import BulkStatus, PlannedQueue, encode_answer_head, encode_no_records, encode_plan
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 
 class Replica:
@@ -29,7 +30,9 @@ class Replica:
         await trio.lowlevel.checkpoint()
         answer = SimpleNamespace(code=ResponseCode.SUCCESS, ext={"topicIdentity": "7"}, remark=None)
         if code == RequestCode.PLAN_TOPIC:
-            return answer, encode_plan([PlannedQueue(queue_id, 0, 0) for queue_id in range(QUEUES)], [])
+            return answer, encode_plan(
+                [PlannedQueue(queue_id, QueueOffset(0), QueueOffset(0)) for queue_id in range(QUEUES)], []
+            )
         return answer, self._body
 
 
@@ -42,12 +45,12 @@ def recorded(path: Path, body: bytes) -> History:
 
 
 def test_queue_that_the_replica_did_not_look_at_goes_on_where_it_began(tmp_path: Path) -> None:
-    body = encode_answer_head({0: 0}, [], [], without_bodies=False)
+    body = encode_answer_head({0: FIRST_OFFSET}, [], [], without_bodies=False)
     reads = list(recorded(tmp_path, body).named("bulk-read"))
     assert [(read.outcome, read.value, read.result, read.offset) for read in reads] == [("ok", 0, [], 0)] * QUEUES
 
 
 def test_answer_without_records_is_a_refusal_with_its_reason(tmp_path: Path) -> None:
-    history = recorded(tmp_path, encode_no_records(BulkStatus.BEHIND, offsets={0: 0}, text="soon"))
+    history = recorded(tmp_path, encode_no_records(BulkStatus.BEHIND, offsets={0: FIRST_OFFSET}, text="soon"))
     assert [(read.outcome, read.error) for read in history.named("bulk-read")] == [("fail", "BEHIND soon")] * QUEUES
     assert [identity.result for identity in history.named("identity")] == ["7"]

@@ -20,6 +20,7 @@ from jepsen.damage import (
 )
 from jepsen.nemeses.rot import serves
 from mq.protocol import properties
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import decode_record, encode_record
 
 CONTENT = bytes(range(1, 251)) * 40
@@ -164,8 +165,8 @@ def record(topic: str, own: dict[str, str]) -> bytes:
         queue_id=1,
         body=b"body",
         properties=properties.encode(own),
-        queue_offset=7,
-        physical_offset=0,
+        queue_offset=QueueOffset(7),
+        physical_offset=PhysicalOffset(0),
         born_timestamp_ms=0,
         born_host=bytes(8),
         store_timestamp_ms=0,

@@ -20,7 +20,7 @@ from mq.protocol.chunks import decode_chunk
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.hashes import offset_message_id
 from mq.protocol.headers import Response, SendBatchMessage, SendMessageV2, decode_header, encode_response
-from mq.protocol.wire_names import PhysicalOffset
+from mq.protocol.numbers import PhysicalOffset
 
 
 class Stream:

@@ -26,14 +26,16 @@ from mq.protocol.bulk import (
     encode_plan,
     encode_ranges,
 )
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 RANGE = Struct(">iqq")
 _ids = st.integers(0, 2**31 - 1)
-_offsets = st.integers(0, OFFSET_MAX)
+_sizes = st.integers(0, OFFSET_MAX)
+_offsets = _sizes.map(QueueOffset)
 
 
 @given(st.dictionaries(_ids, st.tuples(_offsets, _offsets), min_size=1, max_size=20))
-def test_ranges_round_trip(wanted: dict[int, tuple[int, int]]) -> None:
+def test_ranges_round_trip(wanted: dict[int, tuple[QueueOffset, QueueOffset]]) -> None:
     ranges = [ReadRange(queue, *sorted(ends)) for queue, ends in wanted.items() if ends[0] != ends[1]]
     if ranges:
         assert decode_ranges(encode_ranges(ranges)) == ranges
@@ -59,7 +61,7 @@ def test_ranges_that_no_queues_have_are_refused(body: bytes) -> None:
 
 
 @given(st.dictionaries(_ids, _offsets, max_size=5), st.lists(st.tuples(_ids, st.binary(min_size=1)), max_size=20))
-def test_answers_round_trip(offsets: dict[int, int], records: list[tuple[int, bytes]]) -> None:
+def test_answers_round_trip(offsets: dict[int, QueueOffset], records: list[tuple[int, bytes]]) -> None:
     queue_ids, sizes = [queue for queue, _ in records], [len(data) for _, data in records]
     data = b"".join(data for _, data in records)
     answer = decode_answer(encode_answer_head(offsets, queue_ids, sizes, without_bodies=True) + data)
@@ -70,13 +72,15 @@ def test_answers_round_trip(offsets: dict[int, int], records: list[tuple[int, by
 
 @pytest.mark.parametrize("status", [each for each in BulkStatus if each is not BulkStatus.RECORDS])
 def test_answers_without_records_say_why(status: BulkStatus) -> None:
-    answer = decode_answer(encode_no_records(status, offsets={3: 2**40}, pause_ms=250, text="ä:1,b:2"))
+    answer = decode_answer(encode_no_records(status, offsets={3: QueueOffset(2**40)}, pause_ms=250, text="ä:1,b:2"))
     assert (answer.status, answer.offsets, answer.pause_ms, answer.text) == (status, {3: 2**40}, 250, "ä:1,b:2")
     assert not answer.queue_ids
     assert not answer.sizes
 
 
-WHOLE = encode_answer_head({0: 7, 1: 9}, [0, 1, 1], [1, 2, 3], without_bodies=False) + b"abbccc"
+WHOLE = (
+    encode_answer_head({0: QueueOffset(7), 1: QueueOffset(9)}, [0, 1, 1], [1, 2, 3], without_bodies=False) + b"abbccc"
+)
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE)))
@@ -99,11 +103,15 @@ def test_an_answer_that_contradicts_itself_is_noticed(answer: bytes) -> None:
         decode_answer(answer)
 
 
-@given(st.data(), st.lists(st.tuples(_ids, _offsets, _offsets, _offsets), max_size=5), st.integers(0, 4))
-def test_plans_round_trip(data: st.DataObject, rows: list[tuple[int, int, int, int]], places: int) -> None:
+@given(
+    st.data(), st.lists(st.tuples(_ids, _offsets, _offsets, st.integers(0, OFFSET_MAX)), max_size=5), st.integers(0, 4)
+)
+def test_plans_round_trip(
+    data: st.DataObject, rows: list[tuple[int, QueueOffset, QueueOffset, int]], places: int
+) -> None:
     queues = [PlannedQueue(*row) for row in rows]
-    offsets = st.tuples(*[_offsets] * len(rows))
-    wanted = [PlannedPlace(data.draw(_offsets), data.draw(offsets)) for _ in range(places)]
+    offsets = st.tuples(*[_offsets] * len(queues))
+    wanted = [PlannedPlace(PhysicalOffset(data.draw(_offsets)), data.draw(offsets)) for _ in range(places)]
     body = encode_plan(queues, wanted)
     assert decode_plan(body) == (queues, wanted)
     for wrong in (body[:-1], body + b"\0", body[:3]):

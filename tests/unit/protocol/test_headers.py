@@ -24,6 +24,7 @@ from mq.protocol.headers import (
     encode_success,
     pull_response_header,
 )
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host
 
 REQUEST_CLASSES = [
@@ -169,7 +170,9 @@ def test_response_has_what_strict_clients_require() -> None:
 @pytest.mark.parametrize("key", ["0A0000010000", "", 'quo"te\\', "tab\t\x01", "中文", "100%", "%s%d"])
 def test_send_reply(key: str, serialization: int) -> None:
     template = SendReplyTemplate(encode_host("10.0.0.1", 10911))
-    response, body = decoded(template.render(-5, 3, 2**40, 4096, key.encode(), serialization))
+    response, body = decoded(
+        template.render(-5, 3, QueueOffset(2**40), PhysicalOffset(4096), key.encode(), serialization)
+    )
     assert isinstance(response, Response)
     assert (response.code, response.opaque, response.flag, response.version) == (0, -5, 1, MQ_VERSION)
     wanted = {
@@ -196,7 +199,7 @@ def test_send_reply_is_what_the_general_encoder_makes() -> None:
         "transactionId": "KEY",
     }
     template = SendReplyTemplate(encode_host("10.0.0.1", 10911))
-    assert template.render(5, 3, 7, 4096, b"KEY") == encode_response(5, 0, ext=fields)
+    assert template.render(5, 3, QueueOffset(7), PhysicalOffset(4096), b"KEY") == encode_response(5, 0, ext=fields)
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])

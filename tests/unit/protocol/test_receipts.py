@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.names import TOPIC_BYTES_MAX, check_topic, pop_retry_topic
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.receipts import (
     BatchAck,
     Receipt,
@@ -57,7 +58,7 @@ def test_what_is_no_set_of_bits_is_refused(given: str | list[int]) -> None:
 def test_a_receipt_comes_back() -> None:
     text = "7 1600000000000 60000 0 1 b-a 3 9"
     receipt = Receipt.decode(text)
-    assert receipt == Receipt(7, 1_600_000_000_000, 60_000, 0, "1", "b-a", 3, 9)
+    assert receipt == Receipt(QueueOffset(7), 1_600_000_000_000, 60_000, 0, "1", "b-a", 3, QueueOffset(9))
     assert receipt.encode() == text
     assert Receipt.decode(text + " 4711") == receipt  # as RocketMQ's proxy sends it back
 
@@ -83,15 +84,16 @@ def test_other_text_is_no_receipt(text: str) -> None:
 
 
 def test_header_fields_are_as_clients_take_them_apart() -> None:
-    rows = [("0", 3, 10, [10, 12]), ("1", 0, 4, [4])]
+    first, third, other = QueueOffset(10), QueueOffset(12), QueueOffset(4)
+    rows = [("0", 3, first, [first, third]), ("1", 0, other, [other])]
     assert queue_info(rows) == ("0 3 10;1 0 4", "0 3 10,12;1 0 4")
     assert queue_info([]) == ("", "")
-    assert count_info("0", 3, {10: 2, 12: 1}) == "0 3 1;0 qo3%10 2;0 qo3%12 1"
+    assert count_info("0", 3, {QueueOffset(10): 2, QueueOffset(12): 1}) == "0 3 1;0 qo3%10 2;0 qo3%12 1"
     assert count_info("0", 3, {}) == ""
 
 
 def test_counts_are_read_back() -> None:
-    text = count_info("0", 3, {10: 2, 12: 1}) + ";0 4 7"
+    text = count_info("0", 3, {QueueOffset(10): 2, QueueOffset(12): 1}) + ";0 4 7"
     named = {("0", 3, -1): 0, ("0", 3, 10): 2, ("0", 3, 12): 1, ("0", 4, -1): 7}
     assert read_count_info(text) == named
     assert read_count_info(";".join(reversed(text.split(";")))) == named

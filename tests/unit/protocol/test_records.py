@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mq.protocol import properties as props
 from mq.protocol.hashes import parse_offset_message_id, tag_code
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.records import (
     FIXED,
     HEAD,
@@ -263,7 +264,7 @@ def test_what_passes_the_check_can_be_scanned_and_the_other_way_round(
     body = bytearray()
     for fields in rows:
         body += encoded(fields | {"physical_offset": position + len(body)})
-    check_records(bytes(body), position)
+    check_records(bytes(body), PhysicalOffset(position))
     for _ in range(data.draw(st.integers(0, 3))):
         if body:
             body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -271,18 +272,18 @@ def test_what_passes_the_check_can_be_scanned_and_the_other_way_round(
         del body[data.draw(st.integers(0, len(body))) :]
     try:
         for at, _, _, _, physical_offset, *_ in scan_fixed(bytes(body)):
-            check_place(at, position + at, physical_offset)
+            check_place(at, PhysicalOffset(position + at), physical_offset)
     except RecordError:
         with pytest.raises(RecordError):
-            check_records(memoryview(body), position)
+            check_records(memoryview(body), PhysicalOffset(position))
     else:
-        check_records(memoryview(body), position)
+        check_records(memoryview(body), PhysicalOffset(position))
 
 
 @pytest.mark.parametrize("data", [b"x", bytes(90), bytes(91), b"\xff" * 500, struct.pack(">ii", 100, MAGIC_V1)])
 def test_garbage_does_not_pass_the_check(data: bytes) -> None:
     with pytest.raises(RecordError):
-        check_records(data, 0)
+        check_records(data, PhysicalOffset(0))
 
 
 @pytest.mark.parametrize("born", ["10.0.0.1", "2001:db8::1"])

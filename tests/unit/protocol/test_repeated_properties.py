@@ -11,6 +11,7 @@ from mq.protocol import properties as props
 from mq.protocol.delay import TURNS_MS, timer_turn_ms
 from mq.protocol.hashes import tag_code
 from mq.protocol.names import TIMER_TOPIC
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import decode_record, encode_host, encode_record, properties_text, scan_fixed, tag_code_of
 from mq.store.key_index.record_keys import KeyedRecord, has_key
 from mq.store.sequenced import sequenced_record
@@ -72,7 +73,7 @@ def test_every_reader_takes_the_last_value(text: str) -> None:
     turn_ms = TURNS_MS[TIMER_TOPIC](1000, 0, encoded)
     due = expected.get("TIMER_OUT_MS", "")
     assert turn_ms == (timer_turn_ms(1000, int(due)) if due.isascii() and due.isdecimal() else 1000)
-    sequenced = sequenced_record(encoded, 5, 6)
+    sequenced = sequenced_record(encoded, PhysicalOffset(5), 6)
     numbers = (expected.get("RAFTMQ_PRODUCER"), expected.get("RAFTMQ_SEQUENCE"))
     assert (sequenced and (sequenced.producer, str(sequenced.first))) == (
         numbers if numbers[0] and numbers[1] in ("7", "12") else None
@@ -99,8 +100,8 @@ def test_stored_records_have_the_last_tag(text: str) -> None:
         queue_id=0,
         body=b"TAGS\x01body\x02",
         properties=text,
-        queue_offset=0,
-        physical_offset=0,
+        queue_offset=QueueOffset(0),
+        physical_offset=PhysicalOffset(0),
         born_timestamp_ms=1,
         born_host=host,
         store_timestamp_ms=1,

@@ -9,6 +9,7 @@ from mq.protocol import admin_requests, bulk_requests, group_requests, operator_
 from mq.protocol.errors import ReplyError
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import decode_header, encode_request
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.replies import OffsetReply, PopReply, PullReply, read_reply
 from mq.protocol.requests import Ext, PullExt, Request
 
@@ -66,10 +67,10 @@ def test_fields_are_text_by_wire_name_and_none_is_left_out() -> None:
         consumer_group="G",
         topic="T",
         queue_id=3,
-        queue_offset=2**40,
+        queue_offset=QueueOffset(2**40),
         max_messages=32,
         sys_flag=6,
-        commit_offset=0,
+        commit_offset=QueueOffset(0),
         suspend_timeout_ms=15_000,
         sub_version=1,
     )
@@ -89,7 +90,7 @@ def test_fields_are_text_by_wire_name_and_none_is_left_out() -> None:
 
 def test_replies_are_read_by_wire_name() -> None:
     fields = {"nextBeginOffset": "17", "suggestWhichBrokerId": "1", "minOffset": "0", "of a later release": "x"}
-    assert read_reply(PullReply, fields) == PullReply(next_begin_offset=17, suggested_broker_id=1)
+    assert read_reply(PullReply, fields) == PullReply(next_begin_offset=QueueOffset(17), suggested_broker_id=1)
     assert read_reply(PullReply, {"nextBeginOffset": "17"}).suggested_broker_id == 0
     popped = read_reply(PopReply, {"popTime": "5", "invisibleTime": "6", "reviveQid": "0"})
     assert (popped.pop_time_ms, popped.invisible_ms, popped.start_offset_info) == (5, 6, None)

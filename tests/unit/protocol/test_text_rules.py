@@ -20,8 +20,8 @@ from mq.protocol.hashes import (
     tag_code,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
+from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.properties import PropertyRefused, check_user_properties
-from mq.protocol.wire_names import PhysicalOffset
 
 steady = settings(derandomize=True, deadline=None)
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mq.protocol.bulk import BulkError
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, TopicEnds, decode_ends, decode_topics, encode_ends, encode_topics
 
 steady = settings(derandomize=True, deadline=None)
@@ -67,6 +68,6 @@ def test_ends_round_trip(topics: list[TopicEnds]) -> None:
 
 
 def test_an_identity_that_is_no_text_is_refused() -> None:
-    body = encode_ends([TopicEnds("a", [1], [2])])
+    body = encode_ends([TopicEnds("a", [QueueOffset(1)], [QueueOffset(2)])])
     with pytest.raises(BulkError):
         decode_ends(body[:-1] + b"\xff")

@@ -19,6 +19,7 @@ from mq.protocol.bulk import (
     encode_no_records,
     encode_offsets,
 )
+from mq.protocol.numbers import QueueOffset
 from spark.bulk_reader import BulkTaskReader, task_reader
 from spark.client import BULK_READ, GET_ROUTE, HOLD_LOG, Answer, Connection, Unreachable
 from spark.errors import DataLoss, ReadFailed
@@ -52,13 +53,15 @@ class BulkReplica:
             return encode_no_records(BulkStatus.RECREATED, text=self.identity)
         if self.leads and ext["allowLeader"] != "true":
             return encode_no_records(BulkStatus.NOT_FOLLOWER, text="f1:1,f2:1")
-        gone = {queue: self.first for queue, each in ranges.items() if each.start < self.first}
+        gone = {queue: QueueOffset(self.first) for queue, each in ranges.items() if each.start < self.first}
         if gone:
             return encode_no_records(BulkStatus.GONE, offsets=gone)
-        there = {queue: ReadRange(queue, each.start, min(each.end, self.end)) for queue, each in ranges.items()}
+        there = {
+            queue: ReadRange(queue, each.start, QueueOffset(min(each.end, self.end))) for queue, each in ranges.items()
+        }
         offsets = {queue: each.start for queue, each in there.items() if each.start < each.end}
         if not offsets:
-            return encode_no_records(BulkStatus.BEHIND, offsets=dict.fromkeys(ranges, self.end))
+            return encode_no_records(BulkStatus.BEHIND, offsets=dict.fromkeys(ranges, QueueOffset(self.end)))
         if ext.get("offsetsOnly") == "true" and not self.is_old:
             self.counted += 1
             return encode_offsets({queue: there[queue].end for queue in offsets})
@@ -68,7 +71,7 @@ class BulkReplica:
             if queue in there and there[queue].start <= offset < there[queue].end
         ][:records_max]
         for queue, offset in looked:
-            offsets[queue] = offset + 1
+            offsets[queue] = QueueOffset(offset + 1)
         wanted = [row for row in looked if ext["tags"] == "*" or (row[1] % 2 == 0) == (ext["tags"] == "even")]
         pieces = [stored(*row) for row in wanted]
         if is_cut := ext["bodies"] == "false":
@@ -234,7 +237,7 @@ def test_with_tags_messages_have_to_be_looked_at() -> None:
 
 def test_an_answer_without_records_that_nobody_asked_for_is_damaged() -> None:
     def without(answer: Answer) -> Answer:
-        return answer._replace(body=memoryview(encode_offsets({0: 40})))
+        return answer._replace(body=memoryview(encode_offsets({0: QueueOffset(40)})))
 
     cluster = BulkCluster()
     cluster.bulk_replicas["f1:1"].faults = [without]
@@ -275,7 +278,7 @@ def nowhere(answer: Answer) -> Answer:
 
 
 def of_others(answer: Answer) -> Answer:
-    return answer._replace(body=memoryview(encode_answer_head({1: 5}, [], [], without_bodies=False)))
+    return answer._replace(body=memoryview(encode_answer_head({1: QueueOffset(5)}, [], [], without_bodies=False)))
 
 
 def garbage(answer: Answer) -> Answer:
@@ -515,4 +518,5 @@ def test_executors_import_of_ours_only_what_needs_nothing_else() -> None:
         "print(sorted(sys.modules.keys() & {'msgspec', 'trio', 'anyio', 'cbor2', 'lz4', 'zstandard', 'pyspark'}))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert shown.stdout.splitlines() == ["['mq', 'mq.protocol', 'mq.protocol.bulk', 'mq.protocol.errors']", "[]"]
+    ours = ["mq", "mq.protocol", "mq.protocol.bulk", "mq.protocol.errors", "mq.protocol.numbers"]
+    assert shown.stdout.splitlines() == [str(ours), "[]"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 from spark.bulk_survey import BulkSurveyor
 from spark.client import ASK_TOPIC_ENDS, GET_ROUTE, NOT_SUPPORTED, PLAN_TOPIC, Answer, Connection, Unreachable
@@ -38,9 +39,13 @@ class PlanningReplica:
             return Answer(self.code, "no leader", {}, memoryview(b""))
         first = int(ext["firstQueue"])
         queues = [
-            PlannedQueue(queue, self.first, self.end + queue, 100) for queue in range(first, min(first + PAGE, 5))
+            PlannedQueue(queue, QueueOffset(self.first), QueueOffset(self.end + queue), 100)
+            for queue in range(first, min(first + PAGE, 5))
         ]
-        places = [PlannedPlace(position, (position // 100,) * len(queues)) for position in (100, 200)]
+        places = [
+            PlannedPlace(PhysicalOffset(position), (QueueOffset(position // 100),) * len(queues))
+            for position in (100, 200)
+        ]
         following = first + PAGE if first + PAGE < 5 else -1
         fields = {"nextQueue": str(following), "topicIdentity": self.identity, "basePosition": "40"}
         return Answer(0, "", fields, memoryview(encode_plan(queues, places if ext["detail"] == "true" else [])))
@@ -49,7 +54,11 @@ class PlanningReplica:
         if self.code or not self.knows_ends:
             return Answer(self.code or NOT_SUPPORTED, "", {}, memoryview(b""))
         self.asked_ends.append((ext["current"] == "true", topics))
-        found = [TopicEnds(self.identity, [self.first] * 5, [self.end + queue for queue in range(5)])] * 2
+        found = [
+            TopicEnds(
+                self.identity, [QueueOffset(self.first)] * 5, [QueueOffset(self.end + queue) for queue in range(5)]
+            )
+        ] * 2
         return Answer(0, "", {}, memoryview(encode_ends(found[: len(topics)])))
 
 
@@ -177,7 +186,7 @@ def test_ends_of_other_than_the_topics_that_were_asked_for_are_as_good_as_none(t
     cluster = Cluster()
     for replica in cluster.replicas.values():
         replica.knows_ends = True
-    body = memoryview(encode_ends([TopicEnds("1-1", [0], [7])] * topics_told))
+    body = memoryview(encode_ends([TopicEnds("1-1", [QueueOffset(0)], [QueueOffset(7)])] * topics_told))
     cluster.replicas["f1:1"].answer_ends = lambda ext, topics: Answer(0, "", {}, body)  # type: ignore[method-assign]
     assert cluster.survey("latest").ends == {("T", "a", queue): QueueEnds(0, 11 + queue) for queue in range(5)}
 

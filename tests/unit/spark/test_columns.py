@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mq.protocol import properties as props
 from mq.protocol.compression import CODECS, deflate, inflate
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import decode_record, encode_host, encode_record
 from spark import columns
 from spark.columns import Source, decode_batches
@@ -47,8 +48,8 @@ def records(draw: st.DrawFn, *, uniform: bool = False) -> bytes:
         queue_id=draw(I32),
         body=body,
         properties=draw(TEXTS),
-        queue_offset=draw(I64),
-        physical_offset=draw(st.integers(0, 2**63 - 1)),
+        queue_offset=QueueOffset(draw(I64)),
+        physical_offset=PhysicalOffset(draw(st.integers(0, 2**63 - 1))),
         born_timestamp_ms=draw(I64),
         born_host=V4 if uniform else draw(st.sampled_from([V4, V6])),
         store_timestamp_ms=draw(st.integers(0, 2**42)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mq.protocol.numbers import QueueOffset
 from mq.store.checkpoint import PendingCheckpoint
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -25,7 +26,7 @@ class Log:
             rows.append(QUEUE_ENTRY.pack(self.end, ENTRY_BYTES, number))
             self.end += ENTRY_BYTES
         self.next_offset[topic, queue_id] = first + count
-        run = QueueRun(topic, queue_id, first, b"".join(rows))
+        run = QueueRun(topic, queue_id, QueueOffset(first), b"".join(rows))
         self.events.append(run)
         return run
 
@@ -50,7 +51,7 @@ def commit(pending: PendingCheckpoint) -> bool:
 
 
 def contents(store: QueueStore) -> dict[tuple[str, int], bytes]:
-    return {(queue.topic, queue.queue_id): queue.read(0, queue.max_offset) for queue in store.queues()}
+    return {(queue.topic, queue.queue_id): queue.read(QueueOffset(0), queue.max_offset) for queue in store.queues()}
 
 
 def derived(log: Log) -> dict[tuple[str, int], bytes]:

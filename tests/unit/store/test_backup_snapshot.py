@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.backup_snapshot import snapshot_between
 from mq.store.checkpoint import (
     CHECKPOINT_NAME,
@@ -14,11 +15,13 @@ from mq.store.checkpoint import (
 )
 from raftlog.log_numbers import LogIndex, Term
 
-QUEUES = {"T": [(0, 5, 9, bytes(40))]}
+QUEUES = {"T": [(0, QueueOffset(5), QueueOffset(9), bytes(40))]}
 
 
 def write(directory: Path, name: str, index: int) -> None:
-    write_checkpoint(str(directory), name, Checkpoint(LogIndex(index), Term(1), index * 100, QUEUES, 0, b"state"))
+    write_checkpoint(
+        str(directory), name, Checkpoint(LogIndex(index), Term(1), PhysicalOffset(index * 100), QUEUES, 0, b"state")
+    )
 
 
 def test_the_oldest_checkpoint_in_the_range_is_taken_with_the_ends_of_its_queues(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset, offset_range
 from mq.store import checkpoint as checkpoint_module
 from mq.store.checkpoint import (
     Checkpoint,
@@ -28,7 +29,10 @@ from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit, co
 
 def take(directory: Path, store: QueueStore, log: Log, *, checkpointer: Checkpointer | None = None) -> Checkpoint:
     pending = (checkpointer or Checkpointer(str(directory), store)).prepare(
-        applied_index=LogIndex(len(log.events)), applied_term=Term(3), applied_pos=log.end, state=lambda: b"state"
+        applied_index=LogIndex(len(log.events)),
+        applied_term=Term(3),
+        applied_pos=PhysicalOffset(log.end),
+        state=lambda: b"state",
     )
     assert commit(pending)
     written = load_checkpoint(str(directory))
@@ -153,7 +157,7 @@ def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) ->
     first = take(tmp_path, store, log)
     apply(store, log.send("A", 0, 6))
     Checkpointer(str(tmp_path), store).prepare(
-        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=log.end, state=lambda: b"later"
+        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=lambda: b"later"
     )
     opened = open_store(str(tmp_path), TINY)
     assert opened.checkpoint == first
@@ -164,7 +168,7 @@ def test_a_crash_between_the_halves_leaves_the_old_checkpoint(tmp_path: Path) ->
 def test_the_checkpoint_is_of_the_moment_of_prepare(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     pending = Checkpointer(str(tmp_path), store).prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
     )
     apply(store, log.send("A", 0, 6))
     store.flush_all()
@@ -179,7 +183,7 @@ def test_queues_are_gathered_by_and_by_and_are_those_of_the_moment_of_prepare(tm
     store, log = fill(tmp_path)
     before = store.table()
     pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
     )
     gathered = 1
     while pending.gather():
@@ -202,7 +206,7 @@ def test_queues_are_gathered_by_and_by_and_are_those_of_the_moment_of_prepare(tm
 def test_checkpoint_is_not_written_before_all_queues_are_gathered(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     pending = Checkpointer(str(tmp_path), store, queues_at_once=1).prepare(
-        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
     )
     assert pending.gather()
     with pytest.raises(AssertionError, match="checkpoint 4 lacks queues"):
@@ -247,7 +251,9 @@ def test_queue_files_are_synced_before_the_checkpoint_is_written(
 def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    pending = checkpointer.prepare(
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "the disk is gone")
@@ -258,7 +264,9 @@ def test_after_a_failed_sync_no_checkpoint_is_taken(tmp_path: Path, monkeypatch:
             commit(pending)
     assert load_checkpoint(str(tmp_path)) is None
     with pytest.raises(CheckpointImpossible, match="the disk is gone"):
-        checkpointer.prepare(applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes)
+        checkpointer.prepare(
+            applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+        )
 
 
 def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
@@ -266,7 +274,9 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
 ) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    first = checkpointer.prepare(applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    first = checkpointer.prepare(
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
 
     def fail(directory: str, name: str, payload: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -277,10 +287,14 @@ def test_after_a_full_disk_the_next_checkpoint_syncs_everything_again(
             commit(first)
     apply(store, log.send("D", 0, 5))
     store.flush_some()
-    second = checkpointer.prepare(applied_index=LogIndex(5), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    second = checkpointer.prepare(
+        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
     assert second.changes.files > first.changes.files
     assert commit(second)
-    third = checkpointer.prepare(applied_index=LogIndex(5), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    third = checkpointer.prepare(
+        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
     assert third.changes.files == set()
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
@@ -330,11 +344,15 @@ def test_a_crash_before_dropped_files_are_removed_does_not_revive_them(
 def test_a_topic_dropped_between_the_halves_postpones_the_checkpoint(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    pending = checkpointer.prepare(
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
     apply(store, log.drop("A"))
     assert commit(pending) is False
     assert load_checkpoint(str(tmp_path)) is None
-    again = checkpointer.prepare(applied_index=LogIndex(5), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    again = checkpointer.prepare(
+        applied_index=LogIndex(5), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
     assert commit(again)
     assert contents(open_store(str(tmp_path), TINY).queues) == derived(log)
 
@@ -344,7 +362,9 @@ def test_a_topic_dropped_and_created_between_the_halves_postpones_it_too(tmp_pat
     store, log = fill(tmp_path)
     store.flush_all()
     checkpointer = Checkpointer(str(tmp_path), store)
-    pending = checkpointer.prepare(applied_index=LogIndex(4), applied_term=Term(3), applied_pos=log.end, state=bytes)
+    pending = checkpointer.prepare(
+        applied_index=LogIndex(4), applied_term=Term(3), applied_pos=PhysicalOffset(log.end), state=bytes
+    )
     apply(store, log.drop("A"))
     for queue_id, count in ((0, 7), (1, 9)):
         apply(store, log.send("A", queue_id, count))
@@ -359,7 +379,7 @@ def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_p
     take(tmp_path, store, log, checkpointer=checkpointer)
     before = contents(store)
     oldest = tmp_path / "queues" / "A" / "1" / "00000000000000000000"
-    assert store.expire_some(9 * ENTRY_BYTES) == 0
+    assert store.expire_some(PhysicalOffset(9 * ENTRY_BYTES)) == 0
     assert oldest.exists()
     assert contents(open_store(str(tmp_path), TINY).queues) == before
     take(tmp_path, store, log, checkpointer=checkpointer)
@@ -375,7 +395,7 @@ def test_expired_files_go_only_after_the_checkpoint_that_does_without_them(tmp_p
 def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path: Path) -> None:
     store, log = fill(tmp_path)
     checkpointer = Checkpointer(str(tmp_path), store)
-    assert store.expire_some(9 * ENTRY_BYTES) == 0
+    assert store.expire_some(PhysicalOffset(9 * ENTRY_BYTES)) == 0
     take(tmp_path, store, log, checkpointer=checkpointer)
     apply(store, log.drop("A"))
     apply(store, log.send("A", 1, 9))
@@ -387,10 +407,15 @@ def test_a_new_topic_keeps_its_files_when_those_of_its_namesake_expire(tmp_path:
 
 def test_encoding_round_trips_large_tables(tmp_path: Path) -> None:
     queues = {
-        f"T{number}": [(queue_id, number, number + 9, bytes(20)) for queue_id in range(8)] for number in range(50)
+        f"T{number}": [(queue_id, number, number + 9, bytes(20)) for queue_id in range(8)]
+        for number in offset_range(FIRST_OFFSET, QueueOffset(50))
     }
     written = Checkpoint(
-        applied_index=LogIndex(7), applied_term=Term(2), applied_pos=2**40, queues=queues, state=bytes(range(256))
+        applied_index=LogIndex(7),
+        applied_term=Term(2),
+        applied_pos=PhysicalOffset(2**40),
+        queues=queues,
+        state=bytes(range(256)),
     )
     (tmp_path / "checkpoint").write_bytes(encode_checkpoint(written))
     assert load_checkpoint(str(tmp_path)) == written

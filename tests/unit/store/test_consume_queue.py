@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mq.protocol.names import NameRefused
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue, topic_directory
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, QUEUE_OFFSET_MAX
 from mq.store.errors import QueueFileDamaged, RunRefused
@@ -34,7 +35,13 @@ def entries(first: int, end: int) -> bytes:
 def make_queue(root: Path, *, min_offset: int = 0, max_offset: int = 0) -> ConsumeQueue:
     files = QueueFiles(str(root), open_files_max=2)
     return ConsumeQueue(
-        files, "T", 3, entries_per_file=PER_FILE, entries_per_block=2, min_offset=min_offset, max_offset=max_offset
+        files,
+        "T",
+        3,
+        entries_per_file=PER_FILE,
+        entries_per_block=2,
+        min_offset=QueueOffset(min_offset),
+        max_offset=QueueOffset(max_offset),
     )
 
 
@@ -44,19 +51,19 @@ def file_sizes(root: Path) -> dict[str, int]:
 
 def test_entries_are_readable_before_and_after_flush(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    assert queue.append(0, entries(0, 10)) == 10
-    assert queue.read(2, 5) == entries(2, 7)
+    assert queue.append(QueueOffset(0), entries(0, 10)) == 10
+    assert queue.read(QueueOffset(2), 5) == entries(2, 7)
     queue.flush()
     assert queue.pending_bytes == 0
-    assert queue.read(2, 5) == entries(2, 7)
-    queue.append(10, entries(10, 13))
-    assert queue.read(8, 100) == entries(8, 13)
-    assert queue.read(11, 1) == entries(11, 12)
+    assert queue.read(QueueOffset(2), 5) == entries(2, 7)
+    queue.append(QueueOffset(10), entries(10, 13))
+    assert queue.read(QueueOffset(8), 100) == entries(8, 13)
+    assert queue.read(QueueOffset(11), 1) == entries(11, 12)
 
 
 def test_files_are_named_by_first_byte_and_hold_equal_numbers_of_entries(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 10))
+    queue.append(QueueOffset(0), entries(0, 10))
     queue.flush()
     assert file_sizes(tmp_path) == {
         "00000000000000000000": 2 * BLOCK_BYTES,
@@ -71,54 +78,54 @@ def test_files_are_named_by_first_byte_and_hold_equal_numbers_of_entries(tmp_pat
 @pytest.mark.parametrize(("offset", "count"), [(-1, 5), (10, 1), (11, 1), (3, 0)])
 def test_reading_outside_gives_nothing(tmp_path: Path, offset: int, count: int) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 10))
-    assert queue.read(offset, count) == b""
+    queue.append(QueueOffset(0), entries(0, 10))
+    assert queue.read(QueueOffset(offset), count) == b""
 
 
 def test_replay_of_known_entries_adds_nothing(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 6))
+    queue.append(QueueOffset(0), entries(0, 6))
     queue.flush()
-    assert queue.append(2, entries(2, 6)) == 0
-    assert queue.append(4, entries(4, 9)) == 3
+    assert queue.append(QueueOffset(2), entries(2, 6)) == 0
+    assert queue.append(QueueOffset(4), entries(4, 9)) == 3
     assert queue.max_offset == 9
-    assert queue.read(0, 9) == entries(0, 9)
+    assert queue.read(QueueOffset(0), 9) == entries(0, 9)
 
 
 def test_a_replay_that_contradicts_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 6))
+    queue.append(QueueOffset(0), entries(0, 6))
     with pytest.raises(RunRefused, match="are different"):
-        queue.append(2, entries(3, 5))
-    assert queue.read(0, 9) == entries(0, 6)
+        queue.append(QueueOffset(2), entries(3, 5))
+    assert queue.read(QueueOffset(0), 9) == entries(0, 6)
 
 
 def test_a_gap_is_refused(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 6))
+    queue.append(QueueOffset(0), entries(0, 6))
     with pytest.raises(RunRefused, match="offset 7 leaves a gap after 6"):
-        queue.append(7, entries(7, 8))
-    assert queue.append(6, entries(6, 8)) == 2
+        queue.append(QueueOffset(7), entries(7, 8))
+    assert queue.append(QueueOffset(6), entries(6, 8)) == 2
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63), QUEUE_OFFSET_MAX, 2**63 - 1])
 def test_an_offset_that_no_queue_has_is_refused(tmp_path: Path, offset: int) -> None:
     queue = make_queue(tmp_path)
     with pytest.raises(RunRefused, match=f"offset {offset}, possible are 0 to"):
-        queue.append(offset, entries(0, 1))
+        queue.append(QueueOffset(offset), entries(0, 1))
     assert queue.max_offset == 0
 
 
 def test_a_queue_without_entries_begins_where_its_first_run_does(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(7, entries(7, 10))
+    queue.append(QueueOffset(7), entries(7, 10))
     queue.flush()
     assert (queue.min_offset, queue.max_offset) == (7, 10)
-    assert queue.read(7, 3) == entries(7, 10)
-    assert queue.read(6, 3) == b""
+    assert queue.read(QueueOffset(7), 3) == entries(7, 10)
+    assert queue.read(QueueOffset(6), 3) == b""
     reopened = make_queue(tmp_path, min_offset=7, max_offset=10)
-    reopened.check_files(LOG_END)
-    assert reopened.read(7, 3) == entries(7, 10)
+    reopened.check_files(PhysicalOffset(LOG_END))
+    assert reopened.read(QueueOffset(7), 3) == entries(7, 10)
 
 
 @pytest.mark.parametrize("topic", ["", "a/b", "..", "../x", "a.b", "a b", "é", "x" * 500])
@@ -133,62 +140,62 @@ def test_topic_names_of_the_field_become_paths() -> None:
 
 def test_opening_cuts_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 10))
+    queue.append(QueueOffset(0), entries(0, 10))
     queue.flush()
     reopened = make_queue(tmp_path, max_offset=5)
-    reopened.check_files(LOG_END)
+    reopened.check_files(PhysicalOffset(LOG_END))
     assert file_sizes(tmp_path) == {"00000000000000000000": 112, "00000000000000000080": 56}
-    assert reopened.append(5, entries(5, 10)) == 5
+    assert reopened.append(QueueOffset(5), entries(5, 10)) == 5
     reopened.flush()
-    assert reopened.read(0, 10) == entries(0, 10)
+    assert reopened.read(QueueOffset(0), 10) == entries(0, 10)
 
 
 @pytest.mark.parametrize("size", [0, 20, 59, 111])
 def test_opening_refuses_a_file_that_is_too_short(tmp_path: Path, size: int) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 10))
+    queue.append(QueueOffset(0), entries(0, 10))
     queue.flush()
     os.truncate(tmp_path / "T" / "3" / "00000000000000000080", size)
     with pytest.raises(QueueFileDamaged) as refused:
-        make_queue(tmp_path, max_offset=10).check_files(LOG_END)
+        make_queue(tmp_path, max_offset=10).check_files(PhysicalOffset(LOG_END))
     assert (refused.value.expected, refused.value.actual) == (112, size)
 
 
 def test_opening_refuses_when_a_file_is_missing(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 10))
+    queue.append(QueueOffset(0), entries(0, 10))
     queue.flush()
     (tmp_path / "T" / "3" / "00000000000000000000").unlink()
     with pytest.raises(QueueFileDamaged):
-        make_queue(tmp_path, max_offset=10).check_files(LOG_END)
+        make_queue(tmp_path, max_offset=10).check_files(PhysicalOffset(LOG_END))
 
 
 def test_opening_refuses_a_last_entry_behind_the_log(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 4))
+    queue.append(QueueOffset(0), entries(0, 4))
     queue.flush()
     end_of_last = 1000 + 3 * 100 + 90
-    make_queue(tmp_path, max_offset=4).check_files(end_of_last)
+    make_queue(tmp_path, max_offset=4).check_files(PhysicalOffset(end_of_last))
     with pytest.raises(QueueFileDamaged):
-        make_queue(tmp_path, max_offset=4).check_files(end_of_last - 1)
+        make_queue(tmp_path, max_offset=4).check_files(PhysicalOffset(end_of_last - 1))
 
 
 @pytest.mark.parametrize("flushed", [0, 3, 10])
 @pytest.mark.parametrize("first_kept", [0, 1, 4, 6, 9, 10])
 def test_expire_moves_the_start_to_the_log(tmp_path: Path, flushed: int, first_kept: int) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, flushed))
+    queue.append(QueueOffset(0), entries(0, flushed))
     queue.flush()
-    queue.append(flushed, entries(flushed, 10))
-    assert queue.expire(1000 + first_kept * 100) == first_kept
-    assert queue.read(0, 20) == (entries(0, 10) if first_kept == 0 else b"")
-    assert queue.read(first_kept, 20) == entries(first_kept, 10)
-    queue.append(10, entries(10, 14))
+    queue.append(QueueOffset(flushed), entries(flushed, 10))
+    assert queue.expire(PhysicalOffset(1000 + first_kept * 100)) == first_kept
+    assert queue.read(QueueOffset(0), 20) == (entries(0, 10) if first_kept == 0 else b"")
+    assert queue.read(QueueOffset(first_kept), 20) == entries(first_kept, 10)
+    queue.append(QueueOffset(10), entries(10, 14))
     queue.flush()
-    assert queue.read(first_kept, 20) == entries(first_kept, 14)
+    assert queue.read(QueueOffset(first_kept), 20) == entries(first_kept, 14)
     reopened = make_queue(tmp_path, min_offset=first_kept, max_offset=14)
-    reopened.check_files(LOG_END)
-    assert reopened.read(first_kept, 20) == entries(first_kept, 14)
+    reopened.check_files(PhysicalOffset(LOG_END))
+    assert reopened.read(QueueOffset(first_kept), 20) == entries(first_kept, 14)
     kept_from = first_kept // PER_FILE * PER_FILE * QUEUE_ENTRY_BYTES
     assert all(int(name) >= kept_from for name in file_sizes(tmp_path))
 
@@ -196,20 +203,20 @@ def test_expire_moves_the_start_to_the_log(tmp_path: Path, flushed: int, first_k
 def test_expired_files_stay_until_a_checkpoint_no_longer_needs_them(tmp_path: Path) -> None:
     files = QueueFiles(str(tmp_path))
     queue = ConsumeQueue(files, "T", 3, entries_per_file=PER_FILE, entries_per_block=2)
-    queue.append(0, entries(0, 10))
+    queue.append(QueueOffset(0), entries(0, 10))
     queue.flush()
-    queue.expire(1000 + 9 * 100)
+    queue.expire(PhysicalOffset(1000 + 9 * 100))
     assert len(file_sizes(tmp_path)) == 3
     assert files.take_changes().retired == {"T/3/00000000000000000000", "T/3/00000000000000000080"}
 
 
 def test_a_read_past_the_end_of_a_file_is_damage_not_silence(tmp_path: Path) -> None:
     queue = make_queue(tmp_path)
-    queue.append(0, entries(0, 4))
+    queue.append(QueueOffset(0), entries(0, 4))
     queue.flush()
     os.truncate(tmp_path / "T" / "3" / "00000000000000000000", 30)
     with pytest.raises(QueueFileDamaged):
-        queue.read(0, 4)
+        queue.read(QueueOffset(0), 4)
 
 
 @given(pieces=st.lists(st.integers(1, 9), max_size=12), flush_after=st.sets(st.integers(0, 11)))
@@ -220,11 +227,11 @@ def test_any_split_into_runs_gives_the_same_queue(
     queue = make_queue(tmp_path_factory.mktemp("queue"))
     end = 0
     for number, size in enumerate(pieces):
-        queue.append(end, entries(end, end + size))
+        queue.append(QueueOffset(end), entries(end, end + size))
         end += size
         if number in flush_after:
             queue.flush()
-    assert queue.read(0, end + 1) == entries(0, end)
+    assert queue.read(QueueOffset(0), end + 1) == entries(0, end)
 
 
 class QueueAgainstList(RuleBasedStateMachine):
@@ -243,7 +250,7 @@ class QueueAgainstList(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 9))
     def append(self, count: int) -> None:
-        self.queue.append(self.end, entries(self.end, self.end + count))
+        self.queue.append(QueueOffset(self.end), entries(self.end, self.end + count))
         self.end += count
 
     @precondition(lambda self: self.end > 0)
@@ -251,7 +258,7 @@ class QueueAgainstList(RuleBasedStateMachine):
     def replay(self, back: int, more: int) -> None:
         first = max(self.end - back, 0)
         if more or first < self.end:
-            assert self.queue.append(first, entries(first, self.end + more)) == more
+            assert self.queue.append(QueueOffset(first), entries(first, self.end + more)) == more
             self.end += more
 
     @rule()
@@ -261,7 +268,7 @@ class QueueAgainstList(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 6))
     def expire(self, ahead: int) -> None:
         first_kept = min(self.start + ahead, self.end)
-        assert self.queue.expire(1000 + first_kept * 100) == first_kept
+        assert self.queue.expire(PhysicalOffset(1000 + first_kept * 100)) == first_kept
         self.start = first_kept
 
     @rule()
@@ -273,17 +280,17 @@ class QueueAgainstList(RuleBasedStateMachine):
     def crash(self) -> None:
         low, high = self.checkpoint
         self.queue = make_queue(self.root, min_offset=low, max_offset=high)
-        self.queue.check_files(LOG_END)
+        self.queue.check_files(PhysicalOffset(LOG_END))
         if self.end > high:
-            self.queue.append(high, entries(high, self.end))
+            self.queue.append(QueueOffset(high), entries(high, self.end))
         self.start = low
 
     @invariant()
     def reads_equal_the_list(self) -> None:
         assert (self.queue.min_offset, self.queue.max_offset) == (self.start, self.end)
-        assert self.queue.read(self.start, self.end + 1) == entries(self.start, self.end)
+        assert self.queue.read(QueueOffset(self.start), self.end + 1) == entries(self.start, self.end)
         middle = (self.start + self.end) // 2
-        assert self.queue.read(middle, 3) == entries(middle, min(middle + 3, self.end))
+        assert self.queue.read(QueueOffset(middle), 3) == entries(middle, min(middle + 3, self.end))
 
 
 class _Roots:

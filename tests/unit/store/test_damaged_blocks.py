@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 from mq.store.errors import QueueFileDamaged
@@ -30,14 +31,14 @@ def make_queue(root: Path, *, min_offset: int = 0, max_offset: int = 0, topic: s
         3,
         entries_per_file=PER_FILE,
         entries_per_block=PER_BLOCK,
-        min_offset=min_offset,
-        max_offset=max_offset,
+        min_offset=QueueOffset(min_offset),
+        max_offset=QueueOffset(max_offset),
     )
 
 
 def written(root: Path, first: int = 0, end: int = END) -> ConsumeQueue:
     queue = make_queue(root)
-    queue.append(first, entries(first, end))
+    queue.append(QueueOffset(first), entries(first, end))
     queue.flush()
     return queue
 
@@ -72,12 +73,12 @@ def test_a_flipped_bit_is_never_read_while_a_process_runs(tmp_path: Path) -> Non
         files_of(queue).forget_blocks()
         for offset in range(END):
             try:
-                found = queue.read(offset, 1)
+                found = queue.read(QueueOffset(offset), 1)
             except QueueFileDamaged:
                 continue
             assert found == entries(offset, offset + 1), bit
         restore_all(queue)
-        assert queue.read(0, END) == entries(0, END), bit
+        assert queue.read(QueueOffset(0), END) == entries(0, END), bit
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -88,22 +89,22 @@ def test_a_flipped_bit_is_never_read_after_a_start(tmp_path: Path, first: int) -
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "live", copy)
         queue = make_queue(copy, min_offset=first, max_offset=end)
-        queue.check_files(LOG_END)
+        queue.check_files(PhysicalOffset(LOG_END))
         for offset in range(first, end):
             try:
-                found = queue.read(offset, 1)
+                found = queue.read(QueueOffset(offset), 1)
             except QueueFileDamaged:
                 continue
             assert found == entries(offset, offset + 1), bit
         # New entries are taken, whatever is damaged, and reach the files when that is restored.
-        queue.append(end, entries(end, end + 1))
+        queue.append(QueueOffset(end), entries(end, end + 1))
         queue.flush()
         restore_all(queue)
         queue.flush()
         assert queue.pending_bytes == 0, bit
         again = make_queue(copy, min_offset=first, max_offset=end + 1)
-        again.check_files(LOG_END)
-        assert again.read(first, 99) == entries(first, end + 1), bit
+        again.check_files(PhysicalOffset(LOG_END))
+        assert again.read(QueueOffset(first), 99) == entries(first, end + 1), bit
         files_of(queue).close()
         files_of(again).close()
         shutil.rmtree(copy)
@@ -115,26 +116,26 @@ def test_every_kind_of_bit_is_noticed(tmp_path: Path) -> None:
     for bit in each_bit(tmp_path):
         files_of(queue).forget_blocks()
         with pytest.raises(QueueFileDamaged):
-            queue.read(0, 2 * PER_BLOCK)
+            queue.read(QueueOffset(0), 2 * PER_BLOCK)
         restore_all(queue)
-        assert queue.read(0, 99) == entries(0, 2 * PER_BLOCK), bit
+        assert queue.read(QueueOffset(0), 99) == entries(0, 2 * PER_BLOCK), bit
 
 
 def test_a_block_of_another_queue_or_place_is_damage(tmp_path: Path) -> None:
     queue = written(tmp_path / "one")
     other = make_queue(tmp_path / "other", topic="U")
-    other.append(0, entries(0, END))
+    other.append(QueueOffset(0), entries(0, END))
     other.flush()
     path = tmp_path / "one" / "T" / "3" / "00000000000000000000"
     path.write_bytes((tmp_path / "other" / "U" / "3" / path.name).read_bytes())
     with pytest.raises(QueueFileDamaged):
-        queue.read(0, 1)
+        queue.read(QueueOffset(0), 1)
     restore_all(queue)
     block = len(path.read_bytes()) // 2
     path.write_bytes(path.read_bytes()[block:] + path.read_bytes()[:block])
     files_of(queue).forget_blocks()
     with pytest.raises(QueueFileDamaged):
-        queue.read(0, 1)
+        queue.read(QueueOffset(0), 1)
 
 
 @pytest.mark.parametrize("size", [0, 30, 95])
@@ -147,9 +148,9 @@ def test_a_file_that_is_cut_or_gone_while_a_process_runs_is_restored(tmp_path: P
         path.unlink()
     for offset in (0, PER_BLOCK):
         with pytest.raises(QueueFileDamaged):
-            queue.read(offset, 1)
+            queue.read(QueueOffset(offset), 1)
     restore_all(queue)
-    assert queue.read(0, END) == entries(0, END)
+    assert queue.read(QueueOffset(0), END) == entries(0, END)
 
 
 def test_a_block_that_has_grown_meanwhile_is_not_restored_from_too_little(tmp_path: Path) -> None:
@@ -157,35 +158,35 @@ def test_a_block_that_has_grown_meanwhile_is_not_restored_from_too_little(tmp_pa
     path = tmp_path / "T" / "3" / "00000000000000000000"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
     with pytest.raises(QueueFileDamaged):
-        queue.read(0, 1)
-    wanted = queue.damaged_entries(0)
+        queue.read(QueueOffset(0), 1)
+    wanted = queue.damaged_entries(QueueOffset(0))
     assert wanted == (0, 2)
-    queue.append(2, entries(2, 3))
+    queue.append(QueueOffset(2), entries(2, 3))
     queue.flush()
-    assert not queue.restore(0, 0, entries(0, 2))
+    assert not queue.restore(QueueOffset(0), QueueOffset(0), entries(0, 2))
     assert list(files_of(queue).damaged) == [(queue, 0)]
-    assert queue.restore(0, 0, entries(0, 3))
-    assert queue.read(0, 9) == entries(0, 3)
+    assert queue.restore(QueueOffset(0), QueueOffset(0), entries(0, 3))
+    assert queue.read(QueueOffset(0), 9) == entries(0, 3)
 
 
 def test_what_has_expired_in_a_damaged_block_is_not_needed(tmp_path: Path) -> None:
     queue = written(tmp_path, 0, 6)
-    assert queue.expire(1000 + 2 * 100) == 2
+    assert queue.expire(PhysicalOffset(1000 + 2 * 100)) == 2
     path = tmp_path / "T" / "3" / "00000000000000000000"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
     files_of(queue).forget_blocks()
     with pytest.raises(QueueFileDamaged):
-        queue.read(3, 1)
-    assert queue.damaged_entries(0) == (2, 4)
-    assert queue.restore(0, 2, entries(2, 4))
-    assert queue.read(2, 9) == entries(2, 6)
+        queue.read(QueueOffset(3), 1)
+    assert queue.damaged_entries(QueueOffset(0)) == (2, 4)
+    assert queue.restore(QueueOffset(0), QueueOffset(2), entries(2, 4))
+    assert queue.read(QueueOffset(2), 9) == entries(2, 6)
     reopened = make_queue(tmp_path, min_offset=2, max_offset=6)
-    reopened.check_files(LOG_END)
-    assert reopened.read(2, 9) == entries(2, 6)
+    reopened.check_files(PhysicalOffset(LOG_END))
+    assert reopened.read(QueueOffset(2), 9) == entries(2, 6)
 
 
 def test_expiry_waits_for_a_damaged_block(tmp_path: Path) -> None:
-    store, log = QueueStore.open(str(tmp_path), TINY, queues={}, dropped_count=0, log_end=0), Log()
+    store, log = QueueStore.open(str(tmp_path), TINY, queues={}, dropped_count=0, log_end=PhysicalOffset(0)), Log()
     run = log.send("A", 0, 12)
     apply(store, run)
     store.flush_all()
@@ -207,7 +208,7 @@ def test_expiry_waits_for_a_damaged_block(tmp_path: Path) -> None:
 
 
 def test_damage_of_a_dropped_topic_is_forgotten(tmp_path: Path) -> None:
-    store, log = QueueStore.open(str(tmp_path), TINY, queues={}, dropped_count=0, log_end=0), Log()
+    store, log = QueueStore.open(str(tmp_path), TINY, queues={}, dropped_count=0, log_end=PhysicalOffset(0)), Log()
     apply(store, log.send("A", 0, 4))
     store.flush_all()
     path = tmp_path / "A" / "0" / "00000000000000000000"
@@ -215,11 +216,11 @@ def test_damage_of_a_dropped_topic_is_forgotten(tmp_path: Path) -> None:
     queue = store.get("A", 0)
     assert queue is not None
     with pytest.raises(QueueFileDamaged):
-        queue.read(0, 1)
+        queue.read(QueueOffset(0), 1)
     (block,) = store.damaged()
     apply(store, log.drop("A"))
     assert store.damaged() == []
-    assert store.restore(block, 0, b"")
+    assert store.restore(block, QueueOffset(0), b"")
     assert store.damaged() == []
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.hashes import tag_code
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import RecordError, encode_host, encode_record
 from mq.store.annotation import decode_runs, encode_runs
 from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, QueueRun, RunBuilder, check_entry, enters_queue, scan_runs
@@ -38,8 +39,8 @@ class EntryBuilder:
             queue_id=queue_id,
             body=body,
             properties=f"KEYS\x01k\x02TAGS\x01{tags}\x02WAIT\x01true" if tags else "",
-            queue_offset=offset,
-            physical_offset=self.position,
+            queue_offset=QueueOffset(offset),
+            physical_offset=PhysicalOffset(self.position),
             born_timestamp_ms=1,
             born_host=host,
             store_timestamp_ms=2,
@@ -50,7 +51,14 @@ class EntryBuilder:
             self.commands.append(body)
         elif visible:
             self.next_offset[topic, queue_id] = offset + 1
-            self.builder.add(topic, queue_id, offset, self.position, len(record), tag_code(tags) if tags else 0)
+            self.builder.add(
+                topic,
+                queue_id,
+                QueueOffset(offset),
+                PhysicalOffset(self.position),
+                len(record),
+                tag_code(tags) if tags else 0,
+            )
         self.parts.append(record)
         self.position += len(record)
 
@@ -62,8 +70,8 @@ class EntryBuilder:
 def test_an_entry_of_one_message() -> None:
     entry = EntryBuilder(position=1000)
     entry.add("T", 3, b"hello", tags="A")
-    runs, commands = scan_runs(entry.body, entry.begin)
-    assert runs == [QueueRun("T", 3, 0, QUEUE_ENTRY.pack(1000, len(entry.body), ord("A")))]
+    runs, commands = scan_runs(entry.body, PhysicalOffset(entry.begin))
+    assert runs == [QueueRun("T", 3, QueueOffset(0), QUEUE_ENTRY.pack(1000, len(entry.body), ord("A")))]
     assert commands == []
     assert runs[0].end_offset == 1
 
@@ -72,7 +80,7 @@ def test_messages_of_several_queues_make_one_run_each() -> None:
     entry = EntryBuilder()
     for topic, queue_id in (("T", 0), ("U", 0), ("T", 0), ("T", 1), ("U", 0), ("T", 0)):
         entry.add(topic, queue_id)
-    runs, _ = scan_runs(entry.body, entry.begin)
+    runs, _ = scan_runs(entry.body, PhysicalOffset(entry.begin))
     assert [(run.topic, run.queue_id, len(run.entries) // 20) for run in runs] == [
         ("T", 0, 3),
         ("U", 0, 2),
@@ -87,7 +95,7 @@ def test_half_and_rolled_back_messages_enter_no_queue(sys_flag: int, visible: bo
     entry = EntryBuilder()
     entry.add("T", sys_flag=sys_flag)
     entry.add("T")
-    runs, _ = scan_runs(entry.body, entry.begin)
+    runs, _ = scan_runs(entry.body, PhysicalOffset(entry.begin))
     assert len(runs[0].entries) == (40 if visible else 20)
 
 
@@ -95,13 +103,13 @@ def test_commands_come_out_in_order_and_enter_no_queue() -> None:
     entry = EntryBuilder()
     for number, topic in enumerate((META_TOPIC, "T", META_TOPIC, META_TOPIC, "T")):
         entry.add(topic, body=b"command %d" % number)
-    runs, commands = scan_runs(entry.body, entry.begin)
+    runs, commands = scan_runs(entry.body, PhysicalOffset(entry.begin))
     assert commands == [b"command 0", b"command 2", b"command 3"]
     assert [run.topic for run in runs] == ["T"]
 
 
 def test_an_empty_entry_adds_nothing() -> None:
-    assert scan_runs(b"", 48) == ([], [])
+    assert scan_runs(b"", PhysicalOffset(48)) == ([], [])
 
 
 @pytest.mark.parametrize("cut", [1, 20, 90])
@@ -110,7 +118,7 @@ def test_a_body_that_is_no_chain_of_records_is_damage(cut: int) -> None:
     entry.add("T")
     entry.add("T")
     with pytest.raises(RecordError):
-        scan_runs(entry.body[:-cut], entry.begin)
+        scan_runs(entry.body[:-cut], PhysicalOffset(entry.begin))
 
 
 def test_a_record_that_says_it_is_elsewhere_is_damage() -> None:
@@ -121,7 +129,7 @@ def test_a_record_that_says_it_is_elsewhere_is_damage() -> None:
     body[len(entry.parts[0]) + 35] ^= 1  # the last byte of where the command says it is
     for bad, begin in ((entry.body, 49), (bytes(body), 48)):
         with pytest.raises(RecordError, match="it lies at"):
-            scan_runs(bad, begin)
+            scan_runs(bad, PhysicalOffset(begin))
         with pytest.raises(ValueError, match="it lies at"):
             check_entry(memoryview(bad), begin)
     check_entry(memoryview(entry.body), 48)
@@ -129,15 +137,15 @@ def test_a_record_that_says_it_is_elsewhere_is_damage() -> None:
 
 def test_a_gap_within_an_entry_is_refused() -> None:
     builder = RunBuilder()
-    builder.add("T", 0, 5, 100, 100, 0)
+    builder.add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, 0)
     with pytest.raises(RunRefused, match="T/0: offset 7 after 5 in one entry"):
-        builder.add("T", 0, 7, 200, 100, 0)
+        builder.add("T", 0, QueueOffset(7), PhysicalOffset(200), 100, 0)
 
 
 @pytest.mark.parametrize("turn_ms", [2**63, -(2**63) - 1])
 def test_a_turn_that_does_not_fit_a_queue_is_refused(turn_ms: int) -> None:
     with pytest.raises(RunRefused, match=f"tag code {turn_ms}"):
-        RunBuilder().add("T", 0, 5, 100, 100, turn_ms)
+        RunBuilder().add("T", 0, QueueOffset(5), PhysicalOffset(100), 100, turn_ms)
 
 
 def test_the_annotation_of_no_runs_is_not_empty() -> None:
@@ -147,7 +155,7 @@ def test_the_annotation_of_no_runs_is_not_empty() -> None:
 
 
 def test_the_annotation_layout() -> None:
-    run = QueueRun("T", 3, 9, QUEUE_ENTRY.pack(48, 100, 65))
+    run = QueueRun("T", 3, QueueOffset(9), QUEUE_ENTRY.pack(48, 100, 65))
     assert encode_runs([run]).hex() == (
         "010100000003000000000000000900000001540000000000000030000000640000000000000041"
     )
@@ -160,7 +168,7 @@ def test_an_annotation_of_another_format_is_damage(annotation: bytes) -> None:
 
 
 def test_an_annotation_cut_anywhere_is_damage_or_its_first_runs() -> None:
-    runs = [QueueRun("T", 0, 9, bytes(range(40))), QueueRun("Uü", 1, 2**40, bytes(range(20)))]
+    runs = [QueueRun("T", 0, QueueOffset(9), bytes(range(40))), QueueRun("Uü", 1, QueueOffset(2**40), bytes(range(20)))]
     annotation = encode_runs(runs)
     whole = {1: 0, len(encode_runs(runs[:1])): 1, len(annotation): 2}
     for size in range(len(annotation) + 1):
@@ -197,6 +205,6 @@ def test_shipped_runs_equal_scanned_ones(messages: list[dict[str, Any]], positio
     for message in messages:
         entry.add(**message)
     shipped = decode_runs(encode_runs(entry.builder.runs()))
-    scanned, commands = scan_runs(memoryview(entry.body), position)
+    scanned, commands = scan_runs(memoryview(entry.body), PhysicalOffset(position))
     assert shipped == scanned
     assert commands == entry.commands

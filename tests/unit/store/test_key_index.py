@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import PREPARED, ROLLBACK, encode_host, encode_record
 from mq.store.key_index import index as key_index
 from mq.store.key_index import search
@@ -119,8 +120,8 @@ def encoded(message: Sent, physical_offset: int) -> bytes:
         queue_id=0,
         body=message.body,
         properties=message.properties,
-        queue_offset=0,
-        physical_offset=physical_offset,
+        queue_offset=QueueOffset(0),
+        physical_offset=PhysicalOffset(physical_offset),
         born_timestamp_ms=0,
         born_host=message.born_host,
         store_timestamp_ms=message.store_ms,

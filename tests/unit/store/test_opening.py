@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpoint, Checkpointer, encode_checkpoint, load_checkpoint
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
 from mq.store.errors import CheckpointDamaged, RunRefused, StoreLost
 from mq.store.opening import Filling, LogBounds, OpenedStore, ends_of, open_store
+from mq.store.queue_capture import QueueRow
 from mq.store.queue_store import QueueStore
 from raftlog.log_numbers import NO_TERM, LogIndex, Term
 from tests.unit.store.queue_log import ENTRY_BYTES, TINY, Log, apply, commit
@@ -47,7 +49,7 @@ def snapshot_at(log: Log, index: int, directory: Path) -> Checkpoint:
     return Checkpoint(
         applied_index=LogIndex(index),
         applied_term=Term(1),
-        applied_pos=positions(log)[index],
+        applied_pos=PhysicalOffset(positions(log)[index]),
         queues=ends_of(store.table()),
         state=b"s",
     )
@@ -63,7 +65,7 @@ def replay(opened: OpenedStore, log: Log, until: int | None = None) -> None:
 
 
 def state(store: QueueStore, base_pos: int) -> dict[tuple[str, int], tuple[int, int, bytes]]:
-    while store.expire_some(base_pos):
+    while store.expire_some(PhysicalOffset(base_pos)):
         pass
     return {(q.topic, q.queue_id): (q.min_offset, q.max_offset, q.read(q.min_offset, 999)) for q in store.queues()}
 
@@ -76,7 +78,9 @@ def whole(directory: Path, log: Log, base_pos: int) -> dict[tuple[str, int], tup
 
 
 def bounds(log: Log, base: int) -> LogBounds:
-    return LogBounds(LogIndex(base), positions(log)[base], LogIndex(len(log.events)), lambda index: Term(1))
+    return LogBounds(
+        LogIndex(base), PhysicalOffset(positions(log)[base]), LogIndex(len(log.events)), lambda index: Term(1)
+    )
 
 
 def cases() -> Iterator[tuple[int, int, int]]:
@@ -113,7 +117,7 @@ def test_a_crash_while_queues_are_filled_begins_from_the_snapshot_again(tmp_path
     replay(again, log)
     pos = positions(log)
     pending = Checkpointer(str(new), again.queues).prepare(
-        applied_index=LogIndex(40), applied_term=Term(1), applied_pos=pos[40], state=lambda: b"later"
+        applied_index=LogIndex(40), applied_term=Term(1), applied_pos=PhysicalOffset(pos[40]), state=lambda: b"later"
     )
     assert commit(pending)
     assert not (new / "snapshot").exists()
@@ -131,7 +135,10 @@ def _checkpointed(tmp_path: Path, log: Log, *indexes: int) -> Path:
         done = index
         store.flush_all()
         pending = checkpointer.prepare(
-            applied_index=LogIndex(index), applied_term=Term(1), applied_pos=positions(log)[index], state=lambda: b"own"
+            applied_index=LogIndex(index),
+            applied_term=Term(1),
+            applied_pos=PhysicalOffset(positions(log)[index]),
+            state=lambda: b"own",
         )
         assert commit(pending)
     store.close()
@@ -203,16 +210,14 @@ def test_a_snapshot_that_contradicts_the_log_is_refused(tmp_path: Path) -> None:
         {"T": [(0, 1, 1, b""), (0, 2, 2, b"")]},
     ],
 )
-def test_a_snapshot_with_queues_that_cannot_be_is_refused(
-    tmp_path: Path, queues: dict[str, list[tuple[int, int, int, bytes]]]
-) -> None:
+def test_a_snapshot_with_queues_that_cannot_be_is_refused(tmp_path: Path, queues: dict[str, list[QueueRow]]) -> None:
     incoming = tmp_path / "incoming"
     incoming.write_bytes(encode_checkpoint(Checkpoint(applied_index=LogIndex(30), queues=queues)))
     with pytest.raises(StoreLost, match=r"queue|topic"):
         open_store(
             str(tmp_path / "new"),
             TINY,
-            log=LogBounds(LogIndex(5), 1000, LogIndex(40), lambda index: NO_TERM),
+            log=LogBounds(LogIndex(5), PhysicalOffset(1000), LogIndex(40), lambda index: NO_TERM),
             incoming=str(incoming),
         )
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.protocol.names import NameRefused
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.store.annotation import encode_runs
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, QueueRun
@@ -24,11 +25,11 @@ BLOCK_BYTES = block_bytes(TINY.entries_per_block)
 
 def run_of(topic: str, queue_id: int, first: int, end: int, *, position: int = 0) -> QueueRun:
     entries = b"".join(QUEUE_ENTRY.pack(position + number * 50, 50, number) for number in range(first, end))
-    return QueueRun(topic, queue_id, first, entries)
+    return QueueRun(topic, queue_id, QueueOffset(first), entries)
 
 
 def new_store(root: Path) -> QueueStore:
-    return QueueStore.open(str(root), TINY, queues={}, dropped_count=0, log_end=0)
+    return QueueStore.open(str(root), TINY, queues={}, dropped_count=0, log_end=PhysicalOffset(0))
 
 
 def files_of(root: Path) -> dict[str, int]:
@@ -53,7 +54,7 @@ def test_runs_create_queues_on_demand(tmp_path: Path) -> None:
     assert store.append_run(run_of("A", 0, 3, 4)) == 1
     queue = store.get("A", 0)
     assert queue is not None
-    assert queue.read(0, 9) == run_of("A", 0, 0, 4).entries
+    assert queue.read(QueueOffset(0), 9) == run_of("A", 0, 0, 4).entries
     assert store.table() == {"A": [(0, 0, 4, run_of("A", 0, 0, 4).entries), (1, 0, 2, run_of("A", 1, 0, 2).entries)]}
     assert len(store) == 2
     assert files_of(tmp_path) == {}
@@ -135,7 +136,7 @@ def test_failed_flush_loses_nothing(tmp_path: Path) -> None:
     assert store.dirty_count == 0
     queue = store.get("A", 0)
     assert queue is not None
-    assert queue.read(0, 3) == run_of("A", 0, 0, 3).entries
+    assert queue.read(QueueOffset(0), 3) == run_of("A", 0, 0, 3).entries
 
 
 def test_many_queues_share_few_descriptors(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_many_queues_share_few_descriptors(tmp_path: Path) -> None:
     store.flush_all()
     assert len(os.listdir("/proc/self/fd")) - before == TINY.open_files_max
     for queue in store.queues():
-        assert queue.read(0, 99) == run_of("A", queue.queue_id, 0, 20).entries
+        assert queue.read(QueueOffset(0), 99) == run_of("A", queue.queue_id, 0, 20).entries
     store.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -166,7 +167,7 @@ def test_a_dropped_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:
     store.flush_all()
     queue = store.get("A", 0)
     assert queue is not None
-    assert queue.read(0, 9) == run_of("A", 0, 0, 2, position=7000).entries
+    assert queue.read(QueueOffset(0), 9) == run_of("A", 0, 0, 2, position=7000).entries
     assert store.max_offset("AB", 0) == 2
 
 
@@ -181,13 +182,13 @@ def test_expiry_goes_through_all_queues_in_pieces(tmp_path: Path) -> None:
     for queue_id in range(5):
         store.append_run(run_of("A", queue_id, 0, 10))
     store.flush_all()
-    assert store.expire_some(3 * 50, limit=2) == 3
+    assert store.expire_some(PhysicalOffset(3 * 50), limit=2) == 3
     assert [queue.min_offset for queue in store.queues()] == [3, 3, 0, 0, 0]
-    assert store.expire_some(3 * 50, limit=2) == 1
-    assert store.expire_some(3 * 50, limit=2) == 0
+    assert store.expire_some(PhysicalOffset(3 * 50), limit=2) == 1
+    assert store.expire_some(PhysicalOffset(3 * 50), limit=2) == 0
     assert [queue.min_offset for queue in store.queues()] == [3] * 5
-    assert store.expire_some(3 * 50, limit=2) == 0
-    assert store.expire_some(4 * 50, limit=10) == 0
+    assert store.expire_some(PhysicalOffset(3 * 50), limit=2) == 0
+    assert store.expire_some(PhysicalOffset(4 * 50), limit=10) == 0
     assert [queue.min_offset for queue in store.queues()] == [4] * 5
 
 
@@ -198,7 +199,13 @@ def test_opening_removes_what_the_checkpoint_does_not_know(tmp_path: Path) -> No
     store.append_run(run_of("B", 0, 0, 5))
     store.flush_all()
     store.close()
-    reopened = QueueStore.open(str(tmp_path), TINY, queues={"A": [(0, 0, 4, b"")]}, dropped_count=0, log_end=1000)
+    reopened = QueueStore.open(
+        str(tmp_path),
+        TINY,
+        queues={"A": [(0, QueueOffset(0), QueueOffset(4), b"")]},
+        dropped_count=0,
+        log_end=PhysicalOffset(1000),
+    )
     assert files_of(tmp_path) == {"A/0/00000000000000000000": BLOCK_BYTES}
     assert reopened.table() == {"A": [(0, 0, 4, b"")]}
 
@@ -259,7 +266,7 @@ def test_what_changes_before_it_is_gathered_is_captured_as_it_was(
                 store.append_shipped(encode_runs([run]))
             else:
                 writer = writers.setdefault((topic, queue_id), End(topic, queue_id))
-                store.append_built([(writer, first, 2, run.entries)])
+                store.append_built([(writer, QueueOffset(first), 2, run.entries)])
             ends[topic, queue_id] = first + 2
         if begin == len(steps):
             before, capture = store.table(), store.begin_capture()
@@ -312,13 +319,13 @@ def test_built_runs_arrive_as_the_runs_themselves(
                 ends[topic, queue_id] = end, first + count
                 run = run_of(topic, queue_id, first, first + count, position=position)
                 plain.append_run(run)
-                built.append_built([(end, first, count, run.entries)])
+                built.append_built([(end, QueueOffset(first), count, run.entries)])
                 position += 1000
             if number in drop_after:  # a writer that is not told goes on where it was
                 plain.drop_topic("A")
                 built.drop_topic("A")
             for store in (plain, built):
-                store.expire_some(position * expired // 100)
+                store.expire_some(PhysicalOffset(position * expired // 100))
             assert built.table() == plain.table()
             assert built.take_grown() == plain.take_grown()
             assert built.dirty_count == plain.dirty_count

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import Checkpointer, PendingCheckpoint
 from mq.store.opening import open_store
 from raftlog.log_numbers import LogIndex, Term
@@ -46,7 +47,10 @@ class StoreAgainstLog(RuleBasedStateMachine):
     def prepare_checkpoint(self) -> None:
         self.dropped_count = self.store.dropped_count
         self.pending = self.checkpointer.prepare(
-            applied_index=LogIndex(len(self.log.events)), applied_term=Term(1), applied_pos=self.log.end, state=bytes
+            applied_index=LogIndex(len(self.log.events)),
+            applied_term=Term(1),
+            applied_pos=PhysicalOffset(self.log.end),
+            state=bytes,
         )
 
     @precondition(lambda self: self.pending is not None)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mq.broker.bulk.selection import GAP_BYTES_MAX, QueueSpan, Selection, read_answer, select
 from mq.protocol.bulk import decode_answer
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import decode_record, encode_host, encode_record
 from mq.store.dispatch import QUEUE_ENTRY
 from raftlog.segment.verified_reads import VerifiedRun
@@ -33,8 +34,8 @@ class Log:
                 queue_id=queue_id,
                 body=b"%d" % number * (1 + number % 7),
                 properties=f"n\x01{number}\x02",
-                queue_offset=len(queue),
-                physical_offset=at,
+                queue_offset=QueueOffset(len(queue)),
+                physical_offset=PhysicalOffset(at),
                 born_timestamp_ms=1,
                 born_host=HOSTS[number % 2],
                 store_timestamp_ms=2,
@@ -48,7 +49,12 @@ class Log:
 
     def spans(self, most: int = 1 << 30) -> list[QueueSpan]:
         return [
-            QueueSpan(queue_id, 0, b"".join(QUEUE_ENTRY.pack(*entry) for entry in queue[:most]), most >= len(queue))
+            QueueSpan(
+                queue_id,
+                QueueOffset(0),
+                b"".join(QUEUE_ENTRY.pack(*entry) for entry in queue[:most]),
+                most >= len(queue),
+            )
             for queue_id, queue in self.entries.items()
         ]
 
@@ -92,14 +98,14 @@ def test_reading_on_and_on_gives_each_record_once_in_the_order_of_the_log(log: L
         spans = [
             QueueSpan(
                 queue_id,
-                start := offsets[queue_id],
+                QueueOffset(start := offsets[queue_id]),
                 b"".join(QUEUE_ENTRY.pack(*entry) for entry in queue[start : start + most]),
                 start + most >= len(queue),
             )
             for queue_id, queue in log.entries.items()
             if offsets[queue_id] < len(queue)
         ]
-        found = select(spans, frozenset(), bytes_max, LIMIT)
+        found = select(spans, frozenset(), bytes_max, PhysicalOffset(LIMIT))
         assert found.positions, "no progress"
         assert len(found.positions) == 1 or sum(found.sizes) <= bytes_max
         seen += [(at, queue, 0) for at, queue in zip(found.positions, found.queue_ids, strict=True)]
@@ -110,7 +116,7 @@ def test_reading_on_and_on_gives_each_record_once_in_the_order_of_the_log(log: L
 
 @given(_logs, st.frozensets(st.integers(0, 2), min_size=1))
 def test_of_tags_only_those_that_are_wanted_and_the_rest_is_passed(log: Log, codes: frozenset[int]) -> None:
-    found = select(log.spans(), codes, 1 << 30, LIMIT)
+    found = select(log.spans(), codes, 1 << 30, PhysicalOffset(LIMIT))
     codes_at = {at: code for queue in log.entries.values() for at, _, code in queue}
     assert list(found.positions) == [at for at, *_ in log.records if codes_at[at] in codes]
     assert found.offsets == {queue_id: len(queue) for queue_id, queue in log.entries.items()}
@@ -118,14 +124,14 @@ def test_of_tags_only_those_that_are_wanted_and_the_rest_is_passed(log: Log, cod
 
 @given(_logs, st.integers(0, 100_000))
 def test_nothing_behind_the_limit_is_read_or_passed(log: Log, limit: int) -> None:
-    found = select(log.spans(), frozenset(), 1 << 30, limit)
+    found = select(log.spans(), frozenset(), 1 << 30, PhysicalOffset(limit))
     assert list(found.positions) == [at for at, *_ in log.records if at < limit]
     assert found.offsets == {queue_id: sum(at < limit for at, _, _ in queue) for queue_id, queue in log.entries.items()}
 
 
 @given(_logs)
 def test_bodies_are_cut_out_and_nothing_else(log: Log) -> None:
-    selection = select(log.spans(), frozenset(), 1 << 30, LIMIT)
+    selection = select(log.spans(), frozenset(), 1 << 30, PhysicalOffset(LIMIT))
     head, pieces = read_answer(selection, log.runs, bodies=False)
     answer = decode_answer(head + b"".join(pieces))
     assert answer.without_bodies
@@ -139,7 +145,7 @@ def test_bodies_are_cut_out_and_nothing_else(log: Log) -> None:
 
 @given(_logs)
 def test_each_byte_of_the_log_is_read_once_and_wide_gaps_are_not(log: Log) -> None:
-    selection = select(log.spans(), frozenset(), 1 << 30, LIMIT)
+    selection = select(log.spans(), frozenset(), 1 << 30, PhysicalOffset(LIMIT))
     read_answer(selection, log.runs, bodies=True)
     assert all(end <= begin for (_, end), (begin, _) in zip(log.read, log.read[1:], strict=False))
     needed = sum(len(record) for *_, record in log.records)

@@ -6,6 +6,7 @@ import pytest
 
 from mq.broker.consume import cold_reads
 from mq.broker.consume.cold_reads import CHUNK_BYTES, WAITING_MAX, ColdReads
+from mq.protocol.numbers import PhysicalOffset
 from raftlog import Job
 from raftlog.segment.errors import StorageFailed
 
@@ -45,7 +46,8 @@ class Stage:
         self.cold = ColdReads(log=self.log, in_background=self.jobs.append)
 
     def bring(self, name: str, *places: tuple[int, int]) -> bool:
-        return self.cold.load(places, lambda: self.done.append(name))
+        spans = [(PhysicalOffset(position), size) for position, size in places]
+        return self.cold.load(spans, lambda: self.done.append(name))
 
     def work(self) -> list[tuple[int, int]]:
         """Carry out all jobs; returns what was read."""
@@ -131,13 +133,15 @@ def test_who_reads_on_is_known_to_have_all_at_one_look() -> None:
     stage = Stage()
     stage.bring("first", (PLACE, 500))
     stage.bring("second", (PLACE + 500, 500))
-    assert not stage.cold.are_loaded(PLACE, PLACE + 1000)
+    assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
     stage.work()
-    assert stage.cold.are_loaded(PLACE, PLACE + 1000)
-    assert not stage.cold.are_loaded(5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 1000), "the next one is to be brought ahead"
-    assert not stage.cold.are_loaded(PLACE, 60 * PLACE)
+    assert stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
+    assert not stage.cold.are_loaded(PhysicalOffset(5 * CHUNK_BYTES), PhysicalOffset(5 * CHUNK_BYTES + 1000)), (
+        "the next one is to be brought ahead"
+    )
+    assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(60 * PLACE))
     stage.log.kept.clear()
-    assert not stage.cold.are_loaded(PLACE, PLACE + 1000)
+    assert not stage.cold.are_loaded(PhysicalOffset(PLACE), PhysicalOffset(PLACE + 1000))
 
 
 def test_a_chunk_that_was_forgotten_is_brought_again() -> None:
@@ -195,7 +199,7 @@ def test_a_job_may_be_carried_out_at_once() -> None:
     done: list[str] = []
     cold = ColdReads(log=Log(), in_background=lambda job: job()())
     for name in ("a", "b"):
-        assert cold.load([(5 * CHUNK_BYTES - 100, 200)], lambda name=name: done.append(name))  # type: ignore[misc]
-    assert not cold.load([(5 * CHUNK_BYTES - 100, 200)], lambda: done.append("c"))
+        assert cold.load([(PhysicalOffset(5 * CHUNK_BYTES - 100), 200)], lambda name=name: done.append(name))  # type: ignore[misc]
+    assert not cold.load([(PhysicalOffset(5 * CHUNK_BYTES - 100), 200)], lambda: done.append("c"))
     assert done == ["a", "b"]
     assert cold.waiting == 0

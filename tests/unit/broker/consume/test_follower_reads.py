@@ -11,6 +11,7 @@ from mq.broker.consume.follower_reads import FollowerReads, memory_share
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import GroupConfig, PutGroup
 from mq.broker.state.metadata import Metadata
+from mq.protocol.numbers import PhysicalOffset
 from raftlog import NodeId
 from raftlog.consensus.types import PeerState, PeerStatus
 from raftlog.log_numbers import LogIndex
@@ -68,7 +69,7 @@ class Home:
         )
 
     def suggest(self, lag: int, *, behind: int = 0, group: str = "G", queue_id: int = 0) -> int:
-        return self.slow.suggest(group, "T", queue_id, behind, lag)
+        return self.slow.suggest(group, "T", queue_id, PhysicalOffset(behind), lag)
 
 
 def test_only_who_lags_is_sent_away() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker.consume.long_polling import LongPolling
+from mq.protocol.numbers import QueueOffset
 from mq.store.dispatch import QUEUE_ENTRY
 
 KEY = ("T", 0)
@@ -33,9 +34,9 @@ def entries(*codes: int) -> bytes:
 def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival() -> None:
     polling: LongPolling[Pull] = LongPolling()
     for name in ("a", "b"):
-        assert polling.hold(KEY, 5, 10.0, Pull(name), "c1")
-    assert polling.hold(("T", 1), 5, 10.0, Pull("other queue"), "c1")
-    assert polling.hold(("U", 0), 5, 10.0, Pull("other topic"), "c1")
+        assert polling.hold(KEY, QueueOffset(5), 10.0, Pull(name), "c1")
+    assert polling.hold(("T", 1), QueueOffset(5), 10.0, Pull("other queue"), "c1")
+    assert polling.hold(("U", 0), QueueOffset(5), 10.0, Pull("other topic"), "c1")
     assert polling.grown(KEY, entries(0)) == [Pull("a"), Pull("b")]
     assert polling.grown(KEY, entries(0)) == []
     assert len(polling) == 2
@@ -47,24 +48,24 @@ def test_a_message_wakes_the_pulls_of_its_queue_in_order_of_arrival() -> None:
 def test_only_a_matching_tag_wakes(codes: tuple[int, ...], woken: list[str]) -> None:
     polling: LongPolling[Pull] = LongPolling()
     for name, code in (("one", 1), ("three", 3), ("negative", -5)):
-        polling.hold(KEY, 0, 10.0, Pull(name, frozenset([code])), "c1")
+        polling.hold(KEY, QueueOffset(0), 10.0, Pull(name, frozenset([code])), "c1")
     assert [pull.name for pull in polling.grown(KEY, entries(*codes))] == woken
     assert len(polling) == 3 - len(woken)
 
 
 def test_with_the_first_offset_only_entries_at_or_behind_the_wanted_one_count() -> None:
     polling: LongPolling[Pull] = LongPolling()
-    polling.hold(KEY, 12, 10.0, Pull("late", frozenset([1])), "c1")
-    assert polling.grown(KEY, entries(1, 1), first_offset=10) == []
-    assert polling.grown(KEY, entries(1, 2, 3), first_offset=11) == []
-    assert polling.grown(KEY, entries(2, 1), first_offset=11) == [Pull("late", frozenset([1]))]
+    polling.hold(KEY, QueueOffset(12), 10.0, Pull("late", frozenset([1])), "c1")
+    assert polling.grown(KEY, entries(1, 1), first_offset=QueueOffset(10)) == []
+    assert polling.grown(KEY, entries(1, 2, 3), first_offset=QueueOffset(11)) == []
+    assert polling.grown(KEY, entries(2, 1), first_offset=QueueOffset(11)) == [Pull("late", frozenset([1]))]
 
 
 def test_pulls_expire_at_their_deadline_earliest_first() -> None:
     polling: LongPolling[Pull] = LongPolling()
     assert polling.next_deadline() == math.inf
     for name, deadline in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
-        polling.hold(KEY, 0, deadline, Pull(name), "c1")
+        polling.hold(KEY, QueueOffset(0), deadline, Pull(name), "c1")
     assert polling.next_deadline() == 10.0
     assert polling.expired(9.99) == []
     assert [pull.name for pull in polling.expired(20.0)] == ["early", "middle"]
@@ -76,8 +77,8 @@ def test_pulls_expire_at_their_deadline_earliest_first() -> None:
 
 def test_a_woken_pull_does_not_expire_and_does_not_count_for_the_next_deadline() -> None:
     polling: LongPolling[Pull] = LongPolling()
-    polling.hold(KEY, 0, 10.0, Pull("a", frozenset([1])), "c1")
-    polling.hold(KEY, 0, 20.0, Pull("b", frozenset([2])), "c1")
+    polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
+    polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
     polling.grown(KEY, entries(1))
     assert polling.next_deadline() == 20.0
     assert polling.expired(15.0) == []
@@ -86,16 +87,16 @@ def test_a_woken_pull_does_not_expire_and_does_not_count_for_the_next_deadline()
 
 def test_an_expired_pull_is_not_woken() -> None:
     polling: LongPolling[Pull] = LongPolling()
-    polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
+    polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.expired(10.0)
     assert polling.grown(KEY, entries(0)) == []
 
 
 def test_a_closed_connection_takes_its_pulls_along() -> None:
     polling: LongPolling[Pull] = LongPolling()
-    polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
-    polling.hold(("T", 1), 0, 10.0, Pull("b"), "c1")
-    polling.hold(KEY, 0, 10.0, Pull("c"), "c2")
+    polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
+    polling.hold(("T", 1), QueueOffset(0), 10.0, Pull("b"), "c1")
+    polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c2")
     assert polling.drop_connection("c1") == 2
     assert polling.drop_connection("c1") == 0
     assert polling.grown(KEY, entries(0)) == [Pull("c")]
@@ -105,46 +106,46 @@ def test_a_closed_connection_takes_its_pulls_along() -> None:
 def test_all_are_taken_out_at_the_end_of_time() -> None:
     polling: LongPolling[Pull] = LongPolling()
     assert polling.expired(math.inf) == []
-    assert polling.hold(KEY, 5, 10.0, Pull("a"), "c1")
+    assert polling.hold(KEY, QueueOffset(5), 10.0, Pull("a"), "c1")
     assert polling.expired(math.inf) == [Pull("a")]
     assert polling.expired(math.inf) == []
 
 
 def test_too_many_in_all_are_refused_until_there_is_room() -> None:
     polling: LongPolling[Pull] = LongPolling(held_max=2)
-    assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
-    assert polling.hold(KEY, 0, 10.0, Pull("b"), "c2")
-    assert not polling.hold(KEY, 0, 10.0, Pull("c"), "c3")
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2")
+    assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3")
     assert len(polling.grown(KEY, entries(0))) == 2
-    assert polling.hold(KEY, 0, 10.0, Pull("c"), "c3")
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3")
 
 
 def test_what_waits_is_bounded_in_bytes_too() -> None:
     polling: LongPolling[Pull] = LongPolling(held_bytes_max=100)
-    assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1", 60)
-    assert not polling.hold(KEY, 0, 10.0, Pull("b"), "c2", 41)
-    assert polling.hold(KEY, 0, 10.0, Pull("c"), "c3", 40)
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1", 60)
+    assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2", 41)
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3", 40)
     assert polling.nbytes == 100
     polling.drop_connection("c1")
-    assert polling.hold(KEY, 0, 10.0, Pull("b"), "c2", 41)
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2", 41)
     polling.expired(10.0)
     assert polling.nbytes == 0
 
 
 def test_too_many_on_one_connection_do_not_harm_another() -> None:
     polling: LongPolling[Pull] = LongPolling(held_per_connection_max=1)
-    assert polling.hold(KEY, 0, 10.0, Pull("a"), "c1")
-    assert not polling.hold(KEY, 0, 10.0, Pull("b"), "c1")
-    assert polling.hold(KEY, 0, 10.0, Pull("c"), "c2")
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
+    assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c1")
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c2")
     polling.drop_connection("c1")
-    assert polling.hold(KEY, 0, 10.0, Pull("d"), "c1")
+    assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("d"), "c1")
 
 
 def test_pulls_that_were_answered_do_not_pile_up() -> None:
     polling: LongPolling[Pull] = LongPolling()
-    polling.hold(("quiet", 0), 0, 1e9, Pull("quiet"), "c0")
+    polling.hold(("quiet", 0), QueueOffset(0), 1e9, Pull("quiet"), "c0")
     for _ in range(2000):
-        polling.hold(KEY, 0, 1e9, Pull("a"), "c1")
+        polling.hold(KEY, QueueOffset(0), 1e9, Pull("a"), "c1")
         polling.grown(KEY, entries(0))
     assert polling.memory_count() < 200
     assert len(polling) == 1
@@ -169,7 +170,7 @@ def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
             case ("hold", int(queue_id), int(code), int(connection), int(seconds)):
                 pull = Pull(str(number), frozenset([code] if code else []))
                 room = len(model) < 8 and sum(row[3] == connection for row in model) < 4
-                assert polling.hold(("T", queue_id), 0, float(now + seconds), pull, connection) == room
+                assert polling.hold(("T", queue_id), QueueOffset(0), float(now + seconds), pull, connection) == room
                 if room:
                     model.append((queue_id, now + seconds, pull, connection))
             case ("grown", int(queue_id), list(codes)):
@@ -194,7 +195,7 @@ def test_against_a_list(steps: list[tuple[object, ...]]) -> None:
 def test_no_more_expire_at_once_than_are_asked_for() -> None:
     polling: LongPolling[Pull] = LongPolling()
     for number in range(5):
-        polling.hold(KEY, 0, float(number), Pull(str(number)), "c1")
+        polling.hold(KEY, QueueOffset(0), float(number), Pull(str(number)), "c1")
     assert [pull.name for pull in polling.expired(3.0, 3)] == ["0", "1", "2"]
     assert [pull.name for pull in polling.expired(3.0, 3)] == ["3"]
     assert polling.expired(3.0, 3) == []

@@ -19,6 +19,7 @@ from mq.broker.state.table import CommandRefused
 from mq.broker.write_path.queue_offsets import QueueOffsets
 from mq.protocol.codes import ResponseCode
 from mq.protocol.headers import UpdateConsumerOffset
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests import UpdateConsumerOffsetExt
 from tests.support.appender_rounds import Rounds
 from tests.support.broker_contexts import context_of
@@ -36,8 +37,8 @@ class Stage:
         self.metadata = Metadata()
         self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
         self.rounds = Rounds(self.metadata)
-        self.tails = QueueOffsets(self.metadata, lambda topic, queue_id: 0)
-        self.tails.get("T", 0).next_offset = 100
+        self.tails = QueueOffsets(self.metadata, lambda topic, queue_id: QueueOffset(0))
+        self.tails.get("T", 0).next_offset = QueueOffset(100)
         nothing: Any = None
         self.context = context_of(
             settings=BrokerSettings(),
@@ -59,14 +60,14 @@ class Stage:
 
     def reset(self, offset: int) -> None:
         """Two commands."""
-        self.offsets.reset("G", "T", {0: offset}, lambda known: None, restart=True)
+        self.offsets.reset("G", "T", {0: QueueOffset(offset)}, lambda known: None, restart=True)
 
     def pull(self, offset: int) -> int | None:
-        return self.offsets.reset_to("G", "T", 0, offset)
+        return self.offsets.reset_to("G", "T", 0, QueueOffset(offset))
 
     def commit(self, offset: int) -> None:
         """One command, if it counts."""
-        self.offsets.gather("G", "T", 0, offset)
+        self.offsets.gather("G", "T", 0, QueueOffset(offset))
         self.offsets.replicate_gathered()
 
     @property
@@ -106,7 +107,7 @@ def test_two_resets_at_the_same_time() -> None:
 
 def test_a_commit_that_was_gathered_before_a_reset_does_not_count_after_it() -> None:
     stage = Stage()
-    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.gather("G", "T", 0, QueueOffset(60))
     stage.reset(20)
     stage.rounds.commit(2)
     stage.offsets.replicate_gathered()
@@ -117,9 +118,9 @@ def test_a_commit_that_was_gathered_before_a_reset_does_not_count_after_it() -> 
 def test_what_was_gathered_under_an_old_leadership_never_counts() -> None:
     """Meanwhile another leader has reset the offset."""
     stage = Stage()
-    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.gather("G", "T", 0, QueueOffset(60))
     stage.offsets.resign()
-    stage.metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=20))
+    stage.metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=QueueOffset(20)))
     stage.offsets.replicate_gathered()
     assert stage.rounds.waiting == 0
     stage.commit(21)
@@ -132,9 +133,9 @@ def test_a_commit_that_moves_back_drops_what_was_gathered_before_it() -> None:
     reader: Any = object()
     stage.commit(50)
     stage.rounds.commit(1)
-    stage.offsets.note_pull(reader, "G", "T", 0, 10)
-    stage.offsets.gather("G", "T", 0, 60)
-    stage.offsets.commit(reader, "G", "T", 0, 11)
+    stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
+    stage.offsets.gather("G", "T", 0, QueueOffset(60))
+    stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     stage.rounds.commit(2)
     stage.offsets.replicate_gathered()
     assert (stage.rounds.waiting, stage.stored) == (0, 11)
@@ -149,12 +150,12 @@ def test_who_reads_again_is_not_taken_for_who_waits_for_a_reset() -> None:
     reader: Any = object()
     stage.commit(50)
     stage.rounds.commit(1)
-    stage.offsets.note_pull(reader, "G", "T", 0, 10)
+    stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
     stage.reset(40)
     stage.rounds.commit(2)
-    stage.offsets.commit(reader, "G", "T", 0, 11)
+    stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     assert stage.pull(40) is None
-    stage.offsets.commit(reader, "G", "T", 0, 11)
+    stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     assert (stage.rounds.waiting, stage.stored) == (0, 40)
 
 
@@ -163,12 +164,12 @@ def test_a_commit_is_told_why_it_comes_at_the_wrong_moment() -> None:
     reader: Any = object()
     other: Any = object()
     request = UpdateConsumerOffset(
-        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=51)
+        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=QueueOffset(51))
     )
     stage.commit(50)
     stage.rounds.commit(1)
-    stage.offsets.note_pull(reader, "G", "T", 0, 10)
-    stage.offsets.commit(reader, "G", "T", 0, 11)
+    stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
+    stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
         stage.offsets.handle_update(Call(other, request, b"", 0))
     stage.rounds.commit(2)
@@ -186,11 +187,11 @@ def test_a_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool) ->
     client: Any = object()
     stage.commit(50)
     stage.rounds.commit(1)
-    stage.offsets.note_pull(client, "G", "T", 0, -2)
+    stage.offsets.note_pull(client, "G", "T", 0, QueueOffset(-2))
     request = UpdateConsumerOffset(
         opaque=1,
         flag=2 if oneway else 0,
-        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=-2),
+        ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=QueueOffset(-2)),
     )
     if oneway:
         assert stage.offsets.handle_update(Call(client, request, b"", 0)) is None
@@ -218,8 +219,8 @@ def test_a_commit_with_a_pull_of_a_group_that_cannot_be_changes_nothing() -> Non
     """Gathered commits enter the log by a timer, where a name that is refused would end the broker."""
     stage = Stage()
     connection: Any = None
-    stage.offsets.commit(connection, "no group!", "T", 0, 5)
-    stage.offsets.commit(connection, "G", "T", 0, 7)
+    stage.offsets.commit(connection, "no group!", "T", 0, QueueOffset(5))
+    stage.offsets.commit(connection, "G", "T", 0, QueueOffset(7))
     stage.offsets.replicate_gathered()
     stage.rounds.commit(1)
     assert stage.stored == 7
@@ -228,7 +229,7 @@ def test_a_commit_with_a_pull_of_a_group_that_cannot_be_changes_nothing() -> Non
 def test_commit_up_to_last_entry_in_log_counts() -> None:
     """A consumer may have read from a follower that has applied more than the leader."""
     stage = Stage()
-    stage.tails.get("T", 0).next_offset = 120
+    stage.tails.get("T", 0).next_offset = QueueOffset(120)
     stage.commit(120)
     stage.rounds.commit(1)
     assert stage.stored == 120
@@ -236,7 +237,7 @@ def test_commit_up_to_last_entry_in_log_counts() -> None:
 
 def test_commit_gathered_before_deletion_does_not_outlive_it() -> None:
     stage = Stage()
-    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.gather("G", "T", 0, QueueOffset(60))
     stage.tails.reset("T")
     stage.commit(70)
     assert stage.rounds.waiting == 0
@@ -246,11 +247,11 @@ def test_commit_gathered_before_deletion_does_not_outlive_it() -> None:
 
 def test_commit_dropped_with_its_topic_hides_no_later_one() -> None:
     stage = Stage()
-    stage.offsets.gather("G", "T", 0, 60)
+    stage.offsets.gather("G", "T", 0, QueueOffset(60))
     stage.tails.reset("T")  # below format level 3, offsets begin at 0 again
     stage.offsets.replicate_gathered()
     assert stage.rounds.waiting == 0
-    stage.tails.get("T", 0).next_offset = 5
+    stage.tails.get("T", 0).next_offset = QueueOffset(5)
     stage.commit(4)
     stage.rounds.commit(1)
     assert stage.stored == 4
@@ -259,7 +260,7 @@ def test_commit_dropped_with_its_topic_hides_no_later_one() -> None:
 def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
     stage = Stage()
     for group, offset in (("G", 130), ("H", 100), ("I", 101)):
-        stage.metadata.apply(CommitOffsets(offsets=[(group, "T", 0, offset)]))
+        stage.metadata.apply(CommitOffsets(offsets=[(group, "T", 0, QueueOffset(offset))]))
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
     corrections.look()
     assert stage.rounds.waiting == 0
@@ -276,7 +277,7 @@ def test_offset_beyond_end_is_corrected_once_by_new_leader() -> None:
 
 def test_resigned_leader_corrects_nothing() -> None:
     stage = Stage()
-    stage.metadata.apply(CommitOffsets(offsets=[("G", "T", 0, 130)]))
+    stage.metadata.apply(CommitOffsets(offsets=[("G", "T", 0, QueueOffset(130))]))
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
     corrections.lead()
     corrections.resign()

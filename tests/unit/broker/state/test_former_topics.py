@@ -9,6 +9,7 @@ from mq.broker.state.commands import CommitOffsets, DeleteGroup, DeleteTopic, Pu
 from mq.broker.state.former_topics import FormerTopic, FormerTopics
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.topic_identity import first_offset, topic_identity
 
 
@@ -18,11 +19,11 @@ def put(name: str = "T", queues: int = 2) -> PutTopic:
 
 def delete(metadata: Metadata, name: str = "T", **ends: int) -> None:
     command = DeleteTopic(name=name, timestamp_ms=2000, continued=True)
-    metadata.apply(command, lambda _: {int(queue[1:]): end for queue, end in ends.items()})
+    metadata.apply(command, lambda _: {int(queue[1:]): QueueOffset(end) for queue, end in ends.items()})
 
 
 def commit(*rows: tuple[str, str, int, int]) -> CommitOffsets:
-    return CommitOffsets(offsets=list(rows))
+    return CommitOffsets(offsets=[(group, topic, queue, QueueOffset(offset)) for group, topic, queue, offset in rows])
 
 
 def recreated(queues: int = 2) -> Metadata:
@@ -54,7 +55,7 @@ def test_creation_reports_first_offsets_of_queues() -> None:
 @pytest.mark.parametrize("command", [commit(("G", "T", 0, 60), ("H", "T", 0, 60)), None])
 def test_late_offset_of_deleted_topic_becomes_first_offset(command: CommitOffsets | None) -> None:
     metadata = recreated()
-    metadata.apply(command or ResetOffset(group="G", topic="T", queue_id=0, offset=60))
+    metadata.apply(command or ResetOffset(group="G", topic="T", queue_id=0, offset=QueueOffset(60)))
     assert {offsets[0] for offsets in metadata.consumer_offsets.values()} == {100}
     metadata.apply(commit(("G", "T", 0, 101)))
     assert metadata.consumer_offset("G", "T", 0) == 101
@@ -65,7 +66,7 @@ def test_ends_never_go_back_however_often_topic_is_deleted() -> None:
     delete(metadata, q0=100)
     delete(metadata, q0=130)  # messages came while it did not exist
     delete(metadata)
-    assert metadata.former_topics.deleted == {"T": FormerTopic((130, 50), ("G",))}
+    assert metadata.former_topics.deleted == {"T": FormerTopic((QueueOffset(130), QueueOffset(50)), ("G",))}
     metadata.apply(put())
     assert metadata.consumer_offsets == {("G", "T"): {0: 130, 1: 50}}
     assert metadata.former_topics.deleted == {}
@@ -93,7 +94,7 @@ def test_group_without_offsets_any_more_begins_anew() -> None:
 
 def test_deletion_of_older_release_begins_at_zero() -> None:
     metadata = recreated()
-    metadata.apply(DeleteTopic(name="T", timestamp_ms=2000), lambda _: {0: 120})
+    metadata.apply(DeleteTopic(name="T", timestamp_ms=2000), lambda _: {0: QueueOffset(120)})
     assert metadata.apply(put()).begun_queues == ()
     assert metadata.consumer_offsets == {}
 
@@ -107,7 +108,7 @@ def test_snapshot_restores_former_topics() -> None:
     assert copy.snapshot() == metadata.snapshot()
     assert (copy.former_topics.begins, copy.former_topics.deleted) == (
         {"T": (100, 50)},
-        {"U": FormerTopic((5,), ())},
+        {"U": FormerTopic((QueueOffset(5),), ())},
     )
 
 
@@ -122,19 +123,19 @@ def test_oldest_deletion_is_forgotten_above_limit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(former_topics, limit, most)
     table = FormerTopics()
     for number in range(9):
-        table.delete(f"T{number}", {0: 5}, ["G"])
+        table.delete(f"T{number}", {0: QueueOffset(5)}, ["G"])
         table.delete("T0", {}, [])  # still deleted: now the last one
     assert list(table.deleted) == ["T7", "T8", "T0"]
     copy = FormerTopics()
     copy.restore(table.capture()())
     for each in (table, copy):
-        each.delete("T9", {0: 5}, ["G"])
+        each.delete("T9", {0: QueueOffset(5)}, ["G"])
         assert list(each.deleted) == ["T8", "T0", "T9"]
 
 
 def test_identity_tells_first_offsets() -> None:
     metadata = recreated()
     identity = metadata.topic_identity("T")
-    assert identity == topic_identity(3, 1000, (100, 50)) == "3-1000-100.50"
+    assert identity == topic_identity(3, 1000, (QueueOffset(100), QueueOffset(50))) == "3-1000-100.50"
     assert [first_offset(identity, queue_id) for queue_id in range(3)] == [100, 50, 0]
     assert [first_offset(each, 0) for each in ("", "3", "3-1000", "3-1000-x")] == [0] * 4

@@ -29,6 +29,7 @@ from mq.broker.state.commands import (
 )
 from mq.broker.state.metadata import Changes, Metadata
 from mq.broker.state.table import CommandRefused, CommandUnknown, SnapshotDamaged
+from mq.protocol.numbers import QueueOffset
 from mq.store.dispatch import META_TOPIC
 
 
@@ -41,7 +42,7 @@ def put(name: str = "T", queues: int = 4, perm: int = 6, timestamp_ms: int = 100
 
 
 def commit(*rows: tuple[str, str, int, int]) -> CommitOffsets:
-    return CommitOffsets(offsets=list(rows))
+    return CommitOffsets(offsets=[(group, topic, queue, QueueOffset(offset)) for group, topic, queue, offset in rows])
 
 
 EXAMPLES: list[Command] = [
@@ -53,12 +54,12 @@ EXAMPLES: list[Command] = [
     DeleteGroup(name="g", timestamp_ms=5, remove_offsets=True),
     commit(("g", "T", 0, 7), ("g", "T", 1, 2**40)),
     commit(),
-    ResetOffset(group="g", topic="T", queue_id=3, offset=0),
+    ResetOffset(group="g", topic="T", queue_id=3, offset=QueueOffset(0)),
     PutReplica(node_id="n1", address="127.0.0.1:10911"),
-    ResetOffset(group="g", topic="T", queue_id=3, offset=0, restart=True),
+    ResetOffset(group="g", topic="T", queue_id=3, offset=QueueOffset(0), restart=True),
     LockQueues(group="g", client_id="10.0.0.1@7#ü", queues=[("T", 0), ("U", 2**31 - 1)]),
     UnlockQueues(group="g", client_id="c", queues=[("T", 0)]),
-    AdvanceDelay(level=18, offset=2**63 - 1),
+    AdvanceDelay(level=18, offset=QueueOffset(2**63 - 1)),
 ]
 
 
@@ -120,10 +121,10 @@ def test_a_command_that_is_not_understood_is_never_skipped(body: bytes) -> None:
         commit(("g", "T", -1, 1)),
         commit(("g", "T", 0, -1)),
         commit(("g", "T", 0, 2**63)),
-        ResetOffset(group="g\n", topic="T", queue_id=0, offset=0),
-        AdvanceDelay(level=0, offset=0),
-        AdvanceDelay(level=19, offset=0),
-        AdvanceDelay(level=1, offset=-1),
+        ResetOffset(group="g\n", topic="T", queue_id=0, offset=QueueOffset(0)),
+        AdvanceDelay(level=0, offset=QueueOffset(0)),
+        AdvanceDelay(level=19, offset=QueueOffset(0)),
+        AdvanceDelay(level=1, offset=QueueOffset(-1)),
     ],
     ids=repr,
 )
@@ -233,7 +234,7 @@ def test_an_offset_that_arrives_after_its_topic_is_deleted_is_not_kept() -> None
     for command in (put("T"), DeleteTopic(name="T", timestamp_ms=9)):
         metadata.apply(command)
     assert metadata.apply(commit(("g", "T", 0, 5))) == Changes()
-    assert metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=5)) == Changes()
+    assert metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=QueueOffset(5))) == Changes()
     metadata.apply(put("T"))
     assert metadata.consumer_offset("g", "T", 0) is None
 
@@ -246,7 +247,7 @@ def test_committed_offsets_never_go_back_but_a_reset_may() -> None:
         metadata.apply(commit(("g", "T", 0, offset)))
         seen.append(metadata.consumer_offset("g", "T", 0))
     assert seen == [0, 5, 5, 5, 9, 9]
-    assert metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=2)) == Changes(offsets=1)
+    assert metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=QueueOffset(2))) == Changes(offsets=1)
     assert metadata.consumer_offset("g", "T", 0) == 2
     metadata.apply(commit(("g", "T", 0, 3)))
     assert metadata.consumer_offset("g", "T", 0) == 3
@@ -353,7 +354,7 @@ def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: lis
 def test_delays_never_go_back() -> None:
     metadata = Metadata()
     for level, offset in ((2, 5), (1, 3), (2, 4)):
-        metadata.apply(AdvanceDelay(level=level, offset=offset))
+        metadata.apply(AdvanceDelay(level=level, offset=QueueOffset(offset)))
     assert metadata.delay_offsets == {1: 3, 2: 5}
 
 
@@ -392,12 +393,12 @@ def test_a_reset_lasts_until_a_commit_gets_past_it() -> None:
     metadata = metadata_with(topic("T"))
     metadata.apply(commit(("g", "T", 0, 9), ("g", "T", 1, 9)))
     for queue_id in (0, 1):
-        metadata.apply(ResetOffset(group="g", topic="T", queue_id=queue_id, offset=4, restart=True))
+        metadata.apply(ResetOffset(group="g", topic="T", queue_id=queue_id, offset=QueueOffset(4), restart=True))
     assert metadata.offset_resets == {("g", "T"): {0: 4, 1: 4}}
     metadata.apply(commit(("g", "T", 0, 4), ("g", "T", 1, 5)))
     assert metadata.offset_resets == {("g", "T"): {0: 4}}
     assert metadata.consumer_offsets == {("g", "T"): {0: 4, 1: 5}}
-    metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=6))
+    metadata.apply(ResetOffset(group="g", topic="T", queue_id=0, offset=QueueOffset(6)))
     assert metadata.offset_resets == {}
 
 
@@ -427,7 +428,7 @@ def test_a_snapshot_with_bytes_as_text_is_read_and_written_as_bytes() -> None:
     metadata = Metadata()
     metadata.restore(_WITH_BASE64)
     half, slot = metadata.marks.of("RMQ_SYS_TRANS_HALF_TOPIC", 0), metadata.marks.of("rmq_sys_wheel_timer", 7)
-    assert [offset for offset in range(24) if half.is_done(offset)] == [0, 1, 3, 9, 20]
+    assert [offset for offset in range(24) if half.is_done(QueueOffset(offset))] == [0, 1, 3, 9, 20]
     assert (slot.low, bytes(slot.bits)) == (2, b"")
     again = Metadata()
     again.restore(metadata.snapshot())

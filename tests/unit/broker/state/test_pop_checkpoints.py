@@ -21,6 +21,7 @@ from mq.broker.state.commands import (
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, DeferMessage, PopMessages, offsets_of
 from mq.broker.state.table import CommandRefused
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 GROUPS, TOPICS, QUEUES = ("G", "H"), ("T", "U"), 2
 KEYS = st.tuples(st.sampled_from(GROUPS), st.sampled_from(TOPICS), st.integers(0, QUEUES - 1))
@@ -70,9 +71,9 @@ class PopStateMachine(RuleBasedStateMachine):
                 group=group,
                 topic=topic,
                 queue_id=queue_id,
-                before=before + 7 if late else before,
-                next_offset=next_offset,
-                start=start,
+                before=QueueOffset(before + 7 if late else before),
+                next_offset=QueueOffset(next_offset),
+                start=QueueOffset(start),
                 pop_time_ms=self.now_ms,
                 invisible_ms=50,
                 taken=taken,
@@ -90,8 +91,8 @@ class PopStateMachine(RuleBasedStateMachine):
     def ack(self, data: st.DataObject, noise: int, twice: bool) -> None:
         """Acknowledge any of what is open, and some of what is not."""
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.open)), unique=True)) if self.open else []
-        rows = [(*one.key, one.start, one.pop_time_ms, 1 << (one.offset - one.start)) for one in chosen]
-        rows.append(("G", "T", 0, 10**9, 1, noise))
+        rows = [(*one.key, QueueOffset(one.start), one.pop_time_ms, 1 << (one.offset - one.start)) for one in chosen]
+        rows.append(("G", "T", 0, QueueOffset(10**9), 1, noise))
         for _ in range(1 + twice):
             self.apply(AckMessages(rows=rows))
         for one in chosen:
@@ -109,9 +110,9 @@ class PopStateMachine(RuleBasedStateMachine):
                 group=group,
                 topic=topic,
                 queue_id=queue_id,
-                start=one.start,
+                start=QueueOffset(one.start),
                 pop_time_ms=one.pop_time_ms,
-                offset=one.offset,
+                offset=QueueOffset(one.offset),
                 new_pop_time_ms=self.now_ms,
                 invisible_ms=invisible_ms,
             )
@@ -126,7 +127,7 @@ class PopStateMachine(RuleBasedStateMachine):
     @rule(key=KEYS, offset=st.integers(0, 20))
     def reset(self, key: tuple[str, str, int], offset: int) -> None:
         group, topic, queue_id = key
-        self.apply(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset))
+        self.apply(ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=QueueOffset(offset)))
         if topic in self.metadata.topics:
             self.offsets[key] = offset
             self.now_ms += 1  # one who pops the same messages again does so later
@@ -149,7 +150,7 @@ class PopStateMachine(RuleBasedStateMachine):
             return
         key = data.draw(st.sampled_from(sorted({one.key for one in self.open})))
         left = [one.offset for one in self.open if one.key == key and one.offset >= low]
-        found = self.metadata.pops.of(key).first_hidden(low, self.now_ms)
+        found = self.metadata.pops.of(key).first_hidden(QueueOffset(low), self.now_ms)
         assert (found is None) == (not left)
         if found is not None:
             assert low <= found <= min(left) < found + SPAN_MAX
@@ -206,9 +207,9 @@ def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple
                     group="G",
                     topic="T",
                     queue_id=0,
-                    before=metadata.consumer_offsets.get(("G", "T"), {}).get(0, -1),
-                    next_offset=end,
-                    start=begin,
+                    before=metadata.consumer_offsets.get(("G", "T"), {}).get(0, QueueOffset(-1)),
+                    next_offset=QueueOffset(end),
+                    start=QueueOffset(begin),
                     pop_time_ms=now_ms,
                     invisible_ms=10,
                     taken=(1 << at_once) - 1,
@@ -218,7 +219,7 @@ def test_in_order_the_offset_is_that_of_the_first_open_message(steps: list[tuple
             start = begin
         elif open_now:
             offset = start + which
-            metadata.apply(AckMessages(rows=[("G", "T", 0, start, popped, 1 << which)]))
+            metadata.apply(AckMessages(rows=[("G", "T", 0, QueueOffset(start), popped, 1 << which)]))
             open_now.discard(offset)
             done = (min(open_now) if open_now else end) - 1
         ordered = metadata.pops.of(key).ordered
@@ -239,9 +240,9 @@ def test_a_checkpoint_of_32_messages_takes_less_than_100_bytes_of_the_snapshot()
                 group="G",
                 topic="T",
                 queue_id=0,
-                before=-1,
-                next_offset=10**12 + 32,
-                start=10**12,
+                before=QueueOffset(-1),
+                next_offset=QueueOffset(10**12 + 32),
+                start=QueueOffset(10**12),
                 pop_time_ms=1_700_000_000_000 + number,
                 invisible_ms=60_000,
                 taken=2**32 - 1,
@@ -256,9 +257,9 @@ def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() 
         group="G",
         topic="T",
         queue_id=0,
-        before=-1,
-        next_offset=2,
-        start=0,
+        before=QueueOffset(-1),
+        next_offset=QueueOffset(2),
+        start=QueueOffset(0),
         pop_time_ms=100,
         invisible_ms=10,
         taken=3,
@@ -269,9 +270,9 @@ def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() 
         group="G",
         topic="T",
         queue_id=0,
-        start=0,
+        start=QueueOffset(0),
         pop_time_ms=100,
-        offset=1,
+        offset=QueueOffset(1),
         new_pop_time_ms=105,
         invisible_ms=50,
     )
@@ -282,7 +283,7 @@ def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() 
         ordered = each.pops.of(("G", "T", 0)).ordered
         assert ordered is not None
         assert ordered.blocked_until_ms() == 155
-    metadata.apply(AckMessages(rows=[("G", "T", 0, 0, 100, 2)]))
+    metadata.apply(AckMessages(rows=[("G", "T", 0, FIRST_OFFSET, 100, 2)]))
     ordered = metadata.pops.of(("G", "T", 0)).ordered
     assert ordered is not None
     assert ordered.blocked_until_ms() == 110
@@ -291,16 +292,25 @@ def test_a_changed_time_in_order_blocks_until_the_last_message_may_come_again() 
 @pytest.mark.parametrize(
     "command",
     [
-        PopMessages(group="", topic="T", queue_id=0, before=-1, next_offset=0),
-        PopMessages(group="G", topic="T", queue_id=-1, before=-1, next_offset=0),
-        PopMessages(group="G", topic="T", queue_id=0, before=-2, next_offset=0),
-        PopMessages(group="G", topic="T", queue_id=0, before=-1, next_offset=3, taken=1 << 3),
-        PopMessages(group="G", topic="T", queue_id=0, before=-1, next_offset=2**20, taken=1 << 1024),
-        PopMessages(group="G", topic="T", queue_id=0, before=-1, next_offset=0, taken=-1),
-        AckMessages(rows=[("G", "T", 0, 0, 0, -1)]),
-        AckMessages(rows=[("G", "../T", 0, 0, 0, 1)]),
+        PopMessages(group="", topic="T", queue_id=0, before=QueueOffset(-1), next_offset=QueueOffset(0)),
+        PopMessages(group="G", topic="T", queue_id=-1, before=QueueOffset(-1), next_offset=QueueOffset(0)),
+        PopMessages(group="G", topic="T", queue_id=0, before=QueueOffset(-2), next_offset=QueueOffset(0)),
+        PopMessages(group="G", topic="T", queue_id=0, before=QueueOffset(-1), next_offset=QueueOffset(3), taken=1 << 3),
+        PopMessages(
+            group="G", topic="T", queue_id=0, before=QueueOffset(-1), next_offset=QueueOffset(2**20), taken=1 << 1024
+        ),
+        PopMessages(group="G", topic="T", queue_id=0, before=QueueOffset(-1), next_offset=QueueOffset(0), taken=-1),
+        AckMessages(rows=[("G", "T", 0, FIRST_OFFSET, 0, -1)]),
+        AckMessages(rows=[("G", "../T", 0, FIRST_OFFSET, 0, 1)]),
         DeferMessage(
-            group="G", topic="T", queue_id=0, start=5, pop_time_ms=0, offset=4, new_pop_time_ms=0, invisible_ms=0
+            group="G",
+            topic="T",
+            queue_id=0,
+            start=QueueOffset(5),
+            pop_time_ms=0,
+            offset=QueueOffset(4),
+            new_pop_time_ms=0,
+            invisible_ms=0,
         ),
     ],
 )
@@ -329,14 +339,14 @@ def test_a_topic_that_is_deleted_costs_what_was_popped_of_it() -> None:
                 group=group,
                 topic=topic,
                 queue_id=queue_id,
-                before=-1,
-                next_offset=2,
+                before=QueueOffset(-1),
+                next_offset=QueueOffset(2),
                 pop_time_ms=1,
                 invisible_ms=1000,
                 taken=3,
             )
         )
-    metadata.apply(AckMessages(rows=[("G", "T", 1, 0, 1, 3)]))
+    metadata.apply(AckMessages(rows=[("G", "T", 1, FIRST_OFFSET, 1, 3)]))
     metadata.pops.restore(metadata.pops.capture()())
     metadata.pops.queues = NotGoneThrough(metadata.pops.queues)
     metadata.pops.topic_deleted("T")

@@ -14,6 +14,7 @@ from mq.broker.state.metadata import Metadata
 from mq.broker.state.producer_sequences import ProducerSequences, Stored
 from mq.broker.state.table import SnapshotDamaged
 from mq.protocol import properties as props
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import encode_host, encode_record
 from mq.protocol.sequencing import SEQUENCE_MAX, SequenceRange, range_properties, sent_range, stored_range
 from mq.store.annotation import ANNOTATION_START, join_sequenced, split_sequenced
@@ -127,7 +128,7 @@ def test_the_table_agrees_with_a_plain_one() -> None:
                 kept.append((metadata.snapshot(), captured))
                 metadata = Metadata()
                 metadata.restore(kept[-1][0])
-            metadata.sequences.note(producer, first, last, at, now_ms)
+            metadata.sequences.note(producer, first, last, PhysicalOffset(at), now_ms)
             model.note(producer, first, last, at)
             for name in "abcdef":
                 for low in range(ALL):
@@ -150,12 +151,12 @@ def test_the_table_agrees_with_a_plain_one() -> None:
 def test_what_was_captured_does_not_change_any_more() -> None:
     sequences = ProducerSequences()
     for number in range(5):
-        sequences.note("p", number, number, 100 + number, 1)
+        sequences.note("p", number, number, PhysicalOffset(100 + number), 1)
     captured = sequences.capture()
     before = ProducerSequences()
     before.restore(captured())
-    sequences.note("p", 3000, 3000, 7, 2)
-    sequences.note("q", 1, 4, 8, 3)
+    sequences.note("p", 3000, 3000, PhysicalOffset(7), 2)
+    sequences.note("q", 1, 4, PhysicalOffset(8), 3)
     after = ProducerSequences()
     after.restore(captured())
     assert captured() == before.capture()() == after.capture()()
@@ -166,13 +167,13 @@ def test_what_was_captured_does_not_change_any_more() -> None:
 def test_the_bounds_as_they_are() -> None:
     sequences = ProducerSequences()
     for number in range(0, 6000, 2):
-        sequences.note("busy", number, number, number, 1)
+        sequences.note("busy", number, number, PhysicalOffset(number), 1)
     assert position(sequences, "busy", 6000 - 2048) == 6000 - 2048
     assert sequences.find(SequenceRange("busy", 6000 - 2052, 6000 - 2052)) is None
     for number in range(9_999):
-        sequences.note(f"p{number}", 1, 1, 1, 1)
+        sequences.note(f"p{number}", 1, 1, PhysicalOffset(1), 1)
     assert position(sequences, "busy", 5998) == 5998
-    sequences.note("one too many", 1, 1, 1, 1)
+    sequences.note("one too many", 1, 1, PhysicalOffset(1), 1)
     assert position(sequences, "busy", 5998) is None
     assert (sequences.producers, sequences.count) == (10_000, 10_000)
 
@@ -180,12 +181,12 @@ def test_the_bounds_as_they_are() -> None:
 def test_a_producer_that_counts_without_gaps_is_known_whole() -> None:
     sequences, start = ProducerSequences(), 7 << 32
     for first in range(start, start + 500_000, 100):
-        sequences.note("p", first, first + 99, first, 1)
+        sequences.note("p", first, first + 99, PhysicalOffset(first), 1)
     end = start + 500_000
     assert sequences.count == 1024
     [below, *others] = sequences.find(SequenceRange("p", start, end + 9)) or []
     assert below == Stored(start, end - 102_401, None, 0)
-    assert others == [Stored(first, first + 99, first, 0) for first in range(end - 102_400, end, 100)]
+    assert others == [Stored(first, first + 99, PhysicalOffset(first), 0) for first in range(end - 102_400, end, 100)]
     assert sequences.find(SequenceRange("p", start - 1, start)) is None
     again = ProducerSequences()
     again.restore(sequences.capture()())
@@ -205,9 +206,9 @@ def test_what_follows_a_gap_below_the_window_is_known_as_far_down_as_the_gap() -
 def test_a_clock_that_is_years_ahead_makes_nobody_forgotten() -> None:
     sequences = ProducerSequences()
     for number in range(200):
-        sequences.note("quiet", number, number, number, DAY_MS)
-    sequences.note("of a leader ahead", 1, 1, 200, 2000 * DAY_MS)
-    sequences.note("of the next leader", 1, 1, 201, 2 * DAY_MS)
+        sequences.note("quiet", number, number, PhysicalOffset(number), DAY_MS)
+    sequences.note("of a leader ahead", 1, 1, PhysicalOffset(200), 2000 * DAY_MS)
+    sequences.note("of the next leader", 1, 1, PhysicalOffset(201), 2 * DAY_MS)
     assert [position(sequences, "quiet", number) for number in range(200)] == list(range(200))
     assert position(sequences, "of a leader ahead", 1) == 200
 
@@ -215,10 +216,10 @@ def test_a_clock_that_is_years_ahead_makes_nobody_forgotten() -> None:
 def test_a_copy_of_a_forgotten_message_changes_nothing() -> None:
     sequences = ProducerSequences()
     for number in range(0, 4000, 2):
-        sequences.note("p", number, number, number, 1)
+        sequences.note("p", number, number, PhysicalOffset(number), 1)
     before = sequences.capture()()
     for first, last in ((4, 4), (3998, 3998), (3, 3), (3997, 3999), (1000, 5000)):
-        sequences.note("p", first, last, 99_999, 5)
+        sequences.note("p", first, last, PhysicalOffset(99_999), 5)
     assert sequences.capture()() == before
 
 
@@ -255,7 +256,7 @@ def test_a_table_of_an_older_version_is_read() -> None:
 )
 def test_a_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None:
     metadata = Metadata()
-    metadata.sequences.note("p", 1, 1, 2, 3)
+    metadata.sequences.note("p", 1, 1, PhysicalOffset(2), 3)
     before = metadata.snapshot()
     with pytest.raises(SnapshotDamaged):
         metadata.restore(cbor2.dumps(cbor2.loads(before) | {"parts": {"sequences": rows}}))
@@ -344,15 +345,15 @@ def test_records_say_what_is_shipped_about_them(rows: list[SequencedRecord]) -> 
                 queue_id=0,
                 body=b"RAFTMQ_PRODUCER\x01p\x02RAFTMQ_SEQUENCE\x011\x02",
                 properties=text,
-                queue_offset=0,
-                physical_offset=position,
+                queue_offset=QueueOffset(0),
+                physical_offset=PhysicalOffset(position),
                 born_timestamp_ms=1,
                 born_host=HOST,
                 store_timestamp_ms=row.store_ms,
                 store_host=HOST,
             )
             if text == given_text:
-                expected.append(row._replace(physical_offset=position))
+                expected.append(row._replace(physical_offset=PhysicalOffset(position)))
             body += record
             position += len(record)
     assert scan_sequenced(body) == expected

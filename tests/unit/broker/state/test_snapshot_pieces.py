@@ -8,6 +8,7 @@ import pytest
 from mq.broker.state import metadata_snapshot as module
 from mq.broker.state.commands import GroupConfig, TopicConfig
 from mq.broker.state.metadata import Metadata
+from mq.protocol.numbers import QueueOffset
 
 GROUPS = 3000
 
@@ -18,7 +19,7 @@ def filled() -> Metadata:
         topic, group = f"topic-{number}", f"group-{number}"
         metadata.topics[topic] = TopicConfig(name=topic, read_queues=16, write_queues=16)
         metadata.groups[group] = GroupConfig(name=group)
-        metadata.consumer_offsets[group, topic] = dict.fromkeys(range(16), number)
+        metadata.consumer_offsets[group, topic] = dict.fromkeys(range(16), QueueOffset(number))
     return metadata
 
 

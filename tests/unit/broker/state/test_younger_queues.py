@@ -7,6 +7,7 @@ import pytest
 from mq.broker.state.commands import CommitOffsets, DeleteGroup, DeleteTopic, PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.format_level import LEVEL_OF_YOUNGER_QUEUES, RaiseLevel
 from mq.broker.state.metadata import Metadata
+from mq.protocol.numbers import QueueOffset
 
 
 def put(read_queues: int, write_queues: int | None = None) -> PutTopic:
@@ -24,14 +25,14 @@ def metadata() -> Metadata:
     metadata = Metadata()
     metadata.apply(RaiseLevel(level=LEVEL_OF_YOUNGER_QUEUES, timestamp_ms=1))
     metadata.apply(put(4))
-    metadata.apply(CommitOffsets(offsets=[("G", "T", 0, 7)]))
+    metadata.apply(CommitOffsets(offsets=[("G", "T", 0, QueueOffset(7))]))
     return metadata
 
 
 def test_added_queues_are_younger_than_groups_with_offsets(metadata: Metadata) -> None:
     assert younger(metadata) == []
     metadata.apply(put(6))
-    metadata.apply(CommitOffsets(offsets=[("New", "T", 0, 7)]))
+    metadata.apply(CommitOffsets(offsets=[("New", "T", 0, QueueOffset(7))]))
     assert younger(metadata) == [4, 5, 6, 7, 8, 9]
     assert younger(metadata, "New") == []
     metadata.apply(put(8))
@@ -70,14 +71,14 @@ def test_deleted_topic_leaves_no_younger_queues(metadata: Metadata) -> None:
     metadata.apply(put(6))
     metadata.apply(DeleteTopic(name="T", timestamp_ms=1))
     metadata.apply(put(6))
-    metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=0))
+    metadata.apply(ResetOffset(group="G", topic="T", queue_id=0, offset=QueueOffset(0)))
     assert younger(metadata) == []
 
 
 def test_older_format_level_records_no_younger_queues() -> None:
     metadata = Metadata()
     metadata.apply(put(4))
-    metadata.apply(CommitOffsets(offsets=[("G", "T", 0, 7)]))
+    metadata.apply(CommitOffsets(offsets=[("G", "T", 0, QueueOffset(7))]))
     before = metadata.younger_queues.capture()()
     metadata.apply(put(6))
     assert metadata.younger_queues.capture()() == before is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mq.broker.state.commands import DeleteTopic, PutTopic, TopicConfig
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.queue_offsets import QueueOffsets
+from mq.protocol.numbers import QueueOffset
 
 
 class Applied:
@@ -13,7 +14,9 @@ class Applied:
     def __init__(self) -> None:
         self.metadata = Metadata()
         self.ends: dict[tuple[str, int], int] = {}
-        self.tails = QueueOffsets(self.metadata, lambda topic, queue_id: self.ends.get((topic, queue_id), 0))
+        self.tails = QueueOffsets(
+            self.metadata, lambda topic, queue_id: QueueOffset(self.ends.get((topic, queue_id), 0))
+        )
 
     def create(self, topic: str, queues: int = 2) -> None:
         config = TopicConfig(name=topic, read_queues=queues, write_queues=queues)

@@ -10,6 +10,7 @@ from mq.broker.write_path.queue_offsets import NextOffset, TopicName
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol.hashes import tag_code
 from mq.protocol.names import SCHEDULE_TOPIC
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
 from mq.protocol.records import (
     COMMITTED,
     PREPARED,
@@ -23,7 +24,7 @@ from mq.protocol.records import (
 from mq.protocol.wire_names import INT32_MAX
 
 COMPRESSED = 1
-TAIL = NextOffset(TopicName("T"), 1, 0)
+TAIL = NextOffset(TopicName("T"), 1, QueueOffset(0))
 
 
 def record(*, born_ip: str = "10.0.0.1", store_ip: str = "10.0.0.2", reconsume_times: int = 2) -> bytes:
@@ -32,8 +33,8 @@ def record(*, born_ip: str = "10.0.0.1", store_ip: str = "10.0.0.2", reconsume_t
         queue_id=3,
         body=b"body",
         properties="TAGS\x01a\x02",
-        queue_offset=4,
-        physical_offset=5,
+        queue_offset=QueueOffset(4),
+        physical_offset=PhysicalOffset(5),
         born_timestamp_ms=6,
         born_host=encode_host(born_ip, 7),
         store_timestamp_ms=8,
@@ -41,7 +42,7 @@ def record(*, born_ip: str = "10.0.0.1", store_ip: str = "10.0.0.2", reconsume_t
         flag=10,
         sys_flag=COMPRESSED | PREPARED,
         reconsume_times=reconsume_times,
-        prepared_offset=11,
+        prepared_offset=PhysicalOffset(11),
     )
 
 
@@ -72,7 +73,7 @@ def test_hosts_of_a_copy_are_those_of_ipv4(
 
 def test_a_copy_may_say_something_else_of_its_transaction_and_of_its_attempts() -> None:
     stored = split_record(record(reconsume_times=INT32_MAX - 1))
-    copy = copy_record(stored, TAIL, b"", transaction=COMMITTED, prepared_offset=5, attempts=3)
+    copy = copy_record(stored, TAIL, b"", transaction=COMMITTED, prepared_offset=PhysicalOffset(5), attempts=3)
     assert (copy.sys_flag, copy.prepared_offset) == (COMPRESSED | COMMITTED, 5)
     assert copy.reconsume_times == INT32_MAX
     assert copy_record(stored, TAIL, b"", transaction=0).sys_flag == COMPRESSED
@@ -80,5 +81,8 @@ def test_a_copy_may_say_something_else_of_its_transaction_and_of_its_attempts() 
 
 def test_where_messages_wait_the_tag_code_is_not_that_of_the_tags() -> None:
     assert (
-        copy_record(split_record(record()), NextOffset(TopicName(SCHEDULE_TOPIC), 1, 0), b"TAGS\x01b\x02").tag_code == 0
+        copy_record(
+            split_record(record()), NextOffset(TopicName(SCHEDULE_TOPIC), 1, QueueOffset(0)), b"TAGS\x01b\x02"
+        ).tag_code
+        == 0
     )
