@@ -118,9 +118,10 @@ LANES := .lane-processes .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going -j 3 $(LANES)
 
-# What .ci/run runs. The checks only compute, too.
+# What .ci/run runs. The checks only compute, too, and have their own rules among them.
 ci: $(INSTALLED)
-	@$(MAKE) --no-print-directory test-all LANES='.lane-processes .lane-in-process .lane-checks'
+	@$(MAKE) --no-print-directory test-all LANES='.lane-processes .lane-in-process .lane-checks' \
+	    CHECKED=--ignore=tests/test_tidy.py
 
 test-nightly: $(INSTALLED)
 	$(PY) -m pytest -m nightly $(ARGS)
@@ -132,19 +133,23 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-in-process:
 	$(IN_TURN) .part-in-process .part-python-forms .part-spark
 .lane-checks:
-	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate .part-simulation
+	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate .lane-simulation
 .lane-simulation:
-	$(IN_TURN) .part-simulation
+	$(IN_TURN) .part-python-simulation .part-simulation
 
 PART := @deploy/part.sh
 TWICE := env PY=$(PY) deploy/pytest-twice.sh
 IN_CI := -m 'not nightly'
-# What the compiled modules do in the tests above, the code in Python has to do in these.
-IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path
+# What compiled modules do in the tests above, the code in Python has to do in these; of tests that run both forms
+# themselves, only some are here.
+IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path tests/broker/net tests/broker/replication tests/unit/replica
+IN_BOTH_FORMS += tests/unit/store tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
+IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
 	$(PART) processes $(TWICE) processes $(IN_CI) tests/process
 .part-in-process:
-	$(PART) in-process $(TWICE) in-process $(IN_CI) --ignore=tests/process --ignore=tests/simulation --ignore=tests/spark
+	$(PART) in-process $(TWICE) in-process $(IN_CI) $(CHECKED) --ignore=tests/process --ignore=tests/simulation \
+	    --ignore=tests/spark
 .part-python-forms:
 	$(PART) python-forms env RAFTMQ_PURE_PYTHON=1 $(TWICE) python-forms $(IN_CI) $(IN_BOTH_FORMS)
 .part-spark:
@@ -164,10 +169,13 @@ IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path
 # Failed seeds fail again, so there is no second run.
 .part-simulation:
 	$(PART) --last simulation $(PY) -m pytest -o cache_dir=.pytest_cache/simulation $(IN_CI) tests/simulation
+.part-python-simulation:
+	$(PART) --last python-simulation env RAFTMQ_PURE_PYTHON=1 $(PY) -m pytest -p no:cacheprovider \
+	    tests/simulation/test_brokers.py -k a_few_seeds
 
 .PHONY: .test-brokers .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
 .PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
-.PHONY: .part-gate .part-simulation .lint
+.PHONY: .part-gate .part-simulation .part-python-simulation .lint
 .test-brokers:
 	$(PY) -m pytest $(SELECTED) tests/broker tests/simulation tests/attacks tests/unit/jepsen
 .test-others:
