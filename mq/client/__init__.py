@@ -9,6 +9,7 @@ from mq.client.admin import Admin
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.handlers import Handler
 from mq.client.consume.offsets import ConsumeFrom
+from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer
 from mq.client.consume.pop_consumer import PopConsumer
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.process_queue import FlowLimits
@@ -76,6 +77,7 @@ __all__ = [
     "ConsumeFrom",
     "Credentials",
     "CredentialsInvalid",
+    "DeadLetter",
     "Delivery",
     "DeliveryFinished",
     "DeliveryStream",
@@ -84,6 +86,7 @@ __all__ = [
     "GroupCommand",
     "GroupProgress",
     "Handler",
+    "HandlingPolicy",
     "Host",
     "Message",
     "MessageQueue",
@@ -98,6 +101,7 @@ __all__ = [
     "NotARequest",
     "NotRecalled",
     "OffsetsFileDamaged",
+    "OnError",
     "Pending",
     "PopConsumer",
     "PoppedMessage",
@@ -111,11 +115,14 @@ __all__ = [
     "RemotingSettings",
     "ReplyNotDelivered",
     "RequestTimeout",
+    "RetryLater",
     "SendOutcomeUnknown",
     "SendRejected",
     "SendResult",
     "SendStatus",
+    "Skip",
     "Sql",
+    "StopConsumer",
     "SubscriptionError",
     "SubscriptionGroupConfig",
     "TopicConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
@@ -11,7 +12,17 @@ import anyio
 
 from mq.client.application_code import calling_task, failure_of, program_end_in
 from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.policies import (
+    DeadLetter,
+    HandlingPolicy,
+    OnError,
+    RetryLater,
+    Skip,
+    StopConsumer,
+    policy_of,
+)
 from mq.client.consume.process_queue import ProcessQueue
+from mq.client.consume.send_back import failure_text
 from mq.client.consume.subscription import Subscribed
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -21,18 +32,25 @@ from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import retry_topic
 from mq.protocol.trace import ContextCode
 
-__all__ = ["Handler", "HandlerT", "Handling", "check_handler"]
+__all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT", "check_handler"]
 
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
-GiveBack = Callable[[ReceivedMessage, BaseException], Awaitable[bool]]
+GiveBack = Callable[[ReceivedMessage, BaseException, float | None], Awaitable[bool]]
+"""Gets the message, its failure, and after how many seconds it is wanted again; None: as after any failure."""
+GiveUp = Callable[[ReceivedMessage, BaseException], Awaitable[bool]]
+Middleware = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
+"""Gets the message, or the list of a handler with `batch`, and what it has to await with that."""
 HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
+MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 
 LEASE_MESSAGES_MAX = 32
+KEPT_SECONDS_MAX = 30.0
+"""For at most so long a member that is not `ordered` keeps a message that is to be retried later."""
 REMEMBERED_MAX = 10_000
 """Failed messages whose attempts are remembered while their queues are away."""
 
 
-def check_handler(handler: Callable[[Any], Awaitable[None]]) -> None:
+def check_handler(handler: Callable[..., Awaitable[None]]) -> None:
     """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever."""
     if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
         raise TypeError(
@@ -58,10 +76,14 @@ class Handling:
         concurrency: int,
         ordered: bool,
         give_back: GiveBack | None,
-        give_up: GiveBack,
+        give_up: GiveUp,
         attempts_max: int | None,
+        on_error: OnError,
         spans: Spans | None = None,
     ) -> None:
+        self._on_error = on_error
+        self.middleware: list[Middleware] = []
+        """Called around each handler; the first one is the outermost."""
         self._spans = spans
         self._board = board
         self._subscribed = subscribed
@@ -79,6 +101,7 @@ class Handling:
         self._scope: anyio.CancelScope | None = None
         self._caller: asyncio.Task[Any] | None = None
         self._was_run = False
+        self._stopped_by: BaseException | None = None
 
     def open(self) -> None:
         """The consumer is opened; `run` was not called yet."""
@@ -106,6 +129,7 @@ class Handling:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
         self._fallback = fallback
         self._was_run = True
+        self._stopped_by = None
         self._caller = calling_task()
         try:
             with anyio.CancelScope() as scope:
@@ -115,6 +139,8 @@ class Handling:
             if (end := program_end_in(group)) is not None:
                 raise end from group  # sys.exit() of a handler, with its exit code
             raise
+        if self._stopped_by is not None:
+            raise self._stopped_by
 
     async def _handle_forever(self) -> None:
         slots = anyio.Semaphore(self._concurrency)
@@ -134,11 +160,21 @@ class Handling:
         subscribed = self._subscribed.get(message.topic)
         handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
         if handler is not None and subscribed is not None:
-            await handler([message] if subscribed.batch else message)
+            await self._around(handler, subscribed.timeout)([message] if subscribed.batch else message)
         elif self._fallback is not None:
-            await self._fallback(message)
+            await self._around(self._fallback, None)(message)
         else:
             raise LookupError(f"{self._group} has no handler for {message.topic}, and got {message}")
+
+    def _around(
+        self, handler: Callable[[Any], Awaitable[None]], timeout: float | None
+    ) -> Callable[[Any], Awaitable[None]]:
+        """The handler with its time limit, within all middleware."""
+        if timeout is not None:
+            handler = partial(_in_time, handler, timeout)
+        for each in reversed(self.middleware):
+            handler = partial(_with_next, each, handler)
+        return handler
 
     async def handle_for_operator(self, message: ReceivedMessage) -> ConsumeResult:
         """The result of handling a message now, for an operator; the group's progress does not change."""
@@ -166,6 +202,8 @@ class Handling:
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
         if subscribed is not None and subscribed.handler is not None:
             handler = subscribed.handler
+        if handler is not None and process_queue.queue.topic != self._retry_topic:  # see `handle_again`
+            handler = self._around(handler, subscribed.timeout if subscribed is not None else None)
         if self._spans is not None and handler is not None:
             handler = self._spans.around(handler)
         batch = subscribed.batch if subscribed is not None else None
@@ -181,12 +219,29 @@ class Handling:
                         trace.ended(ContextCode.SUCCESS)
                     self._finish(process_queue, part)
                 else:
-                    log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
+                    policy = self._policy(error, part[0])
+                    if policy is not error:
+                        log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
                     if trace is not None:
                         trace.ended(ContextCode.EXCEPTION)
                     retry_at = self._board.retry_at(part[0])
-                    if self._give_back is not None:
-                        await self._give_all_back(self._give_back, error, process_queue, part, retry_at)
+                    seconds = policy.seconds if isinstance(policy, RetryLater) else None
+                    if seconds is not None:
+                        retry_at = anyio.current_time() + seconds
+                    if isinstance(policy, StopConsumer):
+                        self._stopped_by, retry_at = error, 0.0
+                        self.stop()
+                        return
+                    if isinstance(policy, Skip):
+                        log.info("message_skipped", group=self._group, message=part[0], reason=failure_text(error))
+                        self._finish(process_queue, part)
+                    elif isinstance(policy, DeadLetter) and await self._are_dead(error, process_queue, part):
+                        pass
+                    elif self._give_back is not None and (seconds is None or seconds > KEPT_SECONDS_MAX):
+                        await self._give_all_back(self._give_back, error, process_queue, part, retry_at, seconds)
+                    elif self._give_back is not None:
+                        self._count_failure(part)
+                        process_queue.give_back(part, retry_at)
                     elif not await self._has_given_up(error, process_queue, part):
                         self._count_failure(part)
                         if self._ordered:
@@ -198,6 +253,24 @@ class Handling:
                 process_queue.block(messages[done:], retry_at)
             self._board.release(process_queue)
             slots.release()
+
+    def _policy(self, error: BaseException, message: ReceivedMessage) -> HandlingPolicy | None:
+        subscribed = self._subscribed.get(message.topic)
+        return policy_of(error, *([] if subscribed is None else [subscribed.on_error]), self._on_error)
+
+    async def _are_dead(
+        self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]
+    ) -> bool:
+        """Make dead letters of messages; returns whether all of them are, so that nothing is left to retry."""
+        if process_queue.dropped:
+            return False  # the next owner of the queue decides
+        with anyio.CancelScope(shield=True):
+            for message in messages:
+                if not await self._give_up(message, error):
+                    return False  # those before it may be stored twice
+        log.warning("message_given_up", group=self._group, message=messages[0], attempts=messages[0].attempt)
+        self._finish(process_queue, messages)
+        return True
 
     def _part_size(self, message: ReceivedMessage, batch: int | None) -> int:
         """How many messages the handler gets next, from `message` on: one at a time before they are given up."""
@@ -244,11 +317,12 @@ class Handling:
         process_queue: ProcessQueue,
         messages: Sequence[ReceivedMessage],
         retry_at: float,
+        seconds: float | None,
     ) -> None:
         """Send these messages back to the brokers, or retry them here if no broker takes them."""
 
         async def give(message: ReceivedMessage) -> None:
-            if await give_back(message, error):
+            if await give_back(message, error, seconds):
                 self._board.finish(process_queue, message)
             else:
                 message.attempt += 1
@@ -260,6 +334,15 @@ class Handling:
             async with anyio.create_task_group() as tasks:
                 for message in messages:
                     tasks.start_soon(give, message)
+
+
+async def _in_time(handler: Callable[[Any], Awaitable[None]], seconds: float, messages: Any) -> None:
+    with anyio.fail_after(seconds):
+        await handler(messages)
+
+
+async def _with_next(middleware: Middleware, call_next: Callable[[Any], Awaitable[None]], messages: Any) -> None:
+    await middleware(messages, call_next)
 
 
 def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:

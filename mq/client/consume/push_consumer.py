@@ -25,10 +25,11 @@ from mq.client.consume.allocation import Strategy, allocate_averagely
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.consume.diagnostics import read_reset, running_info, status
-from mq.client.consume.handlers import Handler, HandlerT, Handling, check_handler
+from mq.client.consume.handlers import Handler, HandlerT, Handling, MiddlewareT, check_handler
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
+from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import PullSettings
 from mq.client.consume.send_back import failure_text, give_back
@@ -86,6 +87,7 @@ class PushConsumerOptions(TypedDict, total=False):
     concurrency: int
     retry_delay: float
     max_reconsume_times: int | None
+    on_error: OnError | None
     pull: PullSettings | None
     trace: bool | str
     otel: bool | TracerProvider
@@ -139,6 +141,8 @@ class PushConsumer(Consumer):
     With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own. Failed
     messages are retried by the member itself.
 
+    `on_error` are the policies of all handlers, see `on`.
+
     `allocate` is the allocation strategy, see `mq.client.consume.allocation`; it must be the same on all members.
 
     `consume_from` is where a group without stored offsets begins: "first", "last", or an aware datetime. A queue that
@@ -161,6 +165,7 @@ class PushConsumer(Consumer):
         concurrency: int = 16,
         retry_delay: float = 1.0,
         max_reconsume_times: int | None = None,
+        on_error: OnError | None = None,
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
@@ -201,6 +206,7 @@ class PushConsumer(Consumer):
             give_back=None if ordered or broadcast is not None else self._give_back,
             give_up=self._give_up,
             attempts_max=attempts_max(max_reconsume_times),
+            on_error=check_policies(on_error),
             spans=self._spans,
         )
         self._handling_for_operators = 0
@@ -321,14 +327,28 @@ class PushConsumer(Consumer):
 
         All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
         """
-        self._subscribe(topic, tags, None, None)
+        self._subscribe(topic, tags)
 
-    def on(self, topic: str, tags: str | Sql = "*", *, batch: int | None = None) -> Callable[[HandlerT], HandlerT]:
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int | None = None,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+    ) -> Callable[[HandlerT], HandlerT]:
         """Decorator: subscribe, and have `run` pass each message to this coroutine function.
 
-        With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together.
+        With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together. After
+        `timeout` seconds the function is cancelled, and has failed with TimeoutError. `on_error` says what becomes of
+        its messages by exception, see `mq.client.consume.policies`; what it does not name is looked up in that of the
+        consumer.
         """
         self._check_process()
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout}, and must be positive")
+        policies = check_policies(on_error)
         if batch is not None and batch < 1:
             raise ValueError(f"batch {batch} must be at least 1")
         if callable(topic):
@@ -336,10 +356,21 @@ class PushConsumer(Consumer):
 
         def register(handler: HandlerT) -> HandlerT:
             check_handler(handler)
-            self._subscribe(topic, tags, handler, batch)
+            self._subscribe(topic, tags, handler, batch, timeout, policies)
             return handler
 
         return register
+
+    def use(self, middleware: MiddlewareT) -> MiddlewareT:
+        """Decorator: call this coroutine function around each handler, `async def f(message, call_next)`.
+
+        It awaits `call_next(message)`, or leaves the message to nobody; it may raise what a handler may. For a handler
+        with `batch` it gets the list. The first one is the outermost. It applies from the next messages on.
+        """
+        self._check_process()
+        check_handler(middleware)
+        self._handling.middleware.append(middleware)
+        return middleware
 
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of `topic`; its queues are released soon."""
@@ -348,7 +379,13 @@ class PushConsumer(Consumer):
         self._subscriptions_changed()
 
     def _subscribe(
-        self, topic: str, tags: str | Sql, handler: Callable[[Any], Awaitable[None]] | None, batch: int | None
+        self,
+        topic: str,
+        tags: str | Sql,
+        handler: Callable[[Any], Awaitable[None]] | None = None,
+        batch: int | None = None,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         self._check_process()
         check_topic(topic)
@@ -357,9 +394,11 @@ class PushConsumer(Consumer):
             sub_version=int(time.time() * 1000),
             handler=handler,
             batch=batch,
+            timeout=timeout,
+            on_error=on_error or {},
         )
         if not self._ordered and self._broadcast is None and self._retry_topic not in self._subscribed:
-            self._subscribe(self._retry_topic, "*", self._handling.handle_again, None)
+            self._subscribe(self._retry_topic, "*", self._handling.handle_again)
             return
         self._subscriptions_changed()
 
@@ -478,15 +517,21 @@ class PushConsumer(Consumer):
         self._check_process()
         self._handling.stop()
 
-    async def _give_back(self, message: ReceivedMessage, error: BaseException) -> bool:
-        return await self._send_back(message, failure_text(error), self._max_reconsume_times, is_dead=False)
+    async def _give_back(self, message: ReceivedMessage, error: BaseException, seconds: float | None) -> bool:
+        return await self._send_back(message, failure_text(error), self._max_reconsume_times, seconds=seconds)
 
     async def _give_up(self, message: ReceivedMessage, error: BaseException | str) -> bool:
         text = error if isinstance(error, str) else failure_text(error)
         return await self._send_back(message, text, None, is_dead=True)
 
     async def _send_back(
-        self, message: ReceivedMessage, failure: str, max_reconsume_times: int | None, *, is_dead: bool
+        self,
+        message: ReceivedMessage,
+        failure: str,
+        max_reconsume_times: int | None,
+        *,
+        is_dead: bool = False,
+        seconds: float | None = None,
     ) -> bool:
         assert self._remoting is not None, "a message is given back before the consumer is entered"
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
@@ -497,4 +542,5 @@ class PushConsumer(Consumer):
                 max_reconsume_times=max_reconsume_times,
                 failure=failure,
                 is_dead=is_dead,
+                seconds=seconds,
             )

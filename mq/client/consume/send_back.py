@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import anyio
@@ -31,6 +32,9 @@ TAKE_SECONDS = 3.0
 COPY_SECONDS = 2.0
 FIRST_LEVEL = 3
 """Delay level before the first redelivery; each further one waits one level longer."""
+
+LEVEL_SECONDS = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
+"""The delay levels of brokers, unless they are configured otherwise."""
 
 _NOT_COPIED = frozenset(
     {props.TRANSACTION_PREPARED, *props.TIMER_PROPERTIES, props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON}
@@ -78,6 +82,10 @@ def _is_library(path: str) -> bool:
     return any(file is not None and path.startswith(os.path.dirname(file) + os.sep) for file in loops)
 
 
+def _level_of(seconds: float) -> int:
+    return min(bisect_left(LEVEL_SECONDS, seconds), len(LEVEL_SECONDS) - 1) + 1
+
+
 async def give_back(
     remoting: ClientCore,
     group: str,
@@ -86,15 +94,17 @@ async def give_back(
     max_reconsume_times: int | None,
     failure: str | None = None,
     is_dead: bool = False,
+    seconds: float | None = None,
 ) -> bool:
     """Returns whether a broker has `message` for redelivery. If False, a broker may have it all the same.
 
     First asks the message's own broker to take it back, then sends a copy to the group's retry topic at any broker
     group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. With `is_dead`
-    it becomes a dead letter at once. `failure` is what the dead letter will say. Takes at most 5 s.
+    it becomes a dead letter at once. With `seconds` it comes back after the first delay level that is not shorter, of
+    the usual ones. `failure` is what the dead letter will say. Takes at most 5 s.
     """
     sent = SentBack(group, message, max_reconsume_times=0 if is_dead else max_reconsume_times, failure=failure)
-    sent.delay_level = -1 if is_dead else 0
+    sent.delay_level = -1 if is_dead else 0 if seconds is None else _level_of(seconds)
     try:
         with anyio.fail_after(TAKE_SECONDS):
             await _ask_to_take(remoting, sent)
@@ -168,7 +178,7 @@ def _copy(sent: SentBack) -> OutgoingMessage:
     given = with_origin(record, message.queue.broker_name)
     properties = {name: value for name, value in given.items() if name not in _NOT_COPIED}
     properties[props.RETRY_TOPIC] = message.topic
-    properties[props.DELAY] = str(FIRST_LEVEL + message.reconsume_times)
+    properties[props.DELAY] = str(sent.delay_level if sent.delay_level > 0 else FIRST_LEVEL + message.reconsume_times)
     if sent.failure:
         properties[props.FAILURE] = sent.failure
     return OutgoingMessage(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mq.client.consume.policies import OnError
 from mq.client.filters import Sql
 from mq.filter.subscription import Subscription, parse_sql, parse_tags
 from mq.protocol.bodies import SubscriptionData
@@ -22,12 +23,17 @@ def subscription_of(topic: str, tags: str | Sql) -> Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """One topic of a consumer. `handler` takes a message, or with `batch` a list of at most that many."""
+    """One topic of a consumer. `handler` takes a message, or with `batch` a list of at most that many.
+
+    It has `timeout` seconds, None without a limit. `on_error` are its policies.
+    """
 
     subscription: Subscription
     sub_version: int
     handler: Callable[[Any], Awaitable[None]] | None
     batch: int | None
+    timeout: float | None = None
+    on_error: OnError = field(default_factory=dict)
 
     def data(self) -> SubscriptionData:
         """In the format of heartbeats."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -12,6 +13,7 @@ import anyio
 import anyio.to_thread
 
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions
@@ -24,6 +26,7 @@ from mq.client.sync.facade import Facade, apart, at_once, waits
 __all__ = ["SyncDelivery", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
 
 SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
+SyncMiddlewareT = TypeVar("SyncMiddlewareT", bound=Callable[[Any, Callable[[Any], None]], None])
 
 
 class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
@@ -45,6 +48,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PushConsumerOptions]) -> None:
         super().__init__(apart(PushConsumer, namesrv, group, **options))
         self._limiter = apart(anyio.CapacityLimiter, options.get("concurrency", 16))
+        self._middleware: list[Callable[..., None]] = []
         self._stream: MessageStream | None = None
         self._kept: deque[ReceivedMessage] = deque()
         """Messages for a `receive` that was interrupted."""
@@ -80,23 +84,36 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         return self._call_now(lambda: self._client.positions)
 
     def on(
-        self, topic: str, tags: str | Sql = "*", *, batch: int | None = None
+        self, topic: str, tags: str | Sql = "*", *, batch: int | None = None, on_error: OnError | None = None
     ) -> Callable[[SyncHandlerT], SyncHandlerT]:
-        """As `PushConsumer.on`, for plain functions."""
+        """As `PushConsumer.on`, for plain functions. They have no `timeout`: nobody can end a thread."""
         self._check_process()
 
         def register(handler: SyncHandlerT) -> SyncHandlerT:
-            self._call_now(lambda: self._client.on(topic, tags, batch=batch)(self._in_thread(handler)))
+            decorate = functools.partial(self._client.on, topic, tags, batch=batch, on_error=on_error)
+            self._call_now(lambda: decorate()(self._in_thread(handler)))
             return handler
 
         return register
+
+    def use(self, middleware: SyncMiddlewareT) -> SyncMiddlewareT:
+        """As `PushConsumer.use`, for plain functions: `def f(message, call_next)`, in the thread of the handler."""
+        self._check_process()
+        self._middleware.append(middleware)
+        return middleware
 
     def run(self, handler: Callable[[ReceivedMessage], None] | None = None) -> None:
         """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
         self._call(self._client.run, None if handler is None else self._in_thread(handler))
 
     def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
-        in_thread = self._for_thread(handler)
+        def within_middleware(messages: Any) -> None:
+            call = handler
+            for each in reversed(self._middleware):
+                call = functools.partial(_with_next, each, call)
+            call(messages)
+
+        in_thread = self._for_thread(within_middleware)
 
         async def handle(messages: Any) -> None:
             await anyio.to_thread.run_sync(in_thread, messages, limiter=self._limiter)
@@ -285,3 +302,9 @@ class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
     def __iter__(self) -> Iterator[PoppedMessage]:
         while (message := self.receive()) is not None:
             yield message
+
+
+def _with_next(
+    middleware: Callable[[Any, Callable[[Any], None]], None], call_next: Callable[[Any], None], messages: Any
+) -> None:
+    middleware(messages, call_next)

@@ -302,7 +302,7 @@ class FakeBroker(FakeServer):
         if not self.leads or int(ext["offset"]) not in self.group.places:
             await self._answer(connection, request, 1)
             return
-        assert (ext["delayLevel"] in ("0", "-1"), ext["unitMode"]) == (True, "false")
+        assert (-1 <= int(ext["delayLevel"]) <= 18, ext["unitMode"]) == (True, "false")
         topic, message = self.group.places[int(ext["offset"])]
         again = f"%RETRY%{ext['group']}"
         limit = int(ext.get("maxReconsumeTimes", "16"))

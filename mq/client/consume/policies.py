@@ -1,0 +1,115 @@
+"""What becomes of a message whose handler failed: policies that a handler raises, or that `on_error` names.
+
+    @consumer.on("Orders", on_error={ValueError: DeadLetter, ConnectionError: RetryLater(30)})
+    async def bill(message: ReceivedMessage) -> None:
+        if message.body == b"":
+            raise Skip("an empty order")
+
+A failure without a policy is retried as the consumer does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mq.client.application_code import failure_in
+from mq.client.logs import log
+
+__all__ = [
+    "DeadLetter",
+    "HandlingPolicy",
+    "OnError",
+    "RetryLater",
+    "Skip",
+    "StopConsumer",
+    "check_policies",
+    "policy_of",
+]
+
+
+class HandlingPolicy(Exception):
+    """Base of the policies. Raised by a handler, one says what becomes of its message."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RetryLater(HandlingPolicy):
+    """The message is handled again after so many seconds, at the earliest; above 0, at most 7,200.
+
+    With `ordered`, its queue waits, and the attempt counts for `max_reconsume_times`. With `ordered=False`, this member
+    retries it itself for up to 30 s. A longer time is rounded up to a delay level, and any member may get the message.
+    """
+
+    SECONDS_MAX = 7200.0
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        if not 0 < seconds <= self.SECONDS_MAX:
+            raise ValueError(f"RetryLater({seconds}): above 0 and at most {self.SECONDS_MAX:g} seconds are allowed")
+        super().__init__(reason)
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[type[RetryLater], tuple[float, str]]:
+        return type(self), (self.seconds, self.reason)
+
+
+class DeadLetter(HandlingPolicy):
+    """The message goes to the group's dead letter topic, at once; until a broker has stored it there, it is retried."""
+
+
+class Skip(HandlingPolicy):
+    """The message is done, although it was not handled; `message_skipped` is logged."""
+
+
+class StopConsumer(HandlingPolicy):
+    """`run` ends, as by `stop`, and raises the failure; the message is delivered again."""
+
+
+Choice = HandlingPolicy | type[DeadLetter] | type[Skip] | type[StopConsumer]
+OnError = Mapping[type[BaseException], Choice | Callable[[BaseException], Choice | None]]
+"""Policies by exception; that of the nearest base class counts. A function gets the exception, and returns a policy, or
+None for the usual retry.
+"""
+
+
+def check_policies(on_error: OnError | None) -> OnError:
+    """The mapping, or an empty one. Raises TypeError for what is no policy."""
+    given: Mapping[Any, Any] = on_error or {}
+    for kind, choice in given.items():
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError(f"on_error: {kind!r} is no class of exceptions")
+        if choice is RetryLater or choice is HandlingPolicy:
+            raise TypeError(f"on_error for {kind.__name__}: say when, RetryLater(seconds)")
+        if not isinstance(choice, HandlingPolicy) and not callable(choice):
+            raise TypeError(f"on_error for {kind.__name__}: {choice!r} is no policy, and no function that returns one")
+    return given
+
+
+def policy_of(error: BaseException, *mappings: OnError) -> HandlingPolicy | None:
+    """The policy for a failure: itself, or the first one that a mapping has; None for the usual retry."""
+    if isinstance(error, HandlingPolicy):
+        return error
+    for on_error in mappings:
+        for kind in type(error).__mro__:
+            if kind in on_error:
+                return _chosen(error, on_error[kind])
+    return None
+
+
+def _chosen(error: BaseException, choice: Choice | Callable[[BaseException], Choice | None]) -> HandlingPolicy | None:
+    if isinstance(choice, HandlingPolicy):
+        return choice
+    found: list[object] = []
+    failure = failure_in(lambda each: found.append(choice(each) if not isinstance(choice, type) else choice()), error)
+    chosen = found[0] if found else None
+    if isinstance(chosen, type) and issubclass(chosen, DeadLetter | Skip | StopConsumer):
+        chosen = chosen()
+    if chosen is None and failure is None:
+        return None
+    if isinstance(chosen, HandlingPolicy):
+        return chosen
+    failure = failure or TypeError(f"{choice!r} returned {chosen!r}, which is no policy")
+    log.exception("on_error_failed", failure, exception=repr(error))
+    return None
