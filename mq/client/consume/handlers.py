@@ -9,6 +9,7 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from mq.client.application_code import calling_task, failure_of, program_end_in
 from mq.client.consume.delivery import DeliveryBoard
@@ -102,6 +103,10 @@ class Handling:
         self._caller: asyncio.Task[Any] | None = None
         self._was_run = False
         self._stopped_by: BaseException | None = None
+        self._taking: anyio.CancelScope | None = None
+        self._drains = False
+        self._ended: anyio.Event | None = None
+        """Set when the current `run` ends."""
 
     def open(self) -> None:
         """The consumer is opened; `run` was not called yet."""
@@ -130,6 +135,8 @@ class Handling:
         self._fallback = fallback
         self._was_run = True
         self._stopped_by = None
+        self._drains = False
+        self._ended = ended = anyio.Event()
         self._caller = calling_task()
         try:
             with anyio.CancelScope() as scope:
@@ -139,21 +146,44 @@ class Handling:
             if (end := program_end_in(group)) is not None:
                 raise end from group  # sys.exit() of a handler, with its exit code
             raise
+        finally:
+            ended.set()
         if self._stopped_by is not None:
             raise self._stopped_by
 
     async def _handle_forever(self) -> None:
         slots = anyio.Semaphore(self._concurrency)
         async with anyio.create_task_group() as tasks:
-            while True:
-                await slots.acquire()
-                process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
-                tasks.start_soon(self._handle, process_queue, messages, slots)
+            with anyio.CancelScope() as self._taking:
+                while True:
+                    await slots.acquire()
+                    process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
+                    tasks.start_soon(self._handle, process_queue, messages, slots)
 
     def stop(self) -> None:
         """End `run`, cancelling running handlers."""
         if self._scope is not None:
             self._scope.cancel()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more messages, wait for running handlers, and end `run`; after `seconds` cancel them.
+
+        Returns whether all of them finished. If cancelled, `run` ends as soon as they have finished.
+        """
+        await anyio.lowlevel.checkpoint()
+        ended = self._ended
+        if ended is None or ended.is_set() or self._taking is None:
+            return True
+        self._drains = True
+        self._taking.cancel()
+        with anyio.move_on_after(seconds):
+            await ended.wait()
+        if ended.is_set():
+            return True
+        self.stop()
+        with anyio.CancelScope(shield=True):
+            await ended.wait()
+        return False
 
     async def handle_again(self, message: ReceivedMessage) -> None:
         """Call the handler of a message's topic. Raises its exceptions, and LookupError if there is none."""
@@ -210,7 +240,7 @@ class Handling:
         done = 0
         retry_at = 0.0
         try:
-            while done < len(messages) and handler is not None and process_queue.may_go_on(anyio.current_time()):
+            while done < len(messages) and handler is not None and self._may_go_on(process_queue):
                 part = messages[done : done + self._part_size(messages[done], batch)]
                 trace = None if self.tracer is None else self.tracer.handling(part)
                 error = await failure_of(handler, part if batch else part[0], self._caller)
@@ -253,6 +283,9 @@ class Handling:
                 process_queue.block(messages[done:], retry_at)
             self._board.release(process_queue)
             slots.release()
+
+    def _may_go_on(self, process_queue: ProcessQueue) -> bool:
+        return not self._drains and process_queue.may_go_on(anyio.current_time())
 
     def _policy(self, error: BaseException, message: ReceivedMessage) -> HandlingPolicy | None:
         subscribed = self._subscribed.get(message.topic)

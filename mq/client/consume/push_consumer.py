@@ -33,6 +33,7 @@ from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import PullSettings
 from mq.client.consume.send_back import failure_text, give_back
+from mq.client.consume.stop_signals import check_seconds, drain_on_signals
 from mq.client.consume.subscription import Subscribed, subscription_of
 from mq.client.errors import ClientError
 from mq.client.filters import Sql
@@ -43,6 +44,7 @@ from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider
+from mq.client.task_group import open_task_group
 from mq.protocol.bodies import ConsumerData, HeartbeatData
 from mq.protocol.codes import ResponseCode
 from mq.protocol.group_requests import (
@@ -63,6 +65,8 @@ FOR_OPERATORS_MAX = 16
 
 ORDERED_RECONSUME_TIMES = 120
 """Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
+DRAIN_SECONDS = 30.0
+"""Default time for running handlers to finish; what starts containers usually waits so long before it kills."""
 REMIND_SECONDS = 10.0
 """If `run` was not called after this time, an open consumer with handlers logs a warning."""
 
@@ -346,8 +350,8 @@ class PushConsumer(Consumer):
         consumer.
         """
         self._check_process()
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout is {timeout}, and must be positive")
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         policies = check_policies(on_error)
         if batch is not None and batch < 1:
             raise ValueError(f"batch {batch} must be at least 1")
@@ -501,16 +505,41 @@ class PushConsumer(Consumer):
         self._opened()
         return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
 
-    async def run(self, handler: Handler | None = None) -> None:
+    async def run(
+        self, handler: Handler | None = None, *, signals: bool = False, drain_timeout: float = DRAIN_SECONDS
+    ) -> None:
         """Call the handlers with messages until `stop` is called, the consumer is closed or the caller is cancelled.
 
         `handler` handles topics without their own handler. Unfinished messages are delivered again, by the next
         `run` or to the next owner of the queue.
+
+        With `signals`, SIGTERM and SIGINT do what `drain(drain_timeout)` does, and a second one what `stop` does; that
+        needs the main thread. Raises the exception for which `StopConsumer` was the policy.
         """
         self._opened()
+        check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
             check_handler(handler)
-        await self._handling.run(handler)
+        if not signals:
+            await self._handling.run(handler)
+            return
+        async with open_task_group() as tasks:
+            await tasks.start(drain_on_signals, self, drain_timeout)
+            await self._handling.run(handler)
+            tasks.cancel_scope.cancel()
+
+    async def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
+        """End `run` when the handlers that are at work have finished; no more messages are handled.
+
+        After `timeout` seconds they are cancelled. Returns whether all of them finished; True if `run` is not running.
+        Offsets are stored then. What was not handled is delivered again: to other members as soon as the consumer is
+        closed, or by the next `run`. If cancelled, `run` ends all the same when the handlers have finished.
+        """
+        self._opened()
+        check_seconds("timeout", timeout)
+        finished = await self._handling.drain(timeout)
+        await self._entered().commit()
+        return finished
 
     def stop(self) -> None:
         """End `run`, cancelling running handlers."""

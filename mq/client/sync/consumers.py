@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import anyio
@@ -17,7 +18,8 @@ from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions
-from mq.client.consume.push_consumer import PushConsumer, PushConsumerOptions
+from mq.client.consume.push_consumer import DRAIN_SECONDS, PushConsumer, PushConsumerOptions
+from mq.client.consume.stop_signals import SIGNALS, check_seconds, note_signal
 from mq.client.errors import ClientError
 from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -69,6 +71,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     resume = at_once(PushConsumer.resume)
     stop = at_once(PushConsumer.stop)
     commit = waits(PushConsumer.commit)
+    drain = waits(PushConsumer.drain)
     reply = waits(PushConsumer.reply)
     dead_letter = waits(PushConsumer.dead_letter)
     wait_assigned = waits(PushConsumer.wait_assigned)
@@ -102,9 +105,43 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         self._middleware.append(middleware)
         return middleware
 
-    def run(self, handler: Callable[[ReceivedMessage], None] | None = None) -> None:
+    def run(
+        self,
+        handler: Callable[[ReceivedMessage], None] | None = None,
+        *,
+        signals: bool = False,
+        drain_timeout: float = DRAIN_SECONDS,
+    ) -> None:
         """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
-        self._call(self._client.run, None if handler is None else self._in_thread(handler))
+        check_seconds("drain_timeout", drain_timeout)
+        called = None if handler is None else self._in_thread(handler)
+        with self._draining_on_signals(drain_timeout) if signals else contextlib.nullcontext():
+            self._call(self._client.run, called)
+
+    @contextlib.contextmanager
+    def _draining_on_signals(self, seconds: float) -> Iterator[None]:
+        """The signals of this process drain the consumer within the block. Raises ValueError in another thread."""
+        thread, drained = self._opened(), False
+
+        async def drain() -> None:
+            await self._client.drain(seconds)
+
+        async def stop() -> None:
+            self._client.stop()
+
+        def handle(number: int, _: FrameType | None) -> None:
+            nonlocal drained
+            if not drained:
+                note_signal(number, self, seconds)
+            thread.portal.start_task_soon(stop if drained else drain)
+            drained = True
+
+        before = {number: signal.signal(number, handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, former in before.items():
+                signal.signal(number, former)
 
     def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
         def within_middleware(messages: Any) -> None:

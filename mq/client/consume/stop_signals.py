@@ -1,0 +1,55 @@
+"""Ends a consumer's `run` on SIGTERM and SIGINT, as whoever starts workers sends them."""
+
+from __future__ import annotations
+
+import signal
+from typing import Protocol
+
+import anyio
+import anyio.abc
+
+from mq.client.logs import log
+
+__all__ = ["SIGNALS", "Drains", "check_seconds", "drain_on_signals", "note_signal"]
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Drains(Protocol):
+    """What a consumer of either kind can do."""
+
+    async def drain(self, timeout: float) -> bool:
+        """See `PushConsumer.drain`."""
+
+    def stop(self) -> None:
+        """See `PushConsumer.stop`."""
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Raises ValueError unless it is positive."""
+    if not seconds > 0:
+        raise ValueError(f"{name} is {seconds}, and must be positive")
+
+
+def note_signal(number: int, client: object, seconds: float) -> None:
+    """Log that a signal ends `run`."""
+    log.info("draining", client=repr(client), signal=signal.Signals(number).name, seconds=seconds)
+
+
+async def drain_on_signals(
+    consumer: Drains, seconds: float, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Drain the consumer at the first signal, and stop it at the second one. Raises RuntimeError or ValueError outside
+    of the main thread.
+    """
+    drained = False
+    async with anyio.create_task_group() as tasks:
+        with anyio.open_signal_receiver(*SIGNALS) as received:
+            task_status.started()
+            async for number in received:
+                if drained:
+                    consumer.stop()
+                    continue
+                drained = True
+                note_signal(number, consumer, seconds)
+                tasks.start_soon(consumer.drain, seconds)

@@ -1,0 +1,157 @@
+"""A worker that ends: what its handlers are doing is finished, the rest is left to others, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import anyio
+import pytest
+
+from mq.client import ReceivedMessage
+from mq.client.sync import SyncPushConsumer
+from tests.support.waiting import until
+from tests.unit.client.consuming import consumer_of, fill, offset_of
+from tests.unit.client.fake_cluster import FakeCluster
+
+
+class Work:
+    """A handler that is at work until it may end."""
+
+    def __init__(self) -> None:
+        self.begun: list[bytes] = []
+        self.done: list[bytes] = []
+        self.may_end = anyio.Event()
+
+    async def handle(self, message: ReceivedMessage) -> None:
+        self.begun.append(message.body)
+        await self.may_end.wait()
+        self.done.append(message.body)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_drain_finishes_what_is_at_work(ordered: bool) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 9)
+        work, finished = Work(), []
+        async with consumer_of(cluster, ordered=ordered, concurrency=3) as consumer:
+            consumer.on("T")(work.handle)
+
+            async def drain() -> None:
+                finished.append(await consumer.drain(60))
+
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(consumer.run)
+                    count = 1 if ordered else 3
+                    await until(lambda: len(work.begun) == count)
+                    tasks.start_soon(drain)
+                    await anyio.wait_all_tasks_blocked()
+                    assert not finished
+                    work.may_end.set()
+            assert finished == [True]
+            assert sorted(work.done) == sorted(work.begun)
+            assert len(work.done) == count
+            assert offset_of(cluster) == 1, "stored before the consumer leaves its group"
+            assert await consumer.drain(1) is True, "nothing runs"
+            # The next run goes on.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consumer.run)
+                await until(lambda: len(work.done) == 9)
+                consumer.stop()
+        assert (sorted(work.done), offset_of(cluster)) == ([b"%03d" % number for number in range(9)], 9)
+
+
+@pytest.mark.anyio
+async def test_drain_cancels_what_does_not_end() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        work = Work()
+        async with consumer_of(cluster) as consumer:
+            consumer.on("T")(work.handle)
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(consumer.run)
+                    await until(lambda: bool(work.begun))
+                    assert await consumer.drain(0.05) is False
+            assert work.done == []
+        assert offset_of(cluster) in (None, 0)
+
+
+@pytest.mark.anyio
+async def test_idle_consumer_is_drained_at_once() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consumer.run, Work().handle)
+                await consumer.wait_assigned()
+                assert await consumer.drain(60) is True
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_drains_and_a_second_one_stops(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        for is_patient in (True, False):
+            work = Work()
+            async with consumer_of(cluster) as consumer:
+                consumer.on("T")(work.handle)
+                with anyio.fail_after(60):
+                    async with anyio.create_task_group() as tasks:
+
+                        async def run() -> None:
+                            await consumer.run(signals=True, drain_timeout=3600)
+
+                        tasks.start_soon(run)
+                        await until(lambda: bool(work.begun))
+                        os.kill(os.getpid(), number)
+                        await until(lambda: consumer._handling._drains)
+                        if is_patient:
+                            work.may_end.set()
+                        else:
+                            os.kill(os.getpid(), number)
+            assert len(work.done) == is_patient
+        assert offset_of(cluster) == 1
+    assert signal.getsignal(number) == before
+
+
+def test_signal_drains_threads(threads: FakeCluster) -> None:
+    fill(threads, 3)
+    done: list[bytes] = []
+    may_end = threading.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    consumer = SyncPushConsumer(threads.namesrv, "cg", consume_from="first", ordered=False, concurrency=2)
+
+    @consumer.on("T")
+    def handle(message: ReceivedMessage) -> None:
+        if message.body == b"000":
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert may_end.wait(60)
+        done.append(message.body)
+
+    def let_end() -> None:
+        while not consumer._client._handling._drains:
+            may_end.wait(0.01)
+        may_end.set()
+
+    helper = threading.Thread(target=let_end)
+    helper.start()
+    with consumer:
+        consumer.run(signals=True)
+    helper.join()
+    assert 1 <= len(done) <= 2, "the third message is left to the next member"
+    assert threads.group.offsets["cg", "T", 0] == len(done)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_times_must_be_positive(threads: FakeCluster) -> None:
+    with SyncPushConsumer(threads.namesrv, "cg") as consumer:
+        with pytest.raises(ValueError, match="drain_timeout is 0"):
+            consumer.run(signals=True, drain_timeout=0)
+        with pytest.raises(ValueError, match="timeout is -1"):
+            consumer.drain(-1)
