@@ -334,7 +334,7 @@ class _Host:
             undo.callback(broker.close_connections)
             undo.callback(listener.close)
             undo.callback(self._closed)
-            reactor.serve_together(broker.services.requests.receive)
+            reactor.serve_together(broker.services.sends.receive)
             self._broker, self._reactor = broker, reactor
             self.started = True
             freeze_startup_objects()

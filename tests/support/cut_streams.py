@@ -40,12 +40,7 @@ class _Requests:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-
-    def take_sends(self, connection: Any, chunk: bytes) -> int:
-        return self._broker.sends.take(connection, chunk)
-
-    def forget_sender(self, descriptor: int) -> None:
-        self._broker.sends.forget(descriptor)
+        self.sends = broker.sends
 
     def serve(self, connection: Any, incoming: Iterable[tuple[Any, bytes, int]]) -> None:
         for request, body, serialization in incoming:

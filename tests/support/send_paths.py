@@ -148,6 +148,7 @@ class Broker:
         self.sends = Sends(
             context, special=special, repeats=special, retries=special, make_receiver=self._make_receiver(FORMS[form])
         )
+        self.sends.serve_here(True)
         self.writable.update(self.tails)
         self.refused: list[tuple[int, int, str]] = []
         self.others: list[str] = []

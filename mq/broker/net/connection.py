@@ -40,12 +40,21 @@ SendKeys = Callable[[bytes, bytes], bytes | None]
 """The key that sends must be signed with, by access key and topic; None leaves them to `AccessControl.checked`."""
 
 
+class PlainSends(Protocol):
+    """What serves plain sends; see `mq.broker.produce.send`."""
+
+    def take(self, connection: ClientConnection, chunk: bytes) -> int: ...
+
+    def forget(self, descriptor: int) -> None: ...
+
+    def serve_here(self, here: bool) -> None: ...
+
+
 class Requests(Protocol):
     """What serves requests; see `mq.broker.net.request_table`."""
 
-    def take_sends(self, connection: ClientConnection, chunk: bytes) -> int: ...
-
-    def forget_sender(self, descriptor: int) -> None: ...
+    @property
+    def sends(self) -> PlainSends: ...
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
 
@@ -236,7 +245,7 @@ class ClientConnection:
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
-        taken = self._requests.take_sends(self, chunk)
+        taken = self._requests.sends.take(self, chunk)
         if taken:
             self._note_whole()
         if taken == len(chunk):
@@ -304,7 +313,7 @@ class ClientConnection:
 
     def _read_or_wait(self) -> None:
         if self._waits_for_room or self._waits_for_reader or self._unserved:
-            self._requests.forget_sender(self.descriptor)
+            self._requests.sends.forget(self.descriptor)
             self._stream.stop_reading()
         else:
             self._stream.go_on_reading()
@@ -352,7 +361,7 @@ class ClientConnection:
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, why_not_served(request.code))
 
     def _closed(self, reason: str) -> None:
-        self._requests.forget_sender(self.descriptor)
+        self._requests.sends.forget(self.descriptor)
         self._intake.finished(self)
         self._unread.forget(self)
         self._questions.connection_closed(self)

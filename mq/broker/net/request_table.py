@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from mq.broker.net.call import Call, Handler
-from mq.broker.net.connection import ClientConnection
+from mq.broker.net.connection import ClientConnection, PlainSends
 from mq.broker.net.service import Route
 from mq.protocol.chunks import Incoming
-from raftlog import Begun, Ready
-
-
-class PlainSends(Protocol):
-    """What serves plain sends: `mq.broker.produce.send.Sends`."""
-
-    def take(self, connection: ClientConnection, chunk: bytes) -> int: ...
-
-    def forget(self, descriptor: int) -> None: ...
-
-    def receive(self, ready: Ready) -> tuple[Ready, Begun]: ...
 
 
 class RequestTable:
@@ -31,7 +20,7 @@ class RequestTable:
     Attributes:
         leader_handlers: what serves requests that only the leader can serve.
         repeatable: requests that may be handed on again when nobody can tell whether a leader has served them.
-        sends: receives plain sends of many clients, and queues them.
+        sends: serves plain sends, which do not come here.
     """
 
     sends: PlainSends
@@ -40,7 +29,6 @@ class RequestTable:
         self.leader_handlers: dict[type[Any], Handler] = {}
         self.repeatable: set[type[Any]] = set()
         self._handlers: dict[type[Any], Handler] = {}
-        self._leads = False
 
     def add(self, routes: Iterable[Route]) -> None:
         """Add routes; no two may be for one type of request."""
@@ -58,28 +46,13 @@ class RequestTable:
 
     def serve_as_leader(self) -> None:
         """Serve everything here."""
-        self._leads = True
+        self.sends.serve_here(True)
         self._handlers.update(self.leader_handlers)
 
     def serve_as_follower(self, forward: Handler) -> None:
         """Let ``forward`` hand what needs the leader to it."""
-        self._leads = False
+        self.sends.serve_here(False)
         self._handlers.update(dict.fromkeys(self.leader_handlers, forward))
-
-    def take_sends(self, connection: ClientConnection, chunk: bytes) -> int:
-        """Serve the plain sends that ``chunk`` begins with, as a whole; returns how many bytes they take."""
-        if self._leads:
-            return self.sends.take(connection, chunk)
-        self.sends.forget(connection.descriptor)
-        return 0
-
-    def forget_sender(self, descriptor: int) -> None:
-        """The client with this descriptor is closed, or must not be received from by `receive`."""
-        self.sends.forget(descriptor)
-
-    def receive(self, ready: Ready) -> tuple[Ready, Begun]:
-        """Receive from all clients among ``ready`` that probably have plain sends; see `Reactor.serve_together`."""
-        return self.sends.receive(ready) if self._leads else (ready, ())
 
     def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""

@@ -80,6 +80,7 @@ class Sends(Service):
             entry_bytes_max=context.appender.entry_bytes_max,
             receive_into=context.environment.receive_into,
         )
+        self._serves_here = False
         self.receiver = make_receiver(self._messages, self._batches, settings)
 
     def routes(self) -> Iterator[Route]:
@@ -101,6 +102,10 @@ class Sends(Service):
         """Check the topic again with its next message."""
         self._messages.writable.pop(topic, None)
 
+    def serve_here(self, here: bool) -> None:
+        """Take plain sends, or leave them to handlers that forward them to the leader."""
+        self._serves_here = here
+
     def counters(self) -> dict[str, int]:
         """See `Service`."""
         return {"messages_compiled": self.receiver.compiled_messages}
@@ -108,7 +113,7 @@ class Sends(Service):
     def take(self, connection: ClientConnection, chunk: bytes) -> int:
         """Queue the plain sends at the start of ``chunk``, as `handle` does; returns how many bytes they take.
 
-        Takes none with too much pending.
+        Takes none with too much pending, or while this replica does not lead.
         """
         blocks, taken = self.receiver.take(connection, chunk, self._room)
         for block in blocks:
@@ -131,8 +136,8 @@ class Sends(Service):
 
     @property
     def _room(self) -> int:
-        """Bytes that may be added until messages are refused; negative if they are."""
-        return self._pending_bytes_max - self._appender.pending_bytes
+        """Bytes that may be added until messages are refused; negative if none is taken here."""
+        return self._pending_bytes_max - self._appender.pending_bytes if self._serves_here else -1
 
     def handle(self, call: Call[SendRequest]) -> None:
         """Check one message and queue it; its reply follows when it is committed.

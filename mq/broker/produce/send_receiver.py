@@ -153,6 +153,7 @@ class PythonReceiver:
             if nbytes == 0:  # the end of the connection; whoever receives next will see why
                 left.append((descriptor, EPOLLIN))
                 continue
+            assert nbytes <= RECEIVE_BYTES, f"{nbytes} bytes were received into {RECEIVE_BYTES}"
             received_bytes += nbytes
             sender.heard = True
             chunk = bytes(self._buffer[:nbytes])

@@ -263,3 +263,34 @@ def test_each_sender_is_asked_for_its_own_keys(form: str, undo: ExitStack) -> No
     assert list(dict.fromkeys(asked)) == ([(1, b"who", b"T"), (2, b"who", b"T")] if form == "compiled" else [])
     assert crowd.broker.appender.waiting_requests == 1
     assert list(crowd.others) == [client.fd for client in crowd.clients[1:]]
+
+
+@both_forms
+def test_sends_are_received_by_the_function_for_simulated_sockets(form: str, undo: ExitStack) -> None:
+    """It is asked for each producer, and its errors are those of a socket."""
+    arrived: dict[int, bytes | OSError] = {}
+
+    def receive_into(descriptor: int, buffer: memoryview) -> int:
+        data = arrived.pop(descriptor)
+        if isinstance(data, OSError):
+            raise data
+        buffer[: len(data)] = data
+        return len(data)
+
+    crowd = Crowd(form, 5, undo, receive_into=receive_into)
+    whole, cut, quiet, ended, broken = crowd.clients
+    arrived |= {whole.fd: frame(), cut.fd: frame() + NOT_PLAIN, ended.fd: b""}
+    arrived |= {quiet.fd: BlockingIOError(), broken.fd: ConnectionResetError()}
+    rest, begun = crowd.broker.sends.receive(crowd.ready)
+    assert rest == [(ended.fd, EPOLLIN), (broken.fd, EPOLLIN)]
+    assert [(fd, go_on.args[0]) for fd, go_on in begun] == [(cut.fd, NOT_PLAIN)]  # type: ignore[attr-defined]
+    assert crowd.broker.appender.waiting_requests == 2
+    assert [client.heard for client in crowd.clients] == [True, True, False, False, False]
+    assert crowd.producing == {whole.fd, quiet.fd, ended.fd, broken.fd}
+
+
+@both_forms
+def test_more_bytes_than_fit_are_never_taken_from_the_function(form: str, undo: ExitStack) -> None:
+    crowd = Crowd(form, 1, undo, receive_into=lambda descriptor, buffer: len(buffer) + 1)
+    with pytest.raises(AssertionError, match="65537 bytes were received"):
+        crowd.broker.sends.receive(crowd.ready)
