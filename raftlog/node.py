@@ -42,13 +42,13 @@ from raftlog.range_server import DAMAGED_HERE, GONE, RangeRefused, RangeServer, 
 from raftlog.repair_mode import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
-from raftlog.segment.compiled_writer import threaded_writer
 from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.snapshot_install import encode_manifest
+from raftlog.segment.writer import threaded_writer
 from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger

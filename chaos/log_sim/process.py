@@ -57,12 +57,14 @@ class LogProcess:
         self._durable_commit = scenario.config.durable_commit
         self._segment_bytes = scenario.segment_bytes
         self.writer = SimWriter(
+            disk=node.disk,
             later=lambda seconds, step: world.later(node, seconds, step),
             latency=node.disk_latency,
             clock=node.clock,
             on_done=lambda ticket: self.replica.storage_done(ticket),
             on_failed=lambda error: world.process_ends(node, error),
             buggify=world.buggify,
+            faults=node.short_writes,
         )
         self.log = SegmentLog.open(
             DIRECTORY,

@@ -1,39 +1,56 @@
-"""A log's writer in simulated time: the real code writes what was submitted, after a latency."""
+"""A log's writer in simulated time: the real code writes what was submitted, after a latency.
+
+It is the code of a writer's thread (`raftlog.segment.writer.QueueTurns`) and of its queue, in Cython or in Python, one
+turn after the other. Instead of the kernel, the queue calls a simulated disk. The queue wakes the writer, as it wakes a
+thread: one that is not woken writes nothing. Whatever the queue reports must be on the disk at that moment.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from random import Random
 
 from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk, PowerCut
+from chaos.violation import Violation
+from chaos.writer_calls import DiskCalls
+from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.errors import StorageFailed
-from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
+from raftlog.segment.group_commit import Store, WriteOp
+from raftlog.segment.plain_writes import PythonPlainWrites
+from raftlog.segment.writer import QueueTurns
 
 Later = Callable[[float, Callable[[], None]], None]
 """``later(seconds, step)``: run ``step`` at this node after so many seconds, unless its process has ended."""
 
 
 class SimWriter:
-    """Runs `GroupCommit` after a latency; see `raftlog.segment.writer.LogWriter`.
+    """A writer that a simulation steps; see `raftlog.segment.writer.LogWriter`.
 
     Args:
+        disk: where the files are.
         latency: seconds that the next write takes.
-        on_done, on_failed: as for `raftlog.segment.writer.Writer`, called in a turn of the node.
+        on_done: called in a turn of the node with the newest durable ticket.
+        on_failed: called in a turn of the node, once, with the error; nothing is written after it.
+        faults: draws which writes are short or interrupted.
     """
 
     def __init__(
         self,
         *,
+        disk: MemoryDisk,
         later: Later,
         latency: Callable[[], float],
         clock: Callable[[], float],
         on_done: Callable[[int], None],
         on_failed: Callable[[Exception], None],
         buggify: Buggify,
+        faults: Random,
     ) -> None:
         self.done_ticket = 0
+        self._disk = disk
         self._later = later
         self._latency = latency
         self._clock = clock
@@ -42,7 +59,11 @@ class SimWriter:
         self._buggify = buggify
         self._queue: deque[WriteOp] = deque()
         self._batch: list[WriteOp] = []
-        self._commit: GroupCommit | None = None
+        calls = DiskCalls(disk, self._reported, self._woken, faults)
+        # The limits are those of the run.
+        self._writes = (PlainWrites if IS_COMPILED else PythonPlainWrites)(-1, SYNC_BYTES_MAX, calls)
+        self._turns: QueueTurns | None = None
+        self._store: Store | None = None
         self._markers_awaited = False
 
     @property
@@ -52,7 +73,9 @@ class SimWriter:
 
     def start(self, store: Store) -> None:
         """See `LogWriter.start`."""
-        self._commit = GroupCommit(store, self._clock, prepare_ahead=False)
+        self._store = store
+        self._turns = QueueTurns(self._writes, store, self._clock, lambda seconds: None, prepare_ahead=False)
+        self._turns.step()  # it waits from now on
 
     def submit(self, op: WriteOp) -> None:
         """See `LogWriter.submit`."""
@@ -62,28 +85,31 @@ class SimWriter:
 
     def close(self, *, clean: bool) -> None:
         """See `LogWriter.close`."""
-        commit, self._commit = self._commit, None
-        if commit is None:
+        turns, self._turns = self._turns, None
+        if turns is None:
             return
-        if rest := [*self._batch, *self._queue]:
-            commit.apply(rest)
+        self._batch += self._queue
+        for op in self._queue:
+            self._writes.submit(op)
+        self._run(turns)
         if clean:
-            commit.close(clean=True)
+            turns.commit.close(clean=True)
 
     def stop_midway(self, disk: MemoryDisk, operations: int) -> None:
         """The process ends after so many more disk operations, with or without a power cut."""
-        commit, self._commit = self._commit, None
-        if commit is None or not self._batch:
+        turns, self._turns = self._turns, None
+        if turns is None or not self._batch:
             return
         disk.cut_power_after(operations)
         try:
-            commit.apply(self._batch)
+            self._run(turns)
         except (PowerCut, StorageFailed):
             return
 
     def abandon(self) -> None:
         """The process has ended; what was not written is discarded."""
-        self._commit = None
+        self._turns = None
+        self._writes.stop()
 
     def _begin(self) -> None:
         nbytes = 0
@@ -93,35 +119,69 @@ class SimWriter:
             nbytes += op.nbytes
             if self._buggify("one-write-at-a-time"):
                 break
-        self._later(self._latency() + (1.5 if self._buggify("slow-write") else 0.0), self._finish)
+        for op in list(self._batch):
+            self._writes.submit(op)
+
+    def _woken(self) -> None:
+        if self._turns is not None:
+            self._later(self._latency() + (1.5 if self._buggify("slow-write") else 0.0), self._finish)
 
     def _finish(self) -> None:
-        commit = self._commit
-        if commit is None:
+        turns = self._turns
+        if turns is None:
             return
+        before = self.done_ticket
         try:
-            commit.apply(self._batch)
+            self._run(turns)
         except StorageFailed as error:
+            if self.done_ticket > before:
+                self._on_done(self.done_ticket)
             self._fail(error)
             return
-        self.done_ticket = self._batch[-1].ticket
-        self._batch = []
-        if self._queue:
+        if self._queue and not self._batch:
             self._begin()
-        if not self._markers_awaited and (delay := commit.marker_delay()) is not None:
+        if not self._markers_awaited and (delay := turns.commit.marker_delay()) is not None:
             self._markers_awaited = True
             self._later(delay + (0.5 if self._buggify("late-markers") else 0.0), self._write_markers)
         self._on_done(self.done_ticket)
 
+    def _run(self, turns: QueueTurns) -> None:
+        """Turns until nothing is queued."""
+        while turns.step():
+            pass
+
+    def _reported(self, ticket: int) -> None:
+        """The queue says that everything up to ``ticket`` is durable."""
+        assert self._store is not None
+        if ticket <= self.done_ticket or ticket not in {op.ticket for op in self._batch}:
+            raise Violation(f"the log writer reports ticket {ticket}, done is {self.done_ticket}")
+        count = next(number for number, op in enumerate(self._batch) if op.ticket == ticket) + 1
+        ops, self._batch = self._batch[:count], self._batch[count:]
+        files, disk = self._store.files, self._disk
+        end = None  # what was cut off meanwhile is gone
+        for op in reversed(ops):
+            for entry in op.entries:
+                if entry.pos < files.base_pos or (end is not None and entry.pos >= end):
+                    continue
+                start = files.start_of(entry.pos)
+                stored = disk.durable(files.path(start), entry.pos - start, entry.size)
+                if stored != entry.header + entry.body:
+                    raise Violation(f"durability: ticket {ticket} is reported, entry {entry.index} is not on the disk")
+            if op.cut is not None:
+                end = op.cut.pos if end is None else min(end, op.cut.pos)
+        self.done_ticket = ticket
+
     def _write_markers(self) -> None:
         self._markers_awaited = False
-        if self._commit is None or self._commit.marker_delay() is None:
+        turns = self._turns
+        if turns is None or turns.commit.marker_delay() is None:
             return
         try:
-            self._commit.write_markers()
+            turns.commit.write_markers()
         except StorageFailed as error:
             self._fail(error)
 
     def _fail(self, error: StorageFailed) -> None:
-        self._commit = None
+        self._turns = None
+        self._writes.stop()
         self._on_failed(error)

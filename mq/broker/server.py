@@ -30,7 +30,7 @@ from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged
-from mq.compiled import IS_COMPILED
+from mq.compiled import ALL_COMPILED
 from mq.monitoring.families import Families, Family, Histogram
 from mq.monitoring.http import Monitoring, open_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
@@ -65,7 +65,7 @@ from raftlog import (
     stored_segment_bytes,
 )
 from raftlog.lease_clock import boot_time
-from raftlog.segment import REFILLED, SNAPSHOT_NAME, FormatTooNew, compiled_writer
+from raftlog.segment import REFILLED, SNAPSHOT_NAME, FormatTooNew
 
 _READERS = 4
 """Threads that load old messages into memory."""
@@ -343,7 +343,7 @@ class _Host:
                 listen=settings.listen,
                 data_dir=str(settings.data_dir),
                 durability=settings.durability,
-                compiled=IS_COMPILED and compiled_writer.IS_COMPILED,
+                compiled=ALL_COMPILED,
                 last_index=run.segment_log.last_index,
                 applied_index=replica.applied_index,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import raftlog.compiled.loaded
 from raftlog.compiled.sources import PURE_PYTHON, require_current, require_wanted
 
 if TYPE_CHECKING:
@@ -38,5 +39,7 @@ else:
 
 IS_COMPILED = CompiledReceiver is not None
 """Whether the compiled parts are there and used; for reports and tests."""
+ALL_COMPILED = IS_COMPILED and raftlog.compiled.loaded.IS_COMPILED
+"""Whether those of `raftlog` are, too."""
 
-__all__ = ["IS_COMPILED", "PURE_PYTHON", "CompiledReceiver", "checked_records"]
+__all__ = ["ALL_COMPILED", "IS_COMPILED", "PURE_PYTHON", "CompiledReceiver", "checked_records"]

@@ -3,9 +3,13 @@
 
 An operation is plain if it only appends entries: no cut, vote, notes, base or sidecars, without a gap, in one file, and
 not more than may be written before a sync. `PlainWrites.run` waits for operations, writes all plain ones that wait with
-one synced write, and reports them, until something else is due. `raftlog.segment.writer.Writer` and
-`raftlog.segment.group_commit.GroupCommit` are the reference: they do everything else, and the files have the same bytes
-with and without this module.
+one synced write, and reports them, until something else is due. `raftlog.segment.plain_writes.PythonPlainWrites` is the
+reference: it makes the same calls of the system in the same order. `raftlog.segment.group_commit.GroupCommit` carries
+out all other operations.
+
+A simulation runs this module, too. It gives an object for the three calls of the system that this module makes: to
+write, to wake the writer's thread, and to report. And it has no thread, but calls `PlainWrites.turn`: `run` is a loop
+of waiting and the same turn.
 
 Who may touch what: operations are appended by any thread with the interpreter's lock, and removed by the writer's
 thread. The mutex protects both lists; nobody holds it while waiting for anything else. References to objects are
@@ -13,7 +17,7 @@ released with the interpreter's lock, by the next `submit` or when `run` returns
 in neither list, and keeps its reference.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.errno cimport EINTR, EIO, errno
 from libc.stdint cimport int64_t, uint64_t
@@ -65,6 +69,11 @@ cdef enum:
     IOVECS_MAX = 1024
     # A run returns at the latest when the markers are due, after a tenth of a second.
     DURATIONS_MAX = 4096
+    # As in `raftlog.segment.plain_writes.Turn`.
+    IDLE = 0
+    WRITTEN = 1
+    NOT_PLAIN = 2
+    FAILED = 3
 
 
 cdef struct Operation:
@@ -89,27 +98,50 @@ cdef double monotonic_seconds() noexcept nogil:
     return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
 
 
-cdef int write_synced(int fd, iovec *buffers, int count, int64_t offset) noexcept nogil:
-    """Write all buffers, durably; returns 0, or the error. Changes the buffers."""
-    cdef ssize_t written
-    while count > 0:
-        written = pwritev2(fd, buffers, count, offset, RWF_DSYNC)
-        if written < 0:
-            if errno == EINTR:
-                continue
-            return errno
-        if written == 0:
-            return EIO
-        offset += written
-        while count > 0 and <size_t>written >= buffers.iov_len:
-            written -= <ssize_t>buffers.iov_len
-            buffers += 1
-            count -= 1
-        # A full disk writes what fits and fails only on the next call.
-        if written:
-            buffers.iov_base += written
-            buffers.iov_len -= <size_t>written
-    return 0
+# The calls of the system. Each gets the `PlainWrites` that makes it.
+ctypedef ssize_t (*Write)(
+    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
+) noexcept nogil
+ctypedef void (*Report)(void *writes, int64_t ticket) noexcept nogil
+
+
+cdef ssize_t kernel_write(
+    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
+) noexcept nogil:
+    """As pwritev2, but returns an error as a negative number."""
+    cdef ssize_t written = pwritev2(fd, buffers, count, offset, flags)
+    return written if written >= 0 else -errno
+
+
+cdef void kernel_report(void *writes, int64_t ticket) noexcept nogil:
+    cdef uint64_t one = 1
+    # It can only fail if somebody closed it, and then nobody waits for it.
+    write((<PlainWrites>writes)._done_fd, &one, sizeof(one))
+
+
+cdef ssize_t given_write(
+    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
+) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    cdef list parts = []
+    cdef int number
+    try:
+        for number in range(count):
+            parts.append(PyBytes_FromStringAndSize(buffers[number].iov_base, <Py_ssize_t>buffers[number].iov_len))
+        return self._calls.write(fd, parts, offset, flags)
+    except OSError as error:
+        return -(error.errno or EIO)
+    except BaseException as error:
+        self._raised = error
+        return -EIO
+
+
+cdef void given_report(void *writes, int64_t ticket) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    try:
+        self._calls.report(ticket)
+    except BaseException as error:
+        self._raised = error
 
 
 cdef class PlainWrites:
@@ -118,6 +150,7 @@ cdef class PlainWrites:
     Args:
         done_fd: an eventfd that gets one more with each report of durable operations.
         sync_bytes_max: maximum bytes that are written before they are synced.
+        calls: stands for the system; see `raftlog.segment.plain_writes.SystemCalls`. None: the system itself.
 
     Attributes:
         done_ticket: everything up to it is durable. Any thread may read it.
@@ -132,6 +165,7 @@ cdef class PlainWrites:
     cdef bint _is_waiting
     cdef bint _is_running
     cdef bint _is_stopped
+    cdef bint _has_changed
     cdef Operation *_first
     cdef Operation *_last
     cdef Operation *_finished
@@ -141,14 +175,22 @@ cdef class PlainWrites:
     cdef iovec _buffers[IOVECS_MAX]
     cdef double _durations[DURATIONS_MAX]
     cdef int _durations_count
+    cdef double _written_at
+    cdef Write _write
+    cdef Report _tell
+    cdef object _calls
+    cdef object _raised
     cdef readonly int64_t end_pos
     cdef readonly int64_t last_index
     cdef readonly int64_t chain
     cdef readonly int64_t commit_hint
     cdef readonly int failure
 
-    def __cinit__(self, int done_fd, int64_t sync_bytes_max):
+    def __cinit__(self, int done_fd, int64_t sync_bytes_max, calls=None):
         cdef pthread_condattr_t attributes
+        self._calls = calls
+        self._write = kernel_write if calls is None else given_write
+        self._tell = kernel_report if calls is None else given_report
         self._first = self._last = self._finished = NULL
         self._done_fd = done_fd
         self._sync_bytes_max = sync_bytes_max
@@ -189,10 +231,13 @@ cdef class PlainWrites:
                 self._last.following = operation
             self._last = operation
             is_waited_for = self._is_waiting
+            self._is_waiting = False
         pthread_mutex_unlock(&self._mutex)
         # Without the mutex, which the woken thread needs at once.
         if is_waited_for:
             pthread_cond_signal(&self._changed)
+            if self._calls is not None:
+                self._calls.wake()
         release(finished)
 
     def stop(self):
@@ -234,6 +279,7 @@ cdef class PlainWrites:
     def report(self, int64_t ticket):
         """Everything up to ``ticket`` is durable."""
         self._report(ticket)
+        self._raise()
 
     def run(
         self,
@@ -257,20 +303,51 @@ cdef class PlainWrites:
         Returns whether an operation is next that is not plain. Otherwise the time is up, or a write failed.
         """
         cdef bint found
-        cdef Operation *finished
+        self._begin(end_pos, commit_hint)
+        with nogil:
+            found = self._run(fd, file_pos, limit_pos, is_due, monotonic_seconds() + due_seconds)
+        self._end()
+        return found
+
+    def turn(self, int fd, int64_t file_pos, int64_t limit_pos, int64_t end_pos, int64_t commit_hint):
+        """One turn of `run`, without waiting; the arguments are those of `run`.
+
+        Returns a `raftlog.segment.plain_writes.Turn`. After ``IDLE``, the next operation wakes the writer.
+        """
+        cdef int done = IDLE
+        self._begin(end_pos, commit_hint)
+        with nogil:
+            pthread_mutex_lock(&self._mutex)
+            self._is_waiting = self._first == NULL
+            if self._is_waiting:
+                pthread_mutex_unlock(&self._mutex)
+            else:
+                done = self._turn(fd, file_pos, limit_pos)
+        self._end()
+        return done
+
+    cdef void _begin(self, int64_t end_pos, int64_t commit_hint):
         self.failure = 0
         self.end_pos = end_pos
         self.commit_hint = commit_hint
+        self._has_changed = False
         self._is_running = True
-        with nogil:
-            found = self._run(fd, file_pos, limit_pos, is_due, monotonic_seconds() + due_seconds)
-            pthread_mutex_lock(&self._mutex)
-            finished = self._finished
-            self._finished = NULL
-            pthread_mutex_unlock(&self._mutex)
+
+    cdef _end(self):
+        """Release what is finished. Raises what a call of the system has raised that is no error of the disk."""
+        cdef Operation *finished
+        pthread_mutex_lock(&self._mutex)
+        finished = self._finished
+        self._finished = NULL
+        pthread_mutex_unlock(&self._mutex)
         self._is_running = False
         release(finished)
-        return found
+        self._raise()
+
+    cdef _raise(self):
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised
 
     def durations(self):
         """How long each write since the last call took, in seconds."""
@@ -279,37 +356,69 @@ cdef class PlainWrites:
         return taken
 
     cdef bint _run(self, int fd, int64_t file_pos, int64_t limit_pos, bint is_due, double due) noexcept nogil:
-        cdef Operation *first
-        cdef Operation *last
-        cdef int64_t pos
-        cdef int count
-        cdef double began
-        cdef double now
+        cdef int done
         while True:
             pthread_mutex_lock(&self._mutex)
             if not self._wait(is_due, due):
                 pthread_mutex_unlock(&self._mutex)
                 return False
-            pos = self.end_pos
-            first = self._first
-            last = self._cut_plain(limit_pos, &count)
-            pthread_mutex_unlock(&self._mutex)
-            if last == NULL:
+            done = self._turn(fd, file_pos, limit_pos)
+            if done == NOT_PLAIN:
                 return True
-            began = monotonic_seconds()
-            self.failure = write_synced(fd, self._buffers, count, pos - file_pos)
-            now = monotonic_seconds()
-            if self.failure == 0:
-                self._durations[self._durations_count] = now - began
-                self._durations_count += 1
-                is_due = self._note(first) or is_due
-                self._report(last.ticket)
-            pthread_mutex_lock(&self._mutex)
-            last.following = self._finished
-            self._finished = first
-            pthread_mutex_unlock(&self._mutex)
-            if self.failure or (is_due and now >= due) or self._durations_count == DURATIONS_MAX:
+            is_due = is_due or self._has_changed
+            if done == FAILED or (is_due and self._written_at >= due) or self._durations_count == DURATIONS_MAX:
                 return False
+
+    cdef int _turn(self, int fd, int64_t file_pos, int64_t limit_pos) noexcept nogil:
+        """Write the plain operations at the head of the queue, if there are any, and report them.
+
+        Called with the mutex, which it releases.
+        """
+        cdef Operation *first = self._first
+        cdef Operation *last
+        cdef int64_t pos = self.end_pos
+        cdef int count
+        cdef double began
+        last = self._cut_plain(limit_pos, &count)
+        pthread_mutex_unlock(&self._mutex)
+        if last == NULL:
+            return NOT_PLAIN
+        began = monotonic_seconds()
+        self.failure = self._write_synced(fd, self._buffers, count, pos - file_pos)
+        self._written_at = monotonic_seconds()
+        if self.failure == 0:
+            self._durations[self._durations_count] = self._written_at - began
+            self._durations_count += 1
+            if self._note(first):
+                self._has_changed = True
+            self._report(last.ticket)
+        pthread_mutex_lock(&self._mutex)
+        last.following = self._finished
+        self._finished = first
+        pthread_mutex_unlock(&self._mutex)
+        return FAILED if self.failure else WRITTEN
+
+    cdef int _write_synced(self, int fd, iovec *buffers, int count, int64_t offset) noexcept nogil:
+        """Write all buffers, durably; returns 0, or the error. Changes the buffers."""
+        cdef ssize_t written
+        while count > 0:
+            written = self._write(<void *>self, fd, buffers, count, offset, RWF_DSYNC)
+            if written < 0:
+                if written == -EINTR:
+                    continue
+                return <int>-written
+            if written == 0:
+                return EIO
+            offset += written
+            while count > 0 and <size_t>written >= buffers.iov_len:
+                written -= <ssize_t>buffers.iov_len
+                buffers += 1
+                count -= 1
+            # A full disk writes what fits and fails only on the next call.
+            if written:
+                buffers.iov_base += written
+                buffers.iov_len -= <size_t>written
+        return 0
 
     cdef bint _wait(self, bint is_due, double due) noexcept nogil:
         """Wait for an operation, with the mutex; returns False when the time is up."""
@@ -317,8 +426,8 @@ cdef class PlainWrites:
         if is_due:
             until.tv_sec = <long>due
             until.tv_nsec = <long>(1e9 * (due - <double>until.tv_sec))
-        self._is_waiting = True
         while self._first == NULL:
+            self._is_waiting = True
             if not is_due:
                 pthread_cond_wait(&self._changed, &self._mutex)
             elif pthread_cond_timedwait(&self._changed, &self._mutex, &until) and self._first == NULL:
@@ -374,10 +483,8 @@ cdef class PlainWrites:
         return changed
 
     cdef void _report(self, int64_t ticket) noexcept nogil:
-        cdef uint64_t one = 1
         store_release(&self._done_ticket, ticket)
-        # It can only fail if somebody closed it, and then nobody waits for it.
-        write(self._done_fd, &one, sizeof(one))
+        self._tell(<void *>self, ticket)
 
 
 cdef Operation *new_operation(op, int64_t sync_bytes_max) except NULL:

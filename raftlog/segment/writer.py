@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
+from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
+from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
+from raftlog.segment.plain_writes import PlainQueue, PythonPlainWrites, Turn
 
 OnDone = Callable[[int], None]
 OnFailed = Callable[[Exception], None]
@@ -39,7 +42,8 @@ class InlineWriter:
     """Executes each operation before `submit` returns: for tests and for simulated time.
 
     Args:
-        on_done, on_failed: as for `Writer`, but called from within `submit`.
+        on_done: called from within `submit` with the newest durable ticket.
+        on_failed: as for `Writer`, but called from within `submit`.
         clock: seconds, for the age of the markers; a simulation passes its own.
     """
 
@@ -88,6 +92,85 @@ class InlineWriter:
             commit.close(clean=True)
 
 
+class QueueTurns:
+    """The work of a writer's thread: plain operations are carried out by its queue, all others by `GroupCommit`.
+
+    Args:
+        observe: called with the seconds that each write took, including its sync.
+        prepare_ahead: as for `GroupCommit`.
+    """
+
+    def __init__(
+        self,
+        queue: PlainQueue,
+        store: Store,
+        clock: Callable[[], float],
+        observe: Callable[[float], None],
+        *,
+        prepare_ahead: bool,
+    ) -> None:
+        self.commit = GroupCommit(store, clock, prepare_ahead=prepare_ahead)
+        self._files = store.files
+        self._queue = queue
+        self._clock = clock
+        self._observe = observe
+
+    def wait(self) -> bool:
+        """Wait for operations and carry them out; returns whether the writer stays open. Raises `StorageFailed`."""
+        commit, queue = self.commit, self._queue
+        is_due = commit.marker_delay() is not None
+        is_open = True
+        with self._opened() as (fd, start, limit):
+            seconds = commit.marker_seconds()
+            found = queue.run(fd, start, limit, commit.end_pos, commit.commit_hint, is_due, seconds)
+        self._note_written(start)
+        if found:
+            is_open = self._carry_out_others()
+        if commit.marker_delay() == 0.0:
+            # After the report, so that nothing waits for it.
+            commit.write_markers()
+        return is_open
+
+    def step(self) -> bool:
+        """One turn without waiting; returns whether there was anything to do. Raises `StorageFailed`."""
+        commit = self.commit
+        with self._opened() as (fd, start, limit):
+            done = self._queue.turn(fd, start, limit, commit.end_pos, commit.commit_hint)
+        self._note_written(start)
+        if done == Turn.NOT_PLAIN:
+            self._carry_out_others()
+        return done != Turn.IDLE
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[int, int, int]]:
+        """The file that plain operations may be written to, where it starts, and up to where they may be written."""
+        commit, files = self.commit, self._files
+        start, limit = files.start_of(commit.end_pos), commit.plain_limit()
+        if limit <= commit.end_pos:
+            yield -1, start, limit
+            return
+        with files.opened(start) as fd:
+            yield fd, start, limit
+
+    def _note_written(self, start: int) -> None:
+        queue = self._queue
+        for seconds in queue.durations():
+            self._observe(seconds)
+        if queue.failure:
+            raise StorageFailed(self._files.path(start), queue.failure, "write")
+        self.commit.note_written(queue.end_pos, LogIndex(queue.last_index), queue.chain, LogIndex(queue.commit_hint))
+
+    def _carry_out_others(self) -> bool:
+        batch, is_open = self._queue.take(SYNC_BYTES_MAX)
+        if batch:
+            began = self._clock()
+            self.commit.apply(batch)
+            seconds = self._clock() - began
+            self._queue.report(batch[-1].ticket)
+            self._observe(seconds)
+        return is_open
+
+
 class Writer:
     """One thread that writes and syncs a log (group commit).
 
@@ -95,28 +178,27 @@ class Writer:
     artificial delay: while one sync runs, the next batch accumulates.
 
     Args:
-        on_done: called ON THE WRITER'S THREAD with the newest durable ticket.
-        on_failed: called on that thread, once, with the error, a `StorageFailed` if it was the disk. The thread
+        queue: its queue, which also reports; a compiled one needs the interpreter's lock only now and then.
+        on_failed: called ON THE WRITER'S THREAD, once, with the error, a `StorageFailed` if it was the disk. The thread
             has stopped then, for good: after a failed sync the kernel may have dropped the pages, so that a second
             try would succeed without the data.
-        observe: called on that thread with the seconds that each write took, including its sync.
+        observe: called on that thread with the seconds that each write took, including its sync, up to
+            `MARKER_SECONDS` later.
     """
 
     def __init__(
-        self,
-        on_done: OnDone,
-        on_failed: OnFailed,
-        clock: Callable[[], float] = time.monotonic,
-        observe: Callable[[float], None] = lambda seconds: None,
+        self, queue: PlainQueue, on_failed: OnFailed, observe: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        self.done_ticket = 0
-        self._on_done = on_done
+        self._queue = queue
         self._on_failed = on_failed
-        self._clock = clock
         self._observe = observe
-        self._queue: SimpleQueue[WriteOp | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._clean = False
+
+    @property
+    def done_ticket(self) -> int:
+        """See `LogWriter`."""
+        return self._queue.done_ticket
 
     def start(self, store: Store) -> None:
         """See `LogWriter.start`."""
@@ -126,50 +208,38 @@ class Writer:
 
     def submit(self, op: WriteOp) -> None:
         """See `LogWriter.submit`."""
-        self._queue.put(op)
+        self._queue.submit(op)
 
     def close(self, *, clean: bool) -> None:
         """Finish queued operations, write the last markers, and end the thread. Waits for the disk."""
         if self._thread is not None:
             self._clean = clean
-            self._queue.put(None)
+            self._queue.submit(None)
             self._thread.join()
             self._thread = None
 
     def _run(self, store: Store) -> None:
         try:
-            commit = GroupCommit(store, self._clock, prepare_ahead=True)
-            while self._turn(commit):
+            turns = QueueTurns(self._queue, store, time.monotonic, self._observe, prepare_ahead=True)
+            while turns.wait():
                 pass
             if self._clean:
-                commit.close(clean=True)
+                turns.commit.close(clean=True)
         except Exception as error:
             # Any error, including our own bugs: the replica must learn that nothing is written any more.
+            self._queue.stop()
             self._on_failed(error)
 
-    def _turn(self, commit: GroupCommit) -> bool:
-        queue = self._queue
-        try:
-            op = queue.get(timeout=commit.marker_delay())
-        except Empty:
-            commit.write_markers()
-            return True
-        batch: list[WriteOp] = []
-        nbytes = 0
-        while op is not None:
-            batch.append(op)
-            nbytes += op.nbytes
-            if nbytes >= SYNC_BYTES_MAX or queue.empty():
-                break
-            op = queue.get()
-        if batch:
-            began = self._clock()
-            commit.apply(batch)
-            seconds = self._clock() - began
-            self.done_ticket = batch[-1].ticket
-            self._on_done(self.done_ticket)
-            self._observe(seconds)
-            if commit.marker_delay() == 0.0:
-                # After the report, so that nothing waits for it.
-                commit.write_markers()
-        return op is not None
+
+def threaded_writer(
+    done_fd: int, on_failed: OnFailed, observe: Callable[[float], None] = lambda seconds: None
+) -> Writer:
+    """A writer for a log on a `RealDisk`, with a compiled queue if there is one.
+
+    Args:
+        done_fd: an eventfd that gets one more when `Writer.done_ticket` has risen. It must stay open until `close`
+            returns.
+        on_failed, observe: as for `Writer`.
+    """
+    queue = PlainWrites(done_fd, SYNC_BYTES_MAX) if IS_COMPILED else PythonPlainWrites(done_fd, SYNC_BYTES_MAX)
+    return Writer(queue, on_failed, observe)

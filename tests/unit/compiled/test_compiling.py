@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import raftlog.compiled.loaded
 from mq.compiled import IS_COMPILED, PURE_PYTHON, __main__
 from raftlog.compiled import building
 from raftlog.compiled.sources import require_current, source_sha256
-from raftlog.segment import compiled_writer
 
 LIBRARY = "plain_sends.any.so"
 
@@ -44,7 +44,7 @@ def test_the_compiler_of_the_environment_may_be_empty_or_a_wrapper_with_argument
 def test_where_the_module_can_be_compiled_it_is_there() -> None:
     """Otherwise the tests that compare both forms would be skipped without anybody noticing."""
     assert IS_COMPILED, "run python -m mq.compiled"
-    assert compiled_writer.IS_COMPILED, "run python -m mq.compiled"
+    assert raftlog.compiled.loaded.IS_COMPILED, "run python -m mq.compiled"
 
 
 def test_without_the_headers_of_python_it_says_what_to_install(

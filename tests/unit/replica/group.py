@@ -33,7 +33,7 @@ from raftlog.net.secret_file import SecretFile, create_secret
 from raftlog.net.thread_signal import ThreadSignal
 from raftlog.net.transport import Transport
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
-from raftlog.segment.compiled_writer import threaded_writer
+from raftlog.segment.writer import threaded_writer
 from tests.free_ports import free_ports
 from tests.support.waiting import until
 

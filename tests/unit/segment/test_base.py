@@ -8,10 +8,13 @@ import threading
 import pytest
 
 from chaos.disk import MemoryDisk, PowerCut
+from chaos.writer_calls import DiskCalls
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, EntryGone, Preallocation, RealDisk, SegmentLog, Writer
+from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.meta import decode_slot
 from raftlog.segment.open_files import DESCRIPTORS_MAX
+from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.unit.segment.log_home import CLUSTER_ID, LogHome, all_bodies
 
 BODIES = [bytes([65 + number]) * 400 for number in range(10)]  # two to a file of 1 KiB
@@ -234,7 +237,8 @@ def test_reader_on_another_thread_keeps_a_dropped_file_until_it_is_done() -> Non
     disk = SlowDisk()
     home = LogHome(disk=disk, segment_bytes=1024)
     dropped = threading.Event()
-    log = home.open(writer=Writer(lambda ticket: dropped.set() if ticket == 2 else None, wrong_failure))
+    calls = DiskCalls(disk, lambda ticket: dropped.set() if ticket == 2 else None)
+    log = home.open(writer=Writer(PythonPlainWrites(-1, SYNC_BYTES_MAX, calls), wrong_failure))
     home.put(log, *BODIES)
     while log.durable_index < 10:
         pass

@@ -1,4 +1,4 @@
-"""The compiled queue of a log writer by itself: one thread queues, runs and looks."""
+"""The queue of a log writer by itself, in both forms: one thread queues, runs and looks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from raftlog.compiled.loaded import PlainWrites
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL
 from raftlog.segment.codec import TailEntry
-from raftlog.segment.compiled_writer import IS_COMPILED
 from raftlog.segment.group_commit import WriteOp
+from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.support.file_size_limit import file_size_limit
-
-if IS_COMPILED:
-    from raftlog.compiled.plain_writes import PlainWrites
-
-pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
+from tests.support.plain_queues import FORMS
 
 SYNC_BYTES_MAX = 1000
 FILE_POS = 10_000
@@ -32,11 +29,12 @@ HEADER = b"h" * 48
 class Home:
     """A queue, its file, and the operations that a log would submit."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, form: type[PlainWrites | PythonPlainWrites]) -> None:
+        self.form = form
         self.path = directory / "segment"
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT)
         self.done_fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self.writes = PlainWrites(self.done_fd, SYNC_BYTES_MAX)
+        self.writes = form(self.done_fd, SYNC_BYTES_MAX)
         self.ticket = 0
         self.pos = FILE_POS
 
@@ -73,9 +71,9 @@ class Home:
             return 0
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path)
+@pytest.fixture(params=FORMS)
+def home(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Home]:
+    home = Home(tmp_path, request.param)
     yield home
     os.close(home.fd)
     os.close(home.done_fd)
@@ -151,7 +149,7 @@ def test_one_write_has_no_more_bytes_than_a_sync_may_have(home: Home) -> None:
 
 
 def test_one_write_has_no_more_buffers_than_the_system_takes(home: Home) -> None:
-    home.writes = PlainWrites(home.done_fd, 1 << 20)
+    home.writes = home.form(home.done_fd, 1 << 20)
     for number in range(600):
         home.writes.submit(home.op(b"%d" % number))
     home.writes.submit(home.op(*[b"many"] * 513))
@@ -201,7 +199,7 @@ def test_references_are_released(home: Home) -> None:
     home.writes.submit(home.op(body))
     assert sys.getrefcount(body) == before, "and at once from then on"
     assert home.writes.take(1) == ([], True)
-    other = PlainWrites(home.done_fd, SYNC_BYTES_MAX)
+    other = home.form(home.done_fd, SYNC_BYTES_MAX)
     other.submit(home.op(body))
     del other
     assert sys.getrefcount(body) == before, "with the queue"
@@ -209,7 +207,7 @@ def test_references_are_released(home: Home) -> None:
 
 def test_what_is_no_operation_is_refused_and_changes_nothing(home: Home) -> None:
     with pytest.raises(AttributeError):
-        home.writes.submit("no operation")
+        home.writes.submit("no operation")  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         home.writes.submit(WriteOp(1, [object()], 1))  # type: ignore[list-item]
     assert home.writes.take(1) == ([], True)

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, InlineWriter, LogWriter, RealDisk, SegmentLog, StorageFailed, Writer
 from raftlog.segment.codec import SYNC_BYTES_MAX
-from raftlog.segment.compiled_writer import IS_COMPILED, CompiledWriter
 from raftlog.segment.meta import decode_slot
+from raftlog.segment.plain_writes import PythonPlainWrites
 from tests.support.file_size_limit import file_size_limit
 from tests.unit.segment.log_home import CLUSTER_ID, all_bodies
 
@@ -43,9 +44,8 @@ class Home:
     def writer(self) -> LogWriter:
         if self.kind == "inline":
             return InlineWriter()
-        if self.kind == "compiled":
-            return CompiledWriter(self.done_fd, self._fail, self.seconds.append)
-        return Writer(lambda ticket: os.eventfd_write(self.done_fd, 1), self._fail, observe=self.seconds.append)
+        queue = PlainWrites if self.kind == "compiled" else PythonPlainWrites
+        return Writer(queue(self.done_fd, SYNC_BYTES_MAX), self._fail, self.seconds.append)
 
     def open(self) -> SegmentLog:
         self.ticket = 0

@@ -9,9 +9,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from chaos.disk import Buffer, MemoryDisk
+from chaos.writer_calls import DiskCalls
+from raftlog.compiled.loaded import PlainWrites
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL, InlineWriter, StorageFailed, Writer
 from raftlog.segment.codec import SYNC_BYTES_MAX
+from raftlog.segment.plain_writes import PythonPlainWrites
+from tests.support.plain_queues import FORMS
 from tests.unit.segment.log_home import LogHome, all_bodies
 
 
@@ -50,6 +54,8 @@ class GatedDisk(MemoryDisk):
 class Reports:
     """What a writer tells its owner, from its own thread."""
 
+    form: type[PlainWrites | PythonPlainWrites]
+
     def __init__(self) -> None:
         self.tickets: list[int] = []
         self.failures: list[Exception] = []
@@ -74,8 +80,14 @@ class Reports:
             assert self.changed.wait_for(lambda: bool(self.failures), 30)
         return self.failures[0]
 
-    def writer(self) -> Writer:
-        return Writer(self.done, self.failed)
+    def writer(self, home: LogHome) -> Writer:
+        return Writer(self.form(-1, SYNC_BYTES_MAX, DiskCalls(home.disk, self.done)), self.failed)
+
+
+@pytest.fixture(autouse=True, params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tests run with both forms of the queue."""
+    monkeypatch.setattr(Reports, "form", request.param, raising=False)
 
 
 @pytest.fixture
@@ -89,7 +101,7 @@ def gated(home: LogHome) -> Iterator[GatedDisk]:
 
 def test_what_queues_up_during_a_sync_shares_the_next_one(home: LogHome, gated: GatedDisk) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     before = gated.segment_syncs
     gated.gate.clear()
     home.put(log, b"first")
@@ -105,7 +117,7 @@ def test_what_queues_up_during_a_sync_shares_the_next_one(home: LogHome, gated: 
 
 def test_nothing_counts_as_durable_before_its_sync(home: LogHome, gated: GatedDisk) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     gated.gate.clear()
     home.put(log, b"one", b"two")
     assert gated.waiting.acquire(timeout=30)
@@ -118,7 +130,7 @@ def test_nothing_counts_as_durable_before_its_sync(home: LogHome, gated: GatedDi
 
 def test_age_of_the_oldest_unsynced_write(home: LogHome, gated: GatedDisk) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     assert log.oldest_unsynced_age(50.0) == 0.0
     gated.gate.clear()
     home.put(log, b"one")
@@ -133,7 +145,7 @@ def test_age_of_the_oldest_unsynced_write(home: LogHome, gated: GatedDisk) -> No
 def test_truncation_takes_back_what_a_running_sync_would_make_durable(home: LogHome, gated: GatedDisk) -> None:
     """The ticket of the old write completes after the cut; the entry at its index is another one by then."""
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     home.put(log, b"kept")
     reports.wait_done(1)
     kept_end = log.end_pos
@@ -154,7 +166,7 @@ def test_truncation_takes_back_what_a_running_sync_would_make_durable(home: LogH
 
 def test_unsynced_entries_stay_in_memory(home: LogHome, gated: GatedDisk) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer(), tail_bytes_max=1000)
+    log = home.open(writer=reports.writer(home), tail_bytes_max=1000)
     gated.gate.clear()
     for _ in range(50):
         home.put(log, bytes(100))
@@ -192,7 +204,7 @@ def test_one_large_operation_is_synced_in_steps(home: LogHome, gated: GatedDisk)
 )
 def test_failed_write_is_reported_once_and_never_retried(home: LogHome, operation: str, number: int, name: str) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     home.put(log, b"good")
     reports.wait_done(1)
     home.disk.fail(operation, number)
@@ -211,7 +223,7 @@ def test_failed_write_is_reported_once_and_never_retried(home: LogHome, operatio
 
 def test_failed_vote_is_not_reported_as_done(home: LogHome) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     home.disk.fail("fdatasync", errno.EIO)
     home.submit(log, term=3, voted_for="n2")
     error = reports.wait_failed()
@@ -257,7 +269,7 @@ def test_bug_in_the_writer_is_reported_too(home: LogHome) -> None:
 
     home.disk = BuggyDisk()
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     home.put(log, b"poison")
     assert isinstance(reports.wait_failed(), AssertionError)
     assert reports.tickets == []
@@ -289,7 +301,7 @@ def test_markers_follow_when_the_writer_is_idle(home: LogHome) -> None:
             return super().pwritev(fd, buffers, offset)
 
     home.disk = Watched()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     while writes.acquire(blocking=False):
         pass
     home.submit(log, term=4, voted_for="n3")
@@ -302,7 +314,7 @@ def test_markers_follow_when_the_writer_is_idle(home: LogHome) -> None:
 
 def test_next_file_is_made_ahead(home: LogHome) -> None:
     reports = Reports()
-    log = home.open(writer=reports.writer())
+    log = home.open(writer=reports.writer(home))
     home.put(log, bytes(3000))
     reports.wait_done(1)
     home.put(log, bytes(3000))
@@ -313,7 +325,7 @@ def test_next_file_is_made_ahead(home: LogHome) -> None:
 
 
 def test_closing_twice_and_submitting_late(home: LogHome) -> None:
-    log = home.open(writer=Reports().writer())
+    log = home.open(writer=Reports().writer(home))
     home.put(log, b"body")
     log.close()
     log.close()

@@ -1,0 +1,70 @@
+"""What a log writer calls of the system, on a simulated disk.
+
+A write may take only a part of what it is given, and a signal may interrupt it before it takes anything. Linux writes
+less than it was asked to if the disk or a quota is full, if the file reaches RLIMIT_FSIZE, or if a fatal signal arrives
+between two pages; the next write then fails with ENOSPC, EDQUOT or EFBIG. `tests/unit/segment/test_full_disks.py` shows
+this on real files. EINTR does not come from local file systems, but from network file systems and FUSE. Here, any write
+may be short or interrupted, and the next one succeeds, so that a writer must go on behind the part that was taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from chaos.disk import Buffer, MemoryDisk
+
+_SHORT_SHARE: Final = 0.05
+_INTERRUPTED_SHARE: Final = 0.02
+
+
+class DiskCalls:
+    """See `raftlog.segment.plain_writes.SystemCalls`.
+
+    Args:
+        on_done: called with each reported ticket.
+        on_wake: called when an operation was queued for a writer that waits.
+        faults: draws which writes are short or interrupted; None: none of them.
+    """
+
+    def __init__(
+        self,
+        disk: MemoryDisk,
+        on_done: Callable[[int], None],
+        on_wake: Callable[[], None] = lambda: None,
+        faults: Random | None = None,
+    ) -> None:
+        self._disk = disk
+        self._on_done = on_done
+        self._on_wake = on_wake
+        self._faults = faults
+
+    def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
+        """As `os.pwritev`: what a write without ``RWF_DSYNC`` has written is not durable."""
+        faults = self._faults
+        if faults is not None and faults.random() < _INTERRUPTED_SHARE:
+            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+        if faults is not None and faults.random() < _SHORT_SHARE:
+            buffers = _beginning(buffers, faults)
+        synced = flags & os.RWF_DSYNC
+        return (self._disk.write_synced if synced else self._disk.pwritev)(fd, buffers, offset)
+
+    def wake(self) -> None:
+        """See `SystemCalls.wake`."""
+        self._on_wake()
+
+    def report(self, ticket: int) -> None:
+        """See `SystemCalls.report`."""
+        self._on_done(ticket)
+
+
+def _beginning(buffers: Sequence[Buffer], rng: Random) -> list[Buffer]:
+    """At least a byte of the first buffers, and all or nothing of most of them."""
+    ends = list(itertools.accumulate(map(len, buffers)))
+    count = rng.choice(ends) if rng.random() < 0.3 else rng.randint(1, ends[-1])
+    data = b"".join(buffers)
+    return [data[: max(1, count)]]
