@@ -447,31 +447,19 @@ def private_names_used(source: str, declarations: str) -> list[str]:
     return [name for name in names if name.startswith("_") and not name.startswith("__") and name not in declared]
 
 
-PRIVATE_STILL_USED = frozenset({"raftlog/compiled/sockets.pyx"})
-"""Cython sources that still use private attributes of Python objects. Only ever remove some."""
-
-
 def test_compiled_code_uses_public_attributes_only() -> None:
     breaches: dict[str, list[str]] = {}
     for path in cython_files():
         declarations = "\n".join(each.read_text() for each in cython_files() if each.parent == path.parent)
         if private := private_names_used(path.read_text(), declarations):
             breaches[str(path.relative_to(ROOT))] = private
-    new = {path: names for path, names in breaches.items() if path not in PRIVATE_STILL_USED}
-    assert not new, f"{new}: no checker sees their renaming. Call a public method of the object"
-    assert set(breaches) == PRIVATE_STILL_USED, "remove the others from PRIVATE_STILL_USED"
-
-
-STUBS_WITH_ANY = frozenset({"raftlog/compiled/plain_writes.pyi", "raftlog/compiled/sockets.pyi"})
-"""Only ever remove some."""
+    assert not breaches, f"{breaches}: no checker sees their renaming. Call a public method of the object"
 
 
 def test_stubs_of_compiled_code_name_types() -> None:
     stubs = [path for folder in ("mq", "raftlog") for path in (ROOT / folder).rglob("*.pyi")]
     breaches = {str(path.relative_to(ROOT)) for path in stubs if re.search(r"\bAny\b", path.read_text())}
-    new = breaches - STUBS_WITH_ANY
-    assert not new, f"{new} use Any: the type checker would see nothing of what is compiled"
-    assert breaches == STUBS_WITH_ANY, "remove the others from STUBS_WITH_ANY"
+    assert not breaches, f"{breaches} use Any: the type checker would see nothing of what is compiled"
 
 
 # -------------------------------------------------------------------------------------------- the rules

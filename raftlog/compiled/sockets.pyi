@@ -1,6 +1,7 @@
 from collections.abc import Sequence
-from typing import Any
+
+from raftlog.net.flush import Flushed, SocketCalls
 
 COMPILED_FROM: str
 
-def send_single_buffers(streams: Sequence[Any]) -> list[Any]: ...
+def send_single_buffers(streams: Sequence[Flushed], calls: SocketCalls | None = None) -> Sequence[Flushed]: ...

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """System calls for many sockets at once: the interpreter's lock is released once for all of them.
 
-`raftlog.net.flush` calls this, and does the same for one socket after the other without it.
+`raftlog.net.flush` calls this, and does the same for one socket after the other without it. A simulation gives an
+object that sends instead of the system.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -24,49 +25,54 @@ cdef struct Output:
     ssize_t sent
 
 
-def send_single_buffers(streams):
+def send_single_buffers(streams, calls=None):
     """Send what these streams of a reactor have waiting, if it is a single buffer for a socket without TLS.
+
+    Args:
+        streams: see `raftlog.net.flush.Flushed`.
+        calls: sends instead of the system; see `raftlog.net.flush.SocketCalls`.
 
     Returns the streams that still have something to send, or that this function leaves alone.
     """
     cdef Output[AT_ONCE] outputs
-    cdef list chosen = [], rest = [], out
+    cdef list chosen = [], buffers = [], rest = []
     cdef object stream
     cdef bytes data
     for stream in streams:
-        # One that was flushed early and marked again is there twice.
-        if not stream._dirty:
-            continue
-        out = stream._out
-        if len(out) != 1 or stream.plain_fd < 0 or stream._writing or not PyBytes_CheckExact(out[0]):
+        data = stream.take_single_buffer()
+        if data is None:
             rest.append(stream)
             continue
-        stream._dirty = False
-        data = out[0]
         outputs[len(chosen)].fd = stream.plain_fd
         outputs[len(chosen)].data = PyBytes_AS_STRING(data)
-        outputs[len(chosen)].size = PyBytes_GET_SIZE(data)
+        outputs[len(chosen)].size = <size_t>PyBytes_GET_SIZE(data)
         chosen.append(stream)
+        buffers.append(data)
         if len(chosen) == AT_ONCE:
-            _send(outputs, chosen, rest)
+            _send(outputs, chosen, buffers, rest, calls)
             chosen = []
-    _send(outputs, chosen, rest)
+            buffers = []
+    _send(outputs, chosen, buffers, rest, calls)
     return rest
 
 
-cdef _send(Output *outputs, list chosen, list rest):
+cdef _send(Output *outputs, list chosen, list buffers, list rest, calls):
     cdef Py_ssize_t count = len(chosen), n
-    cdef object stream
-    # The streams belong to this thread: they keep their buffers until it clears them.
-    with nogil:
+    if calls is None:
+        with nogil:
+            for n in range(count):
+                outputs[n].sent = send(outputs[n].fd, outputs[n].data, outputs[n].size, MSG_DONTWAIT | MSG_NOSIGNAL)
+    else:
         for n in range(count):
-            outputs[n].sent = send(outputs[n].fd, outputs[n].data, outputs[n].size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            outputs[n].sent = _given_send(calls, outputs[n])
     for n in range(count):
-        stream = chosen[n]
-        if outputs[n].sent == <ssize_t>outputs[n].size:
-            (<list>stream._out).clear()
-            stream.out_bytes = 0
-            continue
-        if outputs[n].sent > 0:
-            stream._drop_sent(outputs[n].sent)
-        rest.append(stream)  # which finds out why when it sends the rest
+        if outputs[n].sent != <ssize_t>outputs[n].size:
+            chosen[n].put_back(buffers[n], max(0, outputs[n].sent))
+            rest.append(chosen[n])  # which finds out why when it sends the rest
+
+
+cdef ssize_t _given_send(calls, Output output) except? -1:
+    try:
+        return calls.send(output.fd, PyBytes_FromStringAndSize(output.data, <Py_ssize_t>output.size))
+    except OSError:
+        return -1

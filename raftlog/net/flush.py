@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-import raftlog.compiled
-from raftlog.compiled.sources import require_current, require_wanted
+from raftlog.compiled.loaded import send_single_buffers
 
 
 class Flushed(Protocol):
-    """What has something to send."""
+    """What has something to send; see `raftlog.net.stream.StreamSocket`."""
 
-    def flush(self) -> None: ...
+    @property
+    def plain_fd(self) -> int:
+        """The descriptor of a socket without TLS, -1 for others."""
 
+    def flush(self) -> None:
+        """Send as much as the system accepts."""
 
-def _none_sent(streams: Sequence[Any]) -> Sequence[Any]:
-    """Stand-in for the compiled function: all streams still have to send."""
-    return streams
+    def take_single_buffer(self) -> bytes | None:
+        """Take what waits to be sent, in order to send it to ``plain_fd``; None leaves it to `flush`."""
 
-
-send_single_buffers: Callable[[Sequence[Any]], Sequence[Any]] = _none_sent
-try:
-    require_wanted()
-    from raftlog.compiled import sockets
-
-    require_current(Path(raftlog.compiled.__file__).parent, sockets.COMPILED_FROM)
-    send_single_buffers = sockets.send_single_buffers
-except (ImportError, OSError):
-    pass
+    def put_back(self, data: bytes, sent: int) -> None:
+        """Of what was taken, only the first ``sent`` bytes were sent."""
 
 
-def flush_streams(streams: Sequence[Flushed]) -> None:
-    """Send as much of each stream as the kernel accepts; see `StreamSocket.flush`."""
-    for stream in send_single_buffers(streams):
+class SocketCalls(Protocol):
+    """The calls of the system for many sockets. A simulation passes its own."""
+
+    def send(self, fd: int, data: bytes) -> int:
+        """As `socket.socket.send`, for the socket with this descriptor. Raises `OSError`."""
+
+
+def flush_streams(streams: Sequence[Flushed], calls: SocketCalls | None = None) -> None:
+    """Send as much of each stream as the system accepts; see `StreamSocket.flush`.
+
+    ``calls`` sends instead of the system.
+    """
+    for stream in send_single_buffers(streams, calls):
         stream.flush()

@@ -107,6 +107,28 @@ class StreamSocket:
         elif self._out and not self.closed:
             self._write()
 
+    def take_single_buffer(self) -> bytes | None:
+        """Take what waits to be sent, if it is one buffer of bytes for a socket without TLS that was not full.
+
+        The caller sends it to `plain_fd` at once, and calls `put_back` unless all of it was sent. None: there is
+        nothing, or only `flush` can send it.
+        """
+        out = self._out
+        if len(out) != 1 or self.plain_fd < 0 or self._writing:
+            return None
+        data = out[0]
+        if type(data) is not bytes:
+            return None
+        out.clear()
+        self.out_bytes = 0
+        self._dirty = False
+        return data
+
+    def put_back(self, data: bytes, sent: int) -> None:
+        """Of ``data``, which `take_single_buffer` has returned, only the first ``sent`` bytes were sent."""
+        self._out.append(memoryview(data)[sent:] if sent else data)
+        self.out_bytes = len(data) - sent
+
     @property
     def unfinished_bytes(self) -> int:
         """Received and unconsumed bytes."""
