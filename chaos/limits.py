@@ -1,11 +1,38 @@
-"""Limits of the production code, drawn small for a run, so that code beyond them runs often."""
+"""Draws limits between the smallest of tests and those of production, so that code beyond them runs often."""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from types import ModuleType
+from typing import Any, TypeVar
+
+LimitsT = TypeVar("LimitsT")
+
+
+def draw(rng: random.Random, smallest: LimitsT, usual: LimitsT) -> LimitsT:
+    """Limits, each of which is the smallest with probability 1/2, the usual one with 1/4, or else between both.
+
+    Both must be dataclasses of one type, whose fields are numbers or dataclasses with such fields.
+    """
+    drawn: dict[str, Any] = {}
+    for field in fields(usual):  # type: ignore[arg-type]
+        low, high = getattr(smallest, field.name), getattr(usual, field.name)
+        if is_dataclass(high):
+            drawn[field.name] = draw(rng, low, high)
+            continue
+        chosen = rng.choice((low, low, high, _between(rng, low, high)))
+        drawn[field.name] = chosen if isinstance(high, float) else int(chosen)
+    return replace(usual, **drawn)  # type: ignore[type-var]
+
+
+def _between(rng: random.Random, low: float, high: float) -> float:
+    """A number between both whose order of magnitude is as likely as any other, up to a hundred times the lower one."""
+    most = min(high, max(100 * low, 100)) if high > low else high
+    return low + (most - low) * rng.random() ** 3
 
 
 @contextmanager

@@ -59,11 +59,12 @@ class BrokerCluster(Cluster):
         self.dropped_pos = 0
         """Some log may have been dropped up to this physical offset."""
         self.workload = workload(self)
+        self.limits = self.workload.limits(scenario.broker_limits)
 
     def run(self) -> None:
         """See `Cluster.run`."""
         try:
-            with replaced(peer_connection, "Dialing", SimDialing), self.workload.limits():
+            with replaced(peer_connection, "Dialing", SimDialing):
                 super().run()
         finally:
             for node in self.nodes.values():

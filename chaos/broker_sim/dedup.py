@@ -9,16 +9,13 @@ is stored of a batch is in one entry, up to the count in its first record.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from chaos.broker_sim.clients import Answer, Lost
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.workload import Workload
-from chaos.limits import replaced
 from chaos.violation import Violation
-from mq.broker.state import producer_sequences
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.write_path.pending import NO_PLACE
 from mq.protocol import properties as props
@@ -57,10 +54,6 @@ class Dedup(Workload):
         self._part: _Part | None = None
         self._known: set[int] = set()
         """Values that were acknowledged without a place."""
-
-    def limits(self) -> AbstractContextManager[None]:
-        """See `Workload.limits`: a producer soon exceeds the places that brokers remember."""
-        return replaced(producer_sequences, "WINDOW", self.rng.choice((5, 20, producer_sequences.WINDOW)))
 
     def act(self) -> None:
         """See `Workload.act`."""

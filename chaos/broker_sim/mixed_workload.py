@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from chaos.broker_sim.clients import Answer, Lost, OnDone
@@ -21,10 +21,9 @@ from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
-from chaos.limits import replaced
 from chaos.values import value_of
 from chaos.violation import Violation
-from mq.broker.consume import queue_locks
+from mq.broker.limits import BrokerLimits
 from mq.broker.state.commands import AdvanceDelay
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
 from mq.protocol import properties as props
@@ -79,9 +78,9 @@ class Everyday(Workload):
         self._due: Counter[_Copy] = Counter()
         self._shown: Counter[_Copy] = Counter()
 
-    def limits(self) -> AbstractContextManager[None]:
-        """See `Workload.limits`."""
-        return replaced(queue_locks, "LOCK_SECONDS", LOCK_SECONDS)
+    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+        """See `Workload.limits`: members know how long their locks are valid."""
+        return replace(drawn, consume=replace(drawn.consume, lock_seconds=LOCK_SECONDS))
 
     # -- producers -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from mq.broker.base.retention import encode_early
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment
+from mq.broker.limits import BrokerLimits
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
@@ -54,6 +55,7 @@ class BrokerWorld(World, Surroundings, Protocol):
     """What a broker's process needs of the simulation around it; see `BrokerCluster`."""
 
     plan: BrokerScenario
+    limits: BrokerLimits
     dropped_pos: int
 
     def settings_of(self, node: Node) -> BrokerSettings:
@@ -151,7 +153,7 @@ class BrokerProcess(LogProcess):
         while self.queues.expire_some(PhysicalOffset(log.base_pos)):
             pass
         self._keep_durable()
-        metadata = Metadata(announced_level(self.settings.format_level_max))
+        metadata = Metadata(announced_level(self.settings.format_level_max), cluster.limits.state)
         metadata.restore(opened.checkpoint.state)
         self.metadata = metadata
         node.replacing = False
@@ -185,6 +187,7 @@ class BrokerProcess(LogProcess):
             store=self.queues,
             filling=opened.filling,
             checkpointer=self.checkpointer,
+            limits=cluster.limits,
         )
 
     def check_body(self, body: memoryview, position: int) -> None:
@@ -210,12 +213,13 @@ class BrokerProcess(LogProcess):
         self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
-        owing = self.broker.services.owes_answers()
+        owing = self.broker.services.owes_answers() or len(self.broker.slow_answers) > 0
         self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         now = self._world.now
         self.broker.services.forwarder.tick()
+        self.broker.slow_answers.go_on()
         for number, due_at in enumerate(self._due_at):
             if due_at <= now:
                 self._due_at[number] = now + self._periods[number]

@@ -6,7 +6,9 @@ import random
 from dataclasses import dataclass
 
 from chaos.faults import Ambush, WallStep, Weather
+from chaos.limits import draw
 from chaos.log_sim.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
+from mq.broker.limits import DEFAULT, TEST_MIN, BrokerLimits
 from raftlog.consensus.types import NodeId
 
 SAFETY_SECONDS = 20.0
@@ -30,6 +32,7 @@ class BrokerScenario(Scenario):
     entry_bytes_max: int
     entries_per_file: int
     checkpoint_seconds: float
+    broker_limits: BrokerLimits
     loses_derived: bool
     """Whether a power cut may lose derived files that no checkpoint covers."""
 
@@ -99,6 +102,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         entry_bytes_max=rng.choice((1536, 4096)),
         entries_per_file=rng.choice((4, 50, 1000)),
         checkpoint_seconds=rng.choice((0.3, 1.0) if retention else (0.3, 1.0, 5.0)),
+        broker_limits=draw(random.Random(f"{seed} limits"), TEST_MIN, DEFAULT),
         loses_derived=rng.random() < 0.5,
     )
 

@@ -16,7 +16,7 @@ from chaos.broker_sim.log_oracle import Sent, Stored
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
 from mq.broker.state.completion_marks import CompleteEntries, SkipEntries
-from mq.broker.transaction.half_messages import HALF_QUEUE_ID
+from mq.broker.transaction.half_messages import DISCARDED_QUEUE_ID, HALF_QUEUE_ID
 from mq.protocol import properties as props
 from mq.protocol.bodies import HeartbeatData, ProducerData
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -191,7 +191,12 @@ class Transactions(Workload):
         if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
             self._done += command.offsets
         elif isinstance(command, SkipEntries):
-            raise Violation(f"lost: {command}, and the log has all that is open")
+            if (command.topic, command.queue_id) != (HALF_TOPIC, DISCARDED_QUEUE_ID):
+                raise Violation(f"lost: {command}, and the log has all that is open")
+            first_open = min(self._open, default=len(self._outcomes))
+            if command.offset > 2 * max(0, first_open - self.cluster.limits.waiting.discarded_known):
+                raise Violation(f"transaction: {command} forgets what was discarded before {first_open} too early")
+            self.counts["discarded forgotten"] += 1
 
     def entry_ends(self) -> None:
         """See `Workload.entry_ends`: a half message is ended in the same entry as its visible copy."""

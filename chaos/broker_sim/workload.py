@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 from chaos.broker_sim.clients import Answer, Client, Connection, Lost
@@ -16,6 +15,7 @@ from chaos.broker_sim.sockets import Surroundings
 from chaos.log_sim.node import Node
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
+from mq.broker.limits import BrokerLimits
 from mq.broker.state.commands import decode_command
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -37,6 +37,7 @@ class Brokers(Surroundings, Protocol):
 
     scenario: Scenario
     plan: BrokerScenario
+    limits: BrokerLimits
     nodes: dict[NodeId, Node]
     dropped_pos: int
 
@@ -80,9 +81,9 @@ class Workload:
         """Broker settings that differ from the defaults of the simulation."""
         return {}
 
-    def limits(self) -> AbstractContextManager[None]:
-        """Limits of the brokers that are changed during a run."""
-        return nullcontext()
+    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+        """The limits of the brokers, from those that were drawn."""
+        return drawn
 
     def act(self) -> None:
         """Do the next operation."""

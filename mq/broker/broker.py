@@ -15,6 +15,7 @@ from mq.broker.base.name_server_registration import Registration
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.consume.follower_reads import LEADER_ID, broker_id_of
 from mq.broker.context import Environment, broker_context
+from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.client_limits import ClientLimits
 from mq.broker.net.client_requests import ClientRequests
 from mq.broker.net.clients import ClientRegistry
@@ -58,11 +59,8 @@ from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.segment import HEADER_BYTES
 
 _EXPIRE_CLIENT_REQUESTS_SECONDS = 0.1
-_ANNOUNCE_AGAIN_SECONDS = 10.0
 _LOOK_AT_CONNECTIONS_SECONDS = 1.0
 _TRY_AGAIN_SECONDS = 0.02
-_FLUSH_QUEUES_SECONDS = 0.2
-"""Each flush writes a part of the queues while the event loop waits: about 5 ms."""
 
 _UNUSABLE = (RecordError, CommandUnknown, RunRefused, NameRefused, UnicodeDecodeError)
 """Errors of records that no correct leader writes."""
@@ -74,6 +72,7 @@ class Broker:
     Args:
         environment: of the process.
         metadata, store: as loaded from the checkpoint; the replica applies every later entry.
+        limits: of everything but the metadata, which has its own.
         filling: set if the metadata comes from a snapshot and the queues have yet to catch up with it.
     """
 
@@ -86,7 +85,9 @@ class Broker:
         store: QueueStore,
         filling: Filling | None,
         checkpointer: Checkpointer,
+        limits: BrokerLimits = DEFAULT,
     ) -> None:
+        self._limits = limits
         self._settings = settings
         self._environment = environment
         self._reactor = environment.reactor
@@ -118,9 +119,11 @@ class Broker:
             connections=lambda: self._connections,
             on_dropped=self._unread_dropped,
         )
-        limits = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
-        self._clients: ClientRegistry[ClientConnection] = ClientRegistry(limits)
-        self._questions: ClientRequests[ClientConnection] = ClientRequests(environment.clock)
+        of_clients = ClientLimits(expiry_seconds=settings.client_expiry_seconds)
+        self._clients: ClientRegistry[ClientConnection] = ClientRegistry(of_clients)
+        self._questions: ClientRequests[ClientConnection] = ClientRequests(
+            environment.clock, limits.net.client_requests_max
+        )
         self._applied_index = NO_INDEX
         self._led_term = 0
         self._last_checkpoint: PendingCheckpoint | None = None
@@ -128,18 +131,23 @@ class Broker:
     def attach(self, replica: Replica) -> None:
         """Set the replica whose application this broker is; called before anything else."""
         self._replica = replica
-        self._reads = LinearizableReads(replica.read, self._clock)
+        self._reads = LinearizableReads(replica.read, self._clock, self._limits.net.reads_waiting_max)
         self._applied_index = replica.applied_index
         self._environment.set_level(self._metadata.format_level.level)
         context = broker_context(
             self._settings,
             self._environment,
+            self._limits,
             replica=replica,
             metadata=self._metadata,
             store=self._store,
             clients=self._clients,
             reads=self._reads,
-            traffic=TrafficCounters(round(1000 * self._clock()), local_day(self._environment.wall_clock_ms())),
+            traffic=TrafficCounters(
+                round(1000 * self._clock()),
+                local_day(self._environment.wall_clock_ms()),
+                self._limits.upkeep.traffic_series_max,
+            ),
             applied_index=lambda: self._applied_index,
             floor_pos=lambda: LOG_BEGIN if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
@@ -401,9 +409,9 @@ class Broker:
             (_TRY_AGAIN_SECONDS, self.try_again),
             (_EXPIRE_CLIENT_REQUESTS_SECONDS, self.expire_client_requests),
             *self.services.periodic,
-            (_ANNOUNCE_AGAIN_SECONDS, self.announce_again),
+            (self._limits.upkeep.announce_again_seconds, self.announce_again),
             (_LOOK_AT_CONNECTIONS_SECONDS, self.look_at_connections),
-            (_FLUSH_QUEUES_SECONDS, self.flush_queues),
+            (self._limits.upkeep.flush_queues_seconds, self.flush_queues),
             (self._settings.idle_seconds_max, self.close_idle_connections),
         )
 

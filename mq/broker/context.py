@@ -15,6 +15,7 @@ from mq.broker.base.disk import disk_used
 from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.steady_wall_clock import SteadyWallClock
+from mq.broker.limits import BrokerLimits
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.linearizable_reads import LinearizableReads
@@ -113,6 +114,7 @@ class BrokerContext:
     """
 
     settings: BrokerSettings
+    limits: BrokerLimits
     environment: Environment
     address: str
     replica_address: str
@@ -192,6 +194,7 @@ class BrokerContext:
 def broker_context(
     settings: BrokerSettings,
     environment: Environment,
+    limits: BrokerLimits,
     *,
     replica: Replica,
     metadata: Metadata,
@@ -227,6 +230,7 @@ def broker_context(
     )
     return BrokerContext(
         settings=settings,
+        limits=limits,
         environment=environment,
         address=address,
         replica_address=format_address((environment.store_ip, client_port)),
@@ -246,7 +250,9 @@ def broker_context(
         ),
         reads=reads,
         beginning=LogBeginning(replica),
-        slow_answers=SlowAnswers(wake=environment.reactor.wake, clock=environment.clock),
+        slow_answers=SlowAnswers(
+            wake=environment.reactor.wake, clock=environment.clock, slice_seconds=limits.net.slice_seconds
+        ),
         traffic=traffic,
         applied_index=applied_index,
         floor_pos=floor_pos,

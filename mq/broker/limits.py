@@ -1,6 +1,235 @@
-"""Limits shared by several parts of a broker."""
+"""What a broker keeps, answers and waits for at most: limits that no operator has to set.
+
+`BrokerLimits` is a value: the broker gets it when it is built, and each service reads its part then. Production uses
+the defaults. `TEST_MIN` has the smallest values with which a broker still serves everybody, so that a simulation meets
+each limit in every run. What an operator may want to change is in `mq.broker.settings` instead, and what belongs to a
+format or protocol, or is never changed in a test, is a constant in the module of its code.
+"""
 
 from __future__ import annotations
 
-CHECKS_MAX = 100
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq.protocol.bulk import RANGES_MAX
+from mq.protocol.topic_ends import ENDS_QUEUES_MAX
+
+CHECKS_MAX: Final = 100
 """Maximum number of check-backs per half message; the replicated state counts no further."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetLimits:
+    """Of connections and requests."""
+
+    reads_waiting_max: int = 100_000
+    """Linearizable reads that wait for the leader; further ones fail at once."""
+    client_requests_max: int = 4096
+    """Requests of the broker to clients in flight, on all connections together; further ones are not sent."""
+    peer_waiting_bytes_max: int = 64 * 1024 * 1024
+    """A replica with this many unsent bytes is sent nothing more: requests time out, but queued frames stay."""
+    slice_seconds: float = 0.005
+    """Maximum time of one step of a long answer, before other work gets its turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeLimits:
+    """Of pulls, offsets, queue locks and group members."""
+
+    unread_bytes_max: int = 4 * 1024 * 1024
+    """A client with this many bytes of unsent replies gets no further messages before it has read some; also of
+    pops.
+    """
+    old_text_bytes_max: int = 64 * 1024
+    """A pull or pop with longer texts does not wait for loading, so that all waiting ones take at most 64 MiB each."""
+    old_scan_entries_max: int = 128
+    old_scan_bytes_max: int = 1024 * 1024
+    """For an SQL92 expression on old messages, in messages and bytes: all of them are loaded into memory, matching or
+    not.
+    """
+    sql_work_max: int = 100_000
+    """Length of an SQL92 expression times messages, evaluated in one step: 5 ms, in which all others wait."""
+    scan_entries_max: int = 800
+    """Messages that one filtered request examines."""
+    expire_seconds: float = 0.02
+    """Interval at which pulls are answered whose time is over."""
+    expire_seconds_max: float = 0.005
+    """They are answered for about this long per call; the rest next time."""
+    repair_seconds: float = 0.25
+    """A pull waits this long for a damaged queue file; then its client is told to retry, or to use another replica."""
+    repair_look_seconds: float = 0.2
+    """Interval at which damaged queue files are looked for."""
+    cold_chunks_seen_max: int = 1024
+    """Number of recently read chunks that are remembered: 256 MiB of the log."""
+    cold_reads_waiting_max: int = 1024
+    """Reads that wait for loading; further ones read from the disk at once."""
+    commits_pending_max: int = 100_000
+    """Queues with a batched commit; further one-way commits are ignored until these are replicated."""
+    locks_max: int = 100_000
+    """Locked queues of all groups; above it no further ones are granted, and to one host at most half of them."""
+    lock_seconds: float = 60.0
+    """A lock expires when its holder was not heard for this long."""
+    expire_some_seconds: float = 0.1
+    """Interval at which some clients and locks are checked; a hundred calls check all of them."""
+    notices_at_once_max: int = 50
+    """Members of a group that are notified in the turn in which it changes; in larger groups, a timer does it."""
+    refresh_pause_seconds: float = 5.0
+    """A client is asked for its subscriptions again after this time at the earliest, or after its next heartbeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopLimits:
+    """Of POP consumption."""
+
+    checkpoints_max: int = 200_000
+    """Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
+    checkpoints_per_queue_max: int = 10_000
+    """With this many open checkpoints, a queue appears empty to its group."""
+    read_bytes_max: int = 64 * 1024 * 1024
+    """Bytes of messages whose pops are not committed yet; above it, clients must retry."""
+    revive_seconds: float = 0.02
+    """Interval at which messages are redelivered whose invisible time is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingLimits:
+    """Of delayed and timed messages, and of transactions."""
+
+    deliver_seconds: float = 0.02
+    """A message is late by at most this, plus the time to commit it."""
+    passed_over_max: int = 1000
+    """Unreadable messages of one delay level that others overtake. With more of them the disk is unusable, and another
+    replica should lead.
+    """
+    recall_bytes_max: int = 2 * 1024 * 1024
+    recall_entries_max: int = 16_384
+    """What the search for a recalled message reads in one step: records, and queue entries."""
+    check_seconds: float = 0.1
+    """Interval at which open transactions are looked at."""
+    put_off_max: int = 1000
+    """Half messages whose check-back is postponed; at most 1000, more than that the replicated state does not take."""
+    discarded_known: int = 500_000
+    """Number of half messages before the first open one for which is known whether they were discarded, at least; takes
+    at most 250 KB.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkLimits:
+    """Of bulk reads."""
+
+    waiting_factor: int = 8
+    """Maximum number of reads that wait for a worker, per concurrent read; as many may wait for messages."""
+    unread_bytes_max: int = 8 * 1024 * 1024
+    """A client with this many bytes of unread answers gets no further ones."""
+    plan_offsets_max: int = 16 * 1024
+    """Maximum number of offsets in one answer to planning (128 KiB): the more queues, the fewer positions."""
+    plan_queues_max: int = RANGES_MAX
+    """Queues in one answer to planning; the client asks for the others again."""
+    ends_queues_max: int = ENDS_QUEUES_MAX
+    """Queues in one answer with the ends of queues."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLimits:
+    """Of the replicated state. All replicas of a group must have the same: each applies them to the same commands."""
+
+    topics_max: int = 50_000
+    groups_max: int = 10_000
+    offset_tables_max: int = 200_000
+    """Topics, groups, and pairs of both with consumer offsets: all of them are in memory and in every checkpoint, and
+    all topics go to the name servers in one frame.
+    """
+    window: int = 1024
+    """Ranges of sequence numbers that are remembered of one producer."""
+    producers_max: int = 10_000
+    """Producers of numbered messages that are remembered."""
+    narrow: int = 100
+    """Ranges that are left to a producer with more when there are as many as `ranges_max`."""
+    deleted_topics_max: int = 50_000
+    """Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its
+    name begins at offset 0.
+    """
+    deleted_rows_max: int = 400_000
+    """The same for their queues and groups, all counted together."""
+
+    @property
+    def ranges_max(self) -> int:
+        """Ranges of all producers: 20 bytes each, in memory and in a snapshot."""
+        return self.narrow * self.producers_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepLimits:
+    """Of statistics, retention, files and announcements."""
+
+    traffic_series_max: int = 10_000
+    """Series of traffic counters; above it, new ones count in the totals only. A series takes about a kilobyte."""
+    early_checks: int = 6
+    """The disk must be too full at so many checks in a row before files are deleted early, so that a few seconds delete
+    nothing; and have room at as many before deleted files are fetched again.
+    """
+    handover_checks: int = 6
+    """For so many further checks a leader tries to hand over first."""
+    announce_again_seconds: float = 10.0
+    """Interval at which announcements are repeated that failed on a full disk."""
+    flush_queues_seconds: float = 0.2
+    """Interval at which a part of the queues is written, while the event loop waits: about 5 ms."""
+    refresh_files_seconds: float = 1.0
+    """Interval at which certificates and accounts are read again."""
+    statistics_seconds_min: float = 1.0
+    """Minimum time between two measurements of the queues for statistics."""
+    raise_level_seconds: float = 1.0
+    """Interval at which the leader looks whether the format level of the group may rise."""
+    reseal_seconds: float = 5.0
+    """Interval at which the leader looks for passwords that are sealed with an old secret."""
+    relay_seconds: float = 10.0
+    """How long an operator's request waits for the answer of the client that it is about."""
+    push_seconds: float = 3.0
+    """Time for a client to confirm a reply that is pushed to it. The replier waits as long; a replica that forwarded
+    the reply to the leader waits up to 10 s, as for every forwarded request.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerLimits:
+    """All limits of a broker, in groups."""
+
+    net: NetLimits = field(default_factory=NetLimits)
+    consume: ConsumeLimits = field(default_factory=ConsumeLimits)
+    pop: PopLimits = field(default_factory=PopLimits)
+    waiting: WaitingLimits = field(default_factory=WaitingLimits)
+    bulk: BulkLimits = field(default_factory=BulkLimits)
+    state: StateLimits = field(default_factory=StateLimits)
+    upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
+
+
+DEFAULT: Final = BrokerLimits()
+
+TEST_MIN: Final = BrokerLimits(
+    net=NetLimits(reads_waiting_max=4, client_requests_max=2, peer_waiting_bytes_max=1024, slice_seconds=0.0),
+    consume=ConsumeLimits(
+        unread_bytes_max=512,
+        old_text_bytes_max=16,
+        old_scan_entries_max=1,
+        old_scan_bytes_max=1,
+        sql_work_max=1,
+        scan_entries_max=1,
+        expire_seconds_max=0.0,
+        repair_seconds=0.0,
+        cold_chunks_seen_max=1,
+        cold_reads_waiting_max=1,
+        commits_pending_max=1,
+        lock_seconds=3.0,
+        notices_at_once_max=0,
+        refresh_pause_seconds=0.5,
+    ),
+    pop=PopLimits(checkpoints_max=8, checkpoints_per_queue_max=2, read_bytes_max=512),
+    waiting=WaitingLimits(
+        passed_over_max=1, recall_bytes_max=1, recall_entries_max=1, put_off_max=1, discarded_known=8
+    ),
+    bulk=BulkLimits(waiting_factor=1, unread_bytes_max=512, plan_offsets_max=4, plan_queues_max=2, ends_queues_max=2),
+    state=StateLimits(window=5, producers_max=16, narrow=3, deleted_topics_max=4, deleted_rows_max=64),
+    upkeep=UpkeepLimits(traffic_series_max=1, early_checks=1, handover_checks=1),
+)
+"""For tests and simulations."""

@@ -26,6 +26,7 @@ from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment, wall_clock_ms
+from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
@@ -72,7 +73,6 @@ _READERS = 4
 _BULK_READERS = 2
 """Threads that read the log for bulk reads, so that no other read waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.005
-_REFRESH_FILES_SECONDS = 1.0
 READY_SECONDS_MAX = 1.0
 """A replica that needs longer to confirm that it has applied everything committed is not ready."""
 _GATHER_PAUSE_SECONDS = 0.005
@@ -86,8 +86,15 @@ class StartRefused(Exception):
     """The broker cannot start with this setup; the message says what is wrong and where. Nothing was damaged."""
 
 
-async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def serve(
+    settings: BrokerSettings,
+    limits: BrokerLimits = DEFAULT,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """Run a broker until cancelled; then transfer leadership if it leads, write a checkpoint and close the log.
+
+    ``limits`` are smaller in tests.
 
     Raises:
         StartRefused: the directory or a port does not allow it. If it is a port, no directory was created or opened.
@@ -104,7 +111,7 @@ async def serve(settings: BrokerSettings, *, task_status: trio.TaskStatus[None] 
             replicas=len(settings.members),
             reason="with one replica less it would tolerate as many failures",
         )
-    host = _Host(settings, await _store_ip(settings), log)
+    host = _Host(settings, limits, await _store_ip(settings), log)
     failure: StartRefused | SegmentError | None = None
     async with trio.open_nursery() as nursery:
         listeners = await _monitoring_listeners(settings, log)
@@ -210,8 +217,9 @@ class _Host:
     Raises StartRefused if the accounts file is invalid.
     """
 
-    def __init__(self, settings: BrokerSettings, store_ip: str, log: Log) -> None:
+    def __init__(self, settings: BrokerSettings, limits: BrokerLimits, store_ip: str, log: Log) -> None:
         self.settings = settings
+        self._limits = limits
         self._store_ip = store_ip
         self._log = log
         self._broker: Broker | None = None
@@ -281,7 +289,7 @@ class _Host:
         undo.callback(readers.close)
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
-        metadata = _metadata(settings, opened.checkpoint)
+        metadata = _metadata(settings, opened.checkpoint, self._limits)
         if self.access is not None:
             self.access.add_users(metadata.users, lambda: run.secrets.current)
         environment = Environment(
@@ -314,6 +322,7 @@ class _Host:
             store=opened.queues,
             filling=opened.filling,
             checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
+            limits=self._limits,
         )
         registrar = Registrar(
             namesrv=settings.namesrv_addresses,
@@ -351,7 +360,10 @@ class _Host:
         async def timers() -> None:
             async with trio.open_nursery() as nursery:
                 refreshed = [each for each in (self.access, self.certificate) if each is not None]
-                actions = [*broker.periodic(), *((_REFRESH_FILES_SECONDS, each.refresh) for each in refreshed)]
+                actions = [
+                    *broker.periodic(),
+                    *((self._limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
+                ]
                 nursery.start_soon(repeat, actions, reactor.end_turn, broker.note_delay)
                 for task in broker.tasks():
                     nursery.start_soon(task)
@@ -452,8 +464,8 @@ def _open_store(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> 
     return opened
 
 
-def _metadata(settings: BrokerSettings, checkpoint: Checkpoint) -> Metadata:
-    metadata = Metadata()
+def _metadata(settings: BrokerSettings, checkpoint: Checkpoint, limits: BrokerLimits) -> Metadata:
+    metadata = Metadata(limits=limits.state)
     try:
         metadata.restore(checkpoint.state)
     except SnapshotDamaged as error:

@@ -106,7 +106,7 @@ class Services:
             tls=self._peer_tls,
             binds=lambda: context.metadata.format_level.level >= LEVEL_OF_BOUND_PROOFS,
         )
-        self.calls = PeerCalls(context.reactor, self.authentication, context.clock)
+        self.calls = PeerCalls(context.reactor, self.authentication, context.clock, context.limits.net)
         # `lead` is called in this order, `resign` in the reverse order.
         self._services: tuple[Service, ...] = (
             context.queue_offsets,
@@ -142,9 +142,14 @@ class Services:
         follower_reads = FollowerReads(context)
         self.offsets = Offsets(context, locks=self.locks, in_memory=follower_reads.in_memory)
         self.groups = Heartbeats(context)
-        refresh = SubscriptionRefresh(clients=context.clients, clock=context.clock)
+        limits = context.limits.consume
+        refresh = SubscriptionRefresh(
+            clients=context.clients, clock=context.clock, pause_seconds=limits.refresh_pause_seconds
+        )
         self.subscriptions = Subscriptions(context, note_group=self.groups.note_group, refresh=refresh.ask)
-        self.cold_reads = ColdReads(log=context.replica.log, in_background=context.environment.in_background)
+        self.cold_reads = ColdReads(
+            log=context.replica.log, in_background=context.environment.in_background, limits=limits
+        )
         self.pulls = Pulls(
             context,
             subscriptions=self.subscriptions,
@@ -226,6 +231,7 @@ class Services:
             wall_clock_ms=context.wall_clock_ms,
             clock=context.clock,
             log=context.log,
+            limits=context.limits.upkeep,
         )
         group_offsets = GroupOffsets(context, offsets=self.offsets, lookup=self.lookup)
         return (

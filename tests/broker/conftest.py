@@ -13,10 +13,9 @@ from tests.support.waiting_messages import WallClock
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    """The wall clock of the brokers of a test, which look for delayed messages that are due all the time."""
+    """The wall clock of the brokers of a test."""
     clock = WallClock()
     monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
     return clock
 
 
@@ -27,12 +26,6 @@ def machine() -> Iterator[TimerMachine]:
     yield machine
     machine.teardown()
     assert all(machine.visible[name] or message.is_recalled for name, message in machine.messages.items())
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers look for open transactions all the time."""
-    monkeypatch.setattr("mq.broker.transaction.check_back._RUN_SECONDS", 0.005)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from mq.broker.base import retention
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from raftlog import prefix_refill
@@ -36,8 +35,6 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
         return (100 - used.get(directory.name, 50)) * 8 * MIB // 100, 8 * MIB
 
     monkeypatch.setattr("mq.broker.services.disk_usage", usage)
-    monkeypatch.setattr(retention, "EARLY_CHECKS", 3)
-    monkeypatch.setattr(retention, "HANDOVER_CHECKS", 10_000)
     monkeypatch.setattr(prefix_refill, "LOOK_SECONDS", 0.05)
     return used
 

@@ -40,9 +40,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
         return Retention(**given | {"clock": clock.seconds})
 
     monkeypatch.setattr("mq.broker.services.Retention", retention)
-    monkeypatch.setattr("mq.broker.schedule.delay_levels.DELIVER_SECONDS", 0.001)
-    monkeypatch.setattr("mq.broker.schedule.timers.DELIVER_SECONDS", 0.001)
-    monkeypatch.setattr("mq.broker.pop.pop._REVIVE_SECONDS", 0.001)
     return clock
 
 

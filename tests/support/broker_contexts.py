@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mq.broker.context import BrokerContext
+from mq.broker.limits import DEFAULT
 from mq.broker.net.log_beginning import LogBeginning
 from raftlog import Beginning, NodeId
 
@@ -14,11 +15,11 @@ class _Whole:
 
 
 def context_of(**given: Any) -> BrokerContext:
-    """A context with these attributes, and a log that has its beginning.
+    """A context with these attributes, the limits of production, and a log that has its beginning.
 
     A double underscore stands for a dot: ``reads__read=f`` is ``context.reads.read``.
     """
-    root = SimpleNamespace(beginning=LogBeginning(_Whole()))
+    root = SimpleNamespace(beginning=LogBeginning(_Whole()), limits=DEFAULT)
     for path, value in given.items():
         at = root
         *outer, last = path.split("__")

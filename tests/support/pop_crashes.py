@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mq.broker.consume.record_reader import RecordSpan
+from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.pop import Pops
@@ -164,6 +165,8 @@ class Connection:
 
 
 class CrashMachine(RuleBasedStateMachine):
+    limits = DEFAULT
+
     def __init__(self) -> None:
         super().__init__()
         self.metadata, self.log, self.now_ms = Metadata(), Log(), 100_000_000
@@ -199,6 +202,7 @@ class CrashMachine(RuleBasedStateMachine):
         self.pops = Pops(
             context_of(
                 settings=BrokerSettings(listen="127.0.0.1:1", peers="n0@127.0.0.1:2", data_dir=Path("/nowhere")),
+                limits=self.limits,
                 metadata=self.metadata,
                 store=self.log,
                 appender=self.appender,
@@ -469,9 +473,10 @@ class CrashMachine(RuleBasedStateMachine):
         return all(ends) and not self.metadata.pops.queues and not self.appender.groups
 
 
-def started(messages: int) -> CrashMachine:
+def started(messages: int, limits: BrokerLimits = DEFAULT) -> CrashMachine:
     """A leader with so many messages in its first queue."""
     machine = CrashMachine()
+    machine.limits = limits
     machine.begin()
     machine.send(messages, 0)
     return machine

@@ -15,6 +15,7 @@ from mq.protocol.codes import RequestCode
 from mq.protocol.reply_requests import PushReplyMessageToClient
 from tests.free_ports import free_ports
 from tests.support.running_broker import (
+    FAST,
     Client,
     RunningBroker,
     broker_settings,
@@ -47,7 +48,7 @@ async def pushed(client: Client) -> tuple[PushReplyMessageToClient, bytes]:
 
 
 @asynccontextmanager
-async def three_replicas(directory: Path, **given: Any) -> AsyncIterator[list[RunningBroker]]:
+async def three_replicas(directory: Path, limits: Any = FAST, **given: Any) -> AsyncIterator[list[RunningBroker]]:
     """A group; the first one leads."""
     ports = free_ports(3)
     peers = ",".join(f"n{number}@127.0.0.1:{port}" for number, port in enumerate(ports))
@@ -58,7 +59,7 @@ async def three_replicas(directory: Path, **given: Any) -> AsyncIterator[list[Ru
     with interpreter_as_before():
         async with trio.open_nursery() as nursery:
             for broker in brokers:
-                await nursery.start(serve, broker.settings)
+                await nursery.start(serve, broker.settings, limits)
             try:
                 clients = [await broker.connect() for broker in brokers]
                 leader: list[int] = []

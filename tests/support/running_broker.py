@@ -8,6 +8,7 @@ import itertools
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,8 +17,8 @@ import pytest
 import trio
 
 from mq.broker import server
-from mq.broker.admin import format_level
 from mq.broker.broker import Broker
+from mq.broker.limits import BrokerLimits, PopLimits, UpkeepLimits, WaitingLimits
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.protocol import properties as props
@@ -36,6 +37,13 @@ ADDED = {"CLUSTER": "C1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 SECONDS_MAX = 60.0
 """How long a test waits for an expected event; only a failing test waits that long."""
+
+FAST = BrokerLimits(
+    waiting=WaitingLimits(deliver_seconds=0.002, check_seconds=0.005),
+    pop=PopLimits(revive_seconds=0.002),
+    upkeep=UpkeepLimits(raise_level_seconds=0.01),
+)
+"""Production limits of a broker that looks for what is due all the time."""
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 SUSPEND = 2
@@ -327,16 +335,28 @@ def broker_settings(directory: Path, **given: Any) -> BrokerSettings:
     return BrokerSettings(**chosen | given)
 
 
+def limited(**groups: dict[str, Any]) -> BrokerLimits:
+    """`FAST` with other limits: for each group of `BrokerLimits`, the fields that differ."""
+    return replace(FAST, **{name: replace(getattr(FAST, name), **given) for name, given in groups.items()})
+
+
+def change_limits(service: Any, **given: Any) -> None:
+    """From now on, let a service of a running broker have other limits."""
+    service._limits = replace(service._limits, **given)
+
+
 @contextlib.asynccontextmanager
-async def running(directory: Path, *, keys: Any = None, tls: Any = None, **given: Any) -> AsyncIterator[RunningBroker]:
+async def running(
+    directory: Path, *, keys: Any = None, tls: Any = None, limits: Any = FAST, **given: Any
+) -> AsyncIterator[RunningBroker]:
     """A leading broker, stopped cleanly at the end.
 
-    ``keys`` are those of one of its accounts, ``tls`` is the context of its clients.
+    ``keys`` are those of one of its accounts, ``tls`` is the context of its clients, ``limits`` are `BrokerLimits`.
     """
     broker = RunningBroker(broker_settings(directory, **given), keys, tls)
-    with interpreter_as_before(), mock.patch.object(format_level, "_LOOK_SECONDS", 0.01):
+    with interpreter_as_before():
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve, broker.settings)
+            await nursery.start(serve, broker.settings, limits)
             await broker.wait_leading()
             try:
                 yield broker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mq.broker.limits import DEFAULT, WaitingLimits
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.schedule.placement import WaitingQueues
@@ -137,6 +139,12 @@ def recall_request(unique_key: str, due_ms: int, offset: int | None) -> RecallMe
 
 
 class TimerMachine(RuleBasedStateMachine):
+    """See the module. Searches of recalls read two messages at a time, so that they are under way while all else
+    happens.
+    """
+
+    limits = WaitingLimits(recall_bytes_max=8192)
+
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory()
@@ -174,6 +182,7 @@ class TimerMachine(RuleBasedStateMachine):
                 pending_bytes_max=2**25,
                 timer_delay_max_seconds=40 * DAY // 1000,
             ),
+            limits=replace(DEFAULT, waiting=self.limits),
             metadata=self.metadata,
             store=self.store,
             appender=self.appender,

@@ -14,7 +14,6 @@ from mq.broker.net.errors import RequestRefused, decoded
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
-from mq.broker.state.metadata import GROUPS_MAX
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.operator_bodies import (
@@ -105,7 +104,7 @@ class ConsumerGroups(Service):
         now_ms = self._wall_clock_ms()
         commands = [encoded(PutGroup(config=_config(wanted), timestamp_ms=now_ms)) for wanted in groups]
         names = {wanted.group_name for wanted in groups}
-        if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > GROUPS_MAX:
+        if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > self._metadata.limits.groups_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
@@ -116,7 +115,7 @@ class ConsumerGroups(Service):
         replicate(self._appender, commands, call, what="a group", check=check)
 
     def _full(self) -> str:
-        return f"there are {len(self._metadata.groups)} groups already; maximum: {GROUPS_MAX}"
+        return f"there are {len(self._metadata.groups)} groups already; maximum: {self._metadata.limits.groups_max}"
 
 
 def _config(wanted: SubscriptionGroupConfig) -> GroupConfig:

@@ -9,7 +9,6 @@ from mq.broker.net.service import Periodic, Service
 from mq.broker.state.commands import encode_command
 from mq.broker.state.format_level import RaiseLevel, announced_level, next_level
 
-_LOOK_SECONDS = 1.0
 _AGAIN_SECONDS = 10.0
 """A proposal that has not taken effect by then is repeated: the disk may have been full."""
 
@@ -30,7 +29,7 @@ class LevelRaises(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _LOOK_SECONDS, self.look
+        yield self._context.limits.upkeep.raise_level_seconds, self.look
 
     def look(self) -> None:
         """Propose the next level if all members support it."""

@@ -50,7 +50,6 @@ from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.queue_tables import QueueRef, queue_table, read_member_offsets
 
 STATUS_SECONDS = 5.0
-RELAY_SECONDS = 10.0
 RELAYED_LENGTH_MAX = 8192
 """Maximum header length, in characters, of a relayed answer."""
 RELAY_VERSION_MIN = 62
@@ -69,6 +68,7 @@ class GroupMembers(Service):
 
     def __init__(self, context: BrokerContext, *, record_at: Callable[[PhysicalOffset], bytes | None]) -> None:
         self._broker_name = context.settings.group
+        self._relay_seconds = context.limits.upkeep.relay_seconds
         self._clients = context.clients
         self._metadata = context.metadata
         self._record_at = record_at
@@ -243,7 +243,7 @@ class GroupMembers(Service):
             call.answer(reply)
 
         call.drop_body()
-        at.ask(call.request.code, fields, body, RELAY_SECONDS, answered)
+        at.ask(call.request.code, fields, body, self._relay_seconds, answered)
 
     def _member(self, name: str, client_id: str | None) -> tuple[ClientConnection, Member]:
         group = self._clients.consumer_group(name)

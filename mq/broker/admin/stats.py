@@ -24,7 +24,6 @@ from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import entry_sizes
 from mq.store.errors import QueueFileDamaged
 
-_LOOK_SECONDS_MIN: Final = 1.0
 _QUEUES_AT_ONCE: Final = 250
 """Takes 3 ms if all of these queues have new messages."""
 _SIZES_MAX: Final = 64
@@ -43,6 +42,7 @@ class Stats(Service):
         self._store = context.store
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
+        self._look_seconds_min = context.limits.upkeep.statistics_seconds_min
         self.figures = context.traffic
         self._round: deque[ConsumeQueue] = deque()
         self._ends: dict[tuple[str, int], QueueOffset] = {}
@@ -69,7 +69,7 @@ class Stats(Service):
 
     def look_on(self) -> None:
         """Read the ends of the next queues; called by a timer. A new pass begins at its interval when all are read."""
-        if self._round or self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
+        if self._round or self._clock() - self._looked_at >= self._look_seconds_min:
             self._look()
 
     def _look(self) -> None:
@@ -82,7 +82,7 @@ class Stats(Service):
 
     def look(self) -> None:
         """Update the figures, unless they are recent, or there are too many queues."""
-        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() - self._looked_at >= _LOOK_SECONDS_MIN:
+        if len(self._store) <= _QUEUES_AT_ONCE and self._clock() - self._looked_at >= self._look_seconds_min:
             self._look()
         self.figures.add_up()
 

@@ -17,7 +17,6 @@ from mq.broker.state.commands import (
     encode_command,
 )
 from mq.broker.state.format_level import LEVEL_OF_CONTINUED_OFFSETS
-from mq.broker.state.metadata import TOPICS_MAX
 from mq.broker.write_path.replicate import encoded, replicate
 from mq.protocol import bodies
 from mq.protocol.codes import ResponseCode
@@ -86,7 +85,7 @@ class Topics(Service):
         now_ms = self._wall_clock_ms()
         commands = [encoded(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics]
         names = {wanted.topic_name for wanted in topics}
-        if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > TOPICS_MAX:
+        if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > self._metadata.limits.topics_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
@@ -97,7 +96,7 @@ class Topics(Service):
         replicate(self._appender, commands, call, what="a topic", check=check)
 
     def _full(self) -> str:
-        return f"there are {len(self._metadata.topics)} topics already; maximum: {TOPICS_MAX}"
+        return f"there are {len(self._metadata.topics)} topics already; maximum: {self._metadata.limits.topics_max}"
 
     def _checked(self, wanted: bodies.TopicConfig) -> TopicConfig:
         """The requested configuration. Raises RequestRefused."""

@@ -67,13 +67,13 @@ from mq.protocol.user_requests import UpdateUser as UpdateUserRequest
 SECRET_LENGTH_MAX: Final = 128
 CUSTOM, DEFAULT = "Custom", "Default"
 ALLOW, DENY = "Allow", "Deny"
-_RESEAL_SECONDS: Final = 5.0
 
 
 class UserAdministration(Service):
     """The handlers for users; see the module."""
 
     def __init__(self, context: BrokerContext) -> None:
+        self._reseal_seconds = context.limits.upkeep.reseal_seconds
         self._users = context.metadata.users
         self._level = context.metadata.format_level
         self._appender = context.appender
@@ -98,7 +98,7 @@ class UserAdministration(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _RESEAL_SECONDS, self.reseal
+        yield self._reseal_seconds, self.reseal
 
     # -- users -------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple
 
+from mq.broker.limits import DEFAULT
+
 SAMPLE_SECONDS: Final = 10
-SERIES_MAX: Final = 10_000
-"""Above this number of series, new ones count in the totals only. A series takes about a kilobyte."""
 
 _FIELDS: Final = 3
 _HOUR_SAMPLES: Final = 60
@@ -105,7 +105,8 @@ class TrafficCounters:
         by_topic, by_group, sent_back: messages stored per topic; delivered, and sent back, per topic and group.
     """
 
-    def __init__(self, now_ms: int, day: int) -> None:
+    def __init__(self, now_ms: int, day: int, series_max: int = DEFAULT.upkeep.traffic_series_max) -> None:
+        self._series_max = series_max
         self.puts = CounterSeries(now_ms)
         self.gets = CounterSeries(now_ms)
         self.found = CounterSeries(now_ms)
@@ -194,7 +195,7 @@ class TrafficCounters:
         self.sent_back = {key: series for key, series in self.sent_back.items() if not series.is_idle}
 
     def _is_full(self) -> bool:
-        return len(self.by_topic) + len(self.by_group) + len(self.sent_back) >= SERIES_MAX
+        return len(self.by_topic) + len(self.by_group) + len(self.sent_back) >= self._series_max
 
 
 def _note(ring: array[int], now: tuple[int, int, int], kept: int) -> None:

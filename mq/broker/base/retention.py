@@ -23,6 +23,7 @@ from mq.broker.base.disk import used_part
 from mq.broker.base.file_times import FileTimes, PlausibleTime
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.stored_times import NEAR, stored_ms
+from mq.broker.limits import DEFAULT, UpkeepLimits
 from mq.broker.settings import BrokerSettings
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 from mq.protocol.records import RecordError
@@ -36,12 +37,6 @@ LAG_GRACE_SEGMENTS = 2
 """A peer that lags by more than this many files beyond the retained ones is not waited for; it will fetch whole files.
 """
 
-EARLY_CHECKS = 6
-"""The disk must be too full at so many checks in a row before files are deleted early, so that a few seconds delete
-nothing; and have room at as many before deleted files are fetched again.
-"""
-HANDOVER_CHECKS = 6
-"""For so many further checks a leader tries to hand over first."""
 REFILL_EASED = 0.05
 """Deleted files are fetched only as far as the disk stays this much below the ratio at which they would be deleted."""
 
@@ -87,7 +82,10 @@ class Retention:
         wall_clock_ms: Callable[[], int],
         clock: Callable[[], float],
         log: Log,
+        limits: UpkeepLimits = DEFAULT.upkeep,
     ) -> None:
+        self._early_checks = limits.early_checks
+        self._handover_checks = limits.handover_checks
         self._replica = replica
         self._store = store
         self._floor_pos = floor_pos
@@ -139,7 +137,7 @@ class Retention:
             disk_used_bytes=total - free,
             disk_total_bytes=total,
             # Without a leader nobody knows yet what others have.
-            may_delete_early=self._tight_checks >= EARLY_CHECKS and self._replica.core.leader_id is not None,
+            may_delete_early=self._tight_checks >= self._early_checks and self._replica.core.leader_id is not None,
             copied_pos=self._copied_pos(),
         )
         try:
@@ -174,12 +172,12 @@ class Retention:
         room = round((self._policy.expire_ratio - REFILL_EASED) * total) - (total - free)
         if self._policy.bytes_max is not None:
             room = min(room, self._policy.bytes_max - (self._replica.log.end_pos - self._replica.log.base_pos))
-        return room if self._calm_checks >= EARLY_CHECKS and room >= self._settings.segment_bytes else 0
+        return room if self._calm_checks >= self._early_checks and room >= self._settings.segment_bytes else 0
 
     def _hands_over(self) -> bool:
         """Whether another replica with a whole log takes over the leadership, before this one deletes files early."""
         replica = self._replica
-        if not replica.is_leader or self._tight_checks > EARLY_CHECKS + HANDOVER_CHECKS:
+        if not replica.is_leader or self._tight_checks > self._early_checks + self._handover_checks:
             return False
         successor = replica.core.successor_with_older_log
         return successor is not None and replica.transfer(successor) is None

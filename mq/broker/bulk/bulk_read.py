@@ -39,10 +39,6 @@ from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
 from raftlog.segment import EntryGone, SegmentError, StorageCorrupt
 
-WAITING_FACTOR: Final = 8
-"""Maximum number of reads waiting for a worker, per concurrent read; as many may wait for messages."""
-UNREAD_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A client with this many bytes of unread answers gets no further ones."""
 WAIT_MS_MAX: Final = 30_000
 CLIENTS_COUNTED_MAX: Final = 64
 CLIENT_ID_LENGTH_MAX: Final = 255
@@ -84,6 +80,7 @@ class BulkReads(Service):
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
+        self._limits = context.limits.bulk
         self._replica = context.replica
         self._beginning = context.beginning
         self._metadata = context.metadata
@@ -153,10 +150,10 @@ class BulkReads(Service):
 
     @property
     def _waiting_max(self) -> int:
-        return WAITING_FACTOR * self._settings.bulk_reads_max
+        return self._limits.waiting_factor * self._settings.bulk_reads_max
 
     def _pause_ms(self, connection: ClientConnection) -> int:
-        if connection.waiting_bytes > UNREAD_BYTES_MAX:
+        if connection.waiting_bytes > self._limits.unread_bytes_max:
             return _PAUSE_MS
         if len(self._queue) >= self._waiting_max:
             return _PAUSE_MS

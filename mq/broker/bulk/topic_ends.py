@@ -18,7 +18,7 @@ from mq.protocol.bulk_requests import AskTopicEnds
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 from mq.protocol.replies import TopicEndsReply
-from mq.protocol.topic_ends import ENDS_QUEUES_MAX, TopicEnds, decode_topics, encode_ends
+from mq.protocol.topic_ends import TopicEnds, decode_topics, encode_ends
 
 _AT_A_STRETCH: Final = 16
 """Topics between two checks of the clock."""
@@ -30,6 +30,7 @@ class TopicEndQueries(Service):
     """The handler for ends of many topics."""
 
     def __init__(self, context: BrokerContext) -> None:
+        self._queues_max = context.limits.bulk.ends_queues_max
         self._replica = context.replica
         self._beginning = context.beginning
         self._metadata = context.metadata
@@ -60,7 +61,7 @@ class TopicEndQueries(Service):
         if hidden := [topic for topic in topics if not configs[topic].perm & PERM_READ]:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_shown(hidden)}")
         found: list[TopicEnds] = []
-        left = ENDS_QUEUES_MAX
+        left = self._queues_max
         for topic in topics:
             config = configs.get(topic)
             if config is None:  # deleted while the answer was built

@@ -14,7 +14,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_answers import Answer
-from mq.protocol.bulk import RANGES_MAX, PlannedPlace, PlannedQueue, encode_plan
+from mq.protocol.bulk import PlannedPlace, PlannedQueue, encode_plan
 from mq.protocol.bulk_requests import PlanTopic
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset
@@ -22,9 +22,6 @@ from mq.protocol.replies import TopicPlanReply
 from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY, entry_sizes
 
-QUEUES_PER_PAGE: Final = RANGES_MAX
-OFFSETS_MAX: Final = 16 * 1024
-"""Maximum number of offsets in one answer (128 KiB): the more queues, the fewer positions."""
 PLACES_MAX: Final = 1024
 
 _SAMPLE_ENTRIES: Final = 32
@@ -36,6 +33,7 @@ class TopicPlans(Service):
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
+        self._limits = context.limits.bulk
         self._replica = context.replica
         self._beginning = context.beginning
         self._metadata = context.metadata
@@ -70,7 +68,7 @@ class TopicPlans(Service):
             remark = f"queue id {ext.first_queue} is illegal, {ext.topic} has {count} read queues"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         identity = self._metadata.topic_identity(ext.topic)
-        end = min(count, ext.first_queue + QUEUES_PER_PAGE)
+        end = min(count, ext.first_queue + self._limits.plan_queues_max)
         queues = [self._store.get(ext.topic, queue_id) for queue_id in range(ext.first_queue, end)]
         rows: list[PlannedQueue] = []
         for queue_id, queue in enumerate(queues, ext.first_queue):
@@ -82,7 +80,7 @@ class TopicPlans(Service):
         places: list[PlannedPlace] = []
         if ext.detail:
             lows = [row.first for row in rows]
-            for position in self._places(min(count, QUEUES_PER_PAGE)):
+            for position in self._places(min(count, self._limits.plan_queues_max)):
                 for number, queue in enumerate(queues):
                     lows[number] = _offset_at(queue, position, lows[number], rows[number].end)
                     yield
@@ -100,7 +98,7 @@ class TopicPlans(Service):
     def _places(self, queues: int) -> Iterator[PhysicalOffset]:
         """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
         starts = [PhysicalOffset(segment.start) for segment in self._replica.log.segments()[1:]]
-        step = -(-len(starts) // max(1, min(PLACES_MAX, OFFSETS_MAX // max(queues, 1)))) or 1
+        step = -(-len(starts) // max(1, min(PLACES_MAX, self._limits.plan_offsets_max // max(queues, 1)))) or 1
         return iter(starts[::step])
 
 

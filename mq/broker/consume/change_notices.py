@@ -20,8 +20,6 @@ from mq.protocol.admin_requests import ConsumerGroupExt
 from mq.protocol.codes import RequestCode
 from mq.protocol.headers import encode_request
 
-AT_ONCE_MAX = 50
-"""Members of a group notified in the turn in which it changes."""
 LATER_AT_ONCE = 500
 """For larger groups, members notified per timer tick."""
 SENDER_TICKS = 5
@@ -29,9 +27,14 @@ SENDER_TICKS = 5
 
 
 class ChangeNotices:
-    """Pending notices: at most one per member and group, and one more per group for changes in between."""
+    """Pending notices: at most one per member and group, and one more per group for changes in between.
 
-    def __init__(self) -> None:
+    Args:
+        at_once_max: how many members of a group are notified in the turn in which it changes.
+    """
+
+    def __init__(self, at_once_max: int) -> None:
+        self._at_once_max = at_once_max
         self._opaque = itertools.count(1)
         self._telling: dict[str, deque[ClientConnection]] = {}
         self._again: dict[str, list[ClientConnection]] = {}
@@ -47,7 +50,7 @@ class ChangeNotices:
             self._senders[group, sender] = SENDER_TICKS
         if group in self._telling:
             self._again[group] = members
-        elif len(members) <= AT_ONCE_MAX:
+        elif len(members) <= self._at_once_max:
             self._send(group, members)
         else:
             self._telling[group] = deque(members)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from mq.broker.consume.record_reader import RecordSpan
+from mq.broker.limits import DEFAULT, ConsumeLimits
 from mq.protocol.numbers import PhysicalOffset
 from raftlog import Job
 from raftlog.segment import SegmentError
@@ -25,12 +26,8 @@ from raftlog.segment import SegmentError
 CHUNK_BYTES = 256 * 1024
 CHUNKS_MAX = 8
 """Records spread over more chunks are loaded individually: little of the rest would be read."""
-SEEN_MAX = 1024
-"""Number of recently read chunks that are remembered: 256 MiB of the log."""
 AHEAD_MAX = 4
 """No read-ahead while this many chunks are being loaded."""
-WAITING_MAX = 1024
-"""Maximum number of reads that wait for loading."""
 
 _GAP_BYTES_MAX = 32 * 1024
 _RUN_BYTES_MAX = 1024 * 1024
@@ -71,8 +68,12 @@ class ColdReads:
         loads: number of loads.
     """
 
-    def __init__(self, *, log: ColdLog, in_background: Callable[[Job], None]) -> None:
+    def __init__(
+        self, *, log: ColdLog, in_background: Callable[[Job], None], limits: ConsumeLimits = DEFAULT.consume
+    ) -> None:
         self._log = log
+        self._seen_max = limits.cold_chunks_seen_max
+        self._waiting_max = limits.cold_reads_waiting_max
         self._in_background = in_background
         self._seen: OrderedDict[int, None] = OrderedDict()
         """Recently read chunks, the newest last."""
@@ -105,7 +106,7 @@ class ColdReads:
 
         Returns False if they can be read directly; then ``then`` is not called.
         """
-        if places[0][0] >= self._log.memory_pos or self.waiting >= WAITING_MAX:
+        if places[0][0] >= self._log.memory_pos or self.waiting >= self._waiting_max:
             return False
         chunks = _chunks_of(places)
         if len(chunks) > CHUNKS_MAX:
@@ -142,7 +143,7 @@ class ColdReads:
     def _note(self, chunk: int) -> None:
         self._seen[chunk] = None
         self._seen.move_to_end(chunk)
-        if len(self._seen) > SEEN_MAX:
+        if len(self._seen) > self._seen_max:
             self._seen.popitem(last=False)
 
     def _load_alone(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:

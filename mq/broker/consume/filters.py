@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mq.broker.context import BrokerContext
+from mq.broker.limits import ConsumeLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import BROADCASTING
@@ -25,16 +26,13 @@ from mq.protocol.pop_requests import PopExt
 
 _SUBSCRIPTION = 4
 _ALL = "*"
-_SCAN_ENTRIES_MAX = 800
-_SQL_WORK_MAX = 100_000
-"""SQL expression length times messages, evaluated in one step: 5 ms, in which all others wait."""
 
 
-def scanned_max(subscription: Subscription) -> int:
+def scanned_max(subscription: Subscription, limits: ConsumeLimits) -> int:
     """Maximum number of messages examined for one filtered request."""
     if subscription.sql is None:
-        return _SCAN_ENTRIES_MAX
-    return min(_SCAN_ENTRIES_MAX, max(1, _SQL_WORK_MAX // len(subscription.expression)))
+        return limits.scan_entries_max
+    return min(limits.scan_entries_max, max(1, limits.sql_work_max // len(subscription.expression)))
 
 
 class Subscriptions(Service):

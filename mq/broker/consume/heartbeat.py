@@ -11,7 +11,7 @@ from mq.broker.consume.change_notices import ChangeNotices
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.client_limits import HeartbeatRefused
-from mq.broker.net.clients import EXPIRE_SOME_SECONDS, CheckedSubscriptions
+from mq.broker.net.clients import CheckedSubscriptions
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
@@ -48,7 +48,8 @@ class Heartbeats(Service):
         self._appender = context.appender
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
-        self._notices = ChangeNotices()
+        self._notices = ChangeNotices(context.limits.consume.notices_at_once_max)
+        self._expire_some_seconds = context.limits.consume.expire_some_seconds
         self._creating: set[str] = set()
 
     def routes(self) -> Iterator[Route]:
@@ -60,7 +61,7 @@ class Heartbeats(Service):
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
         yield _NOTIFY_SECONDS, self.notify_more
-        yield EXPIRE_SOME_SECONDS, self.expire_some
+        yield self._expire_some_seconds, self.expire_some
 
     def resign(self) -> None:
         """This replica stopped leading; groups that it was creating may never exist."""

@@ -43,9 +43,6 @@ from mq.store.consume_queue import ConsumeQueue
 from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import StoreError
 
-PENDING_MAX = 100_000
-"""Queues with a batched commit; further one-way commits are ignored until these are replicated."""
-
 COMMAND_ROWS_MAX = 200
 """Offsets in one command: even with the longest names it fits the smallest log file."""
 
@@ -78,6 +75,7 @@ class Offsets(Service):
         self._client_id = context.client_id
         self._clients = context.clients
         self._commit_seconds = context.settings.offset_commit_seconds
+        self._pending_max = context.limits.consume.commits_pending_max
         self._in_memory = in_memory
         # Readers that went back below the offset of a queue, and from which offset on.
         self._rereading: dict[Key, tuple[str | ClientConnection, QueueOffset]] = {}
@@ -136,7 +134,7 @@ class Offsets(Service):
             return
         key = (group, topic, queue_id)
         if offset < self._highest(key) and not forward_only:
-            if key not in self._resetting and (key in self._rereading or len(self._rereading) < PENDING_MAX):
+            if key not in self._resetting and (key in self._rereading or len(self._rereading) < self._pending_max):
                 self._rereading[key] = self._sender(connection, group), offset
         elif self._rereading and (known := self._rereading.get(key)) and known[0] != self._sender(connection, group):
             del self._rereading[key]
@@ -220,7 +218,7 @@ class Offsets(Service):
         key = (group, topic, queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
             return
-        if len(self._gathered) >= PENDING_MAX and key not in self._gathered:
+        if len(self._gathered) >= self._pending_max and key not in self._gathered:
             return
         if offset <= self._highest(key):
             return
@@ -318,7 +316,7 @@ class Offsets(Service):
             self._check_may_move_back(call.connection, key, ext.commit_offset, known)
             self._move_back(key, ext.commit_offset, on_outcome)
             return None
-        if len(self._gathered) >= PENDING_MAX:
+        if len(self._gathered) >= self._pending_max:
             self.replicate()  # a commit that wants an answer is not ignored
         self.gather(*key, ext.commit_offset)
         self.replicate(on_outcome)

@@ -14,6 +14,7 @@ from mq.broker.consume.long_polling import LongPolling
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.record_reader import RecordReader, RecordSpan, Selection
 from mq.broker.context import BrokerContext
+from mq.broker.limits import ConsumeLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
@@ -30,23 +31,10 @@ from raftlog.segment import EntryGone, StorageCorrupt
 
 COMMIT_OFFSET, SUSPEND, LITE_PULL = 1, 2, 16
 _READABLE = 4
-_OLD_SCAN_ENTRIES_MAX, _OLD_SCAN_BYTES_MAX = 128, 1024 * 1024
-"""Limits for an SQL92 expression on old messages, in messages and bytes: all of them are loaded into memory, matching
-or not.
-"""
-_OLD_TEXT_BYTES_MAX = 64 * 1024
-"""A pull with longer texts does not wait for loading, so that all waiting pulls take at most 64 MiB."""
 _SUSPEND_SECONDS_MAX = 60.0
-_WAITING_BYTES_MAX = 4 * 1024 * 1024
-"""A client with this many bytes of unsent replies gets no further messages before it has read some."""
 _DRAIN_SECONDS = 0.05
-_REPAIR_SECONDS = 0.25
-"""A pull waits this long for a damaged queue file; then its client is told to retry, or to use another replica."""
 _ELSEWHERE_SECONDS = 0.1
 """A pull of messages that only another replica has waits this long before its client is sent there."""
-_EXPIRE_SECONDS = 0.02
-_EXPIRE_SECONDS_MAX = 0.005
-"""Expired pulls are answered for about this long per call; the rest next time."""
 _RESUMED_AT_A_STRETCH = 32
 
 PullRequest = PullMessage | LitePullMessage
@@ -100,6 +88,8 @@ class Pulls(Service):
         offsets: Offsets,
     ) -> None:
         self._settings = context.settings
+        self._limits = context.limits.consume
+        self._unread_bytes_max = context.limits.consume.unread_bytes_max
         self._metadata = context.metadata
         self._store = context.store
         self._subscriptions = subscriptions
@@ -141,7 +131,7 @@ class Pulls(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _EXPIRE_SECONDS, self.expire
+        yield self._limits.expire_seconds, self.expire
 
     def counters(self) -> dict[str, int]:
         """Figures: pulls that wait now, and the memory of what waits."""
@@ -159,7 +149,7 @@ class Pulls(Service):
         while over := self.polling.expired(now, _RESUMED_AT_A_STRETCH):
             for pull in over:
                 self.resume(pull)
-            if self._clock() >= now + _EXPIRE_SECONDS_MAX:
+            if self._clock() >= now + self._limits.expire_seconds_max:
                 break
 
     def handle(self, call: Call[PullRequest]) -> bytes | None:
@@ -250,7 +240,7 @@ class Pulls(Service):
         elif offset > high:
             return self._sent_back(pull, low, high)
         elif offset < high:
-            if pull.call.connection.waiting_bytes < _WAITING_BYTES_MAX:
+            if pull.call.connection.waiting_bytes < self._unread_bytes_max:
                 try:
                     return self._found(pull, queue, offset, low, high)
                 except QueueFileDamaged:
@@ -307,7 +297,9 @@ class Pulls(Service):
 
     def _while_restored(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
         """Answer a pull of a damaged queue block: it waits a moment, then its client may try another replica."""
-        if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _REPAIR_SECONDS):
+        if not pull.has_waited and self._hold(
+            pull._replace(has_waited=True), self._clock() + self._limits.repair_seconds
+        ):
             return None
         other = self._follower_reads.other_replica()
         suggested = LEADER_ID if other is None else other
@@ -333,7 +325,7 @@ class Pulls(Service):
         subscription = pull.subscription
         takes_all = subscription.all_tags and subscription.sql is None
         most = max(1, min(ext.max_messages, settings.pull_messages_max))
-        entries = queue.read(offset, most if takes_all else scanned_max(subscription))
+        entries = queue.read(offset, most if takes_all else scanned_max(subscription, self._limits))
         first = QUEUE_ENTRY.unpack_from(entries)[0]
         lag = self._segment_log.end_pos - first
         lag_max = self._follower_reads.lag_max
@@ -347,7 +339,7 @@ class Pulls(Service):
             budget = ext.max_bytes
         if is_old:
             if subscription.sql is not None:
-                entries = _few(entries)
+                entries = _few(entries, self._limits)
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
             are_loaded = pull.is_loaded or self._cold_reads.are_loaded(first, position + size)
             if not are_loaded and self._load(pull, entries, wanted, budget):
@@ -392,7 +384,7 @@ class Pulls(Service):
 
     def _load(self, pull: HeldPull, entries: bytes, wanted: int, budget: int) -> bool:
         """Load the messages of a pull, then resume it; returns False if they can be read at once."""
-        if pull.text_bytes > _OLD_TEXT_BYTES_MAX:
+        if pull.text_bytes > self._limits.old_text_bytes_max:
             return False
         subscription = pull.subscription
         if subscription.sql is None:
@@ -441,10 +433,10 @@ class Pulls(Service):
         )
 
 
-def _few(entries: bytes) -> bytes:
+def _few(entries: bytes, limits: ConsumeLimits) -> bytes:
     """The first entries, at least one, whose messages are small enough to be loaded."""
-    entries = entries[: _OLD_SCAN_ENTRIES_MAX * QUEUE_ENTRY_BYTES]
-    count = sum(nbytes <= _OLD_SCAN_BYTES_MAX for nbytes in accumulate(entry_sizes(entries)))
+    entries = entries[: limits.old_scan_entries_max * QUEUE_ENTRY_BYTES]
+    count = sum(nbytes <= limits.old_scan_bytes_max for nbytes in accumulate(entry_sizes(entries)))
     return entries[: max(1, count) * QUEUE_ENTRY_BYTES]
 
 

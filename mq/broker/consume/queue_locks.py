@@ -18,7 +18,7 @@ from typing import Any
 from mq.broker.consume.lock_renewals import LockRenewals
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.clients import EXPIRE_SOME_SECONDS, ROUND_CALLS
+from mq.broker.net.clients import ROUND_CALLS
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
@@ -31,14 +31,8 @@ from mq.protocol.headers import LockBatchMq, UnlockBatchMq
 from mq.protocol.names import check_group
 from mq.protocol.queue_tables import QueueRef
 
-LOCK_SECONDS = 60.0
-"""A lock expires when its holder was not heard for this long."""
-
 QUEUES_MAX = 16_384
 """Queues in one request: as many as a topic may have."""
-
-LOCKS_MAX = 100_000
-"""Locked queues of all groups; above it no further ones are granted, and to one host at most half of them."""
 
 COMMAND_ROWS_MAX = 200
 """Queues in one command: even with the longest names it fits the smallest log file."""
@@ -64,6 +58,7 @@ class QueueLockService(Service):
         self._read = context.reads.read_once
         self._clock = context.clock
         self._log = context.log
+        self._limits = context.limits.consume
         self._led_since = 0.0
         self._renewed = LockRenewals()
         self._to_expire: deque[tuple[str, str]] = deque()
@@ -85,7 +80,7 @@ class QueueLockService(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield EXPIRE_SOME_SECONDS, self.expire_some
+        yield self._limits.expire_some_seconds, self.expire_some
 
     def lead(self) -> None:
         """This replica leads from now on; all locks count as just renewed."""
@@ -281,14 +276,14 @@ class QueueLockService(Service):
             return True
         group, topic, queue_id = key
         renewed_at = self._renewed.at((group, topic), queue_id)
-        return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= LOCK_SECONDS
+        return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= self._limits.lock_seconds
 
     def _has_room(self, host: bytes) -> bool:
         """Whether a host may have one more lock: at most as many as are left for all others.
 
         So a single host never has more than half of all, whatever names its clients and groups have.
         """
-        left = LOCKS_MAX - self._metadata.lock_count - len(self._granting)
+        left = self._limits.locks_max - self._metadata.lock_count - len(self._granting)
         return self._renewed.of_host(host) + self._granting_to[host] < left
 
     def _next_holder(self, key: _Key) -> str | None:

@@ -21,8 +21,6 @@ from mq.protocol.group_requests import RunningInfoExt
 from mq.protocol.headers import Response
 
 ANSWER_SECONDS = 3.0
-PAUSE_SECONDS = 5.0
-"""A client is queried again after this time at the earliest, or after its next heartbeat."""
 BODY_BYTES_MAX = 128 * 1024
 VALUES_MAX = 5_000
 """Maximum number of values in an answer, enough for 350 queues; parsing them takes 23 ms. A longer answer is ignored;
@@ -35,9 +33,13 @@ class SubscriptionRefresh:
 
     Args:
         clock: monotonic seconds.
+        pause_seconds: a client is queried again after this time at the earliest, or after its next heartbeat.
     """
 
-    def __init__(self, *, clients: ClientRegistry[ClientConnection], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, clients: ClientRegistry[ClientConnection], clock: Callable[[], float], pause_seconds: float
+    ) -> None:
+        self._pause_seconds = pause_seconds
         self._clients = clients
         self._clock = clock
 
@@ -45,7 +47,7 @@ class SubscriptionRefresh:
         """Query the client behind ``connection``, unless it is not a member of the group or was queried recently."""
         member = self._clients.member(connection, group)
         now = self._clock()
-        if member is None or (member.asked_at is not None and now < member.asked_at + PAUSE_SECONDS):
+        if member is None or (member.asked_at is not None and now < member.asked_at + self._pause_seconds):
             return
         member.asked_at = now
         fields = RunningInfoExt(client_id=member.client_id, consumer_group=group).fields()

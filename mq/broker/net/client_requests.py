@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from mq.broker.limits import DEFAULT
 from mq.protocol.headers import Response
-
-OPEN_MAX = 4096
-"""Requests in flight on all connections together."""
 
 
 class NoAnswer(Enum):
@@ -38,9 +36,15 @@ class _Question(Generic[ConnectionT]):
 
 
 class ClientRequests(Generic[ConnectionT]):
-    """The requests in flight. Each completes once: by its answer, by timeout, or with its connection."""
+    """The requests in flight. Each completes once: by its answer, by timeout, or with its connection.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Args:
+        clock: monotonic seconds.
+        open_max: requests in flight on all connections together.
+    """
+
+    def __init__(self, clock: Callable[[], float], open_max: int = DEFAULT.net.client_requests_max) -> None:
+        self._open_max = open_max
         self._clock = clock
         self._opaque = itertools.count(1)
         self._open: dict[int, _Question[ConnectionT]] = {}
@@ -50,7 +54,7 @@ class ClientRequests(Generic[ConnectionT]):
 
     def add(self, connection: ConnectionT, seconds: float, on_answer: OnAnswer) -> int | None:
         """Register a request; returns its opaque, or None if too many are in flight."""
-        if len(self._open) >= OPEN_MAX:
+        if len(self._open) >= self._open_max:
             return None
         opaque = next(self._opaque) & 0x7FFFFFFF
         self._open[opaque] = _Question(connection, self._clock() + seconds, on_answer)

@@ -33,9 +33,10 @@ from mq.protocol.codes import LANGUAGES
 from mq.protocol.names import check_group, check_topic
 
 ROUND_CALLS = 100
-"""This many calls check everything that may expire: with a timer of `EXPIRE_SOME_SECONDS`, within ten seconds."""
+"""This many calls check everything that may expire: with a timer of `ConsumeLimits.expire_some_seconds`, within ten
+seconds.
+"""
 
-EXPIRE_SOME_SECONDS = 0.1
 
 _CHECKED_AT_A_STRETCH = 32
 """Subscriptions parsed in one step: less than a millisecond."""

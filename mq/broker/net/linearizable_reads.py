@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mq.broker.limits import DEFAULT
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.protocol.codes import ResponseCode
@@ -23,9 +24,6 @@ OnRead = Callable[[bool], None]
 PATIENCE_SECONDS = 2.5
 """Total time of retries; stock clients wait 3 s for an answer."""
 
-WAITING_MAX = 100_000
-"""With this many open reads, further ones fail at once."""
-
 
 class LinearizableReads:
     """Retries reads until one succeeds.
@@ -34,9 +32,16 @@ class LinearizableReads:
         read: one attempt; calls back with True once everything is applied that was committed anywhere before, or with
             False if that cannot be confirmed.
         clock: monotonic seconds.
+        waiting_max: with this many open reads, further ones fail at once.
     """
 
-    def __init__(self, read: Callable[[OnRead], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        read: Callable[[OnRead], None],
+        clock: Callable[[], float],
+        waiting_max: int = DEFAULT.net.reads_waiting_max,
+    ) -> None:
+        self._waiting_max = waiting_max
         self._read = read
         self._clock = clock
         self._failed: list[tuple[OnRead, float]] = []
@@ -62,7 +67,7 @@ class LinearizableReads:
                 self._attempt(on_read, until)
 
     def _begin(self, on_read: OnRead, until: float) -> None:
-        if self._open >= WAITING_MAX:
+        if self._open >= self._waiting_max:
             on_read(False)
         else:
             self._open += 1

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import trio
 
+from mq.broker.limits import DEFAULT
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.linearizable_reads import Read, when_current
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import FRAME_BYTES_MAX
 
-SLICE_SECONDS = 0.005
-"""Maximum time of a step before other work gets its turn."""
 PAUSE_SECONDS = 0.005
 """Pause between two steps, for messages."""
 WAITING_MAX = 16
@@ -39,9 +38,17 @@ class SlowAnswers:
     Args:
         wake: requests a turn of the event loop.
         clock: monotonic seconds.
+        slice_seconds: maximum time of a step before other work gets its turn.
     """
 
-    def __init__(self, *, wake: Callable[[], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        slice_seconds: float = DEFAULT.net.slice_seconds,
+    ) -> None:
+        self._slice_seconds = slice_seconds
         self._wake = wake
         self._clock = clock
         self._jobs: deque[_Job] = deque()
@@ -89,15 +96,21 @@ class SlowAnswers:
             await self._has_jobs.wait()
             while self._jobs:
                 await trio.sleep(PAUSE_SECONDS)
-                job = self._jobs.popleft()
-                if not job.call.connection.closed and self._run_step(job):
-                    self._jobs.append(job)
+                self.go_on()
                 self._wake()
             self._has_jobs = trio.Event()
 
+    def go_on(self) -> None:
+        """Run one step of the unfinished answer that waited longest, if there is one."""
+        if not self._jobs:
+            return
+        job = self._jobs.popleft()
+        if not job.call.connection.closed and self._run_step(job):
+            self._jobs.append(job)
+
     def _run_step(self, job: _Job) -> bool:
         """Run one step; returns whether the answer is unfinished."""
-        until = self._clock() + SLICE_SECONDS
+        until = self._clock() + self._slice_seconds
         try:
             next(job.answer)
             while self._clock() < until:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mq.broker.limits import PopLimits
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route
@@ -42,8 +43,6 @@ from mq.protocol.receipts import (
 from mq.protocol.replies import PopTimes
 from mq.store.queue_store import QueueStore
 
-CHECKPOINTS_MAX = 200_000
-"""Open checkpoints of all groups; a group gets no messages while it has as many as are left for all of them."""
 ROWS_MAX = 200
 """Checkpoints in one command: even with the longest names it fits the smallest log file."""
 BATCH_ROWS_MAX = 10_000
@@ -108,7 +107,9 @@ class PopAcks:
         is_hidden: Callable[[QueueOffset, QueueOffset], bool],
         ordered_clock: OrderedClock,
         wall_clock_ms: Callable[[], int],
+        limits: PopLimits,
     ) -> None:
+        self._checkpoints_max = limits.checkpoints_max
         self._metadata = metadata
         self._store = store
         self._appender = appender
@@ -184,7 +185,7 @@ class PopAcks:
         ext = call.request.ext
         if ext.invisible_ms < 0:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"invisibleTime is {ext.invisible_ms}")
-        if self._metadata.pops.count >= 2 * CHECKPOINTS_MAX:
+        if self._metadata.pops.count >= 2 * self._checkpoints_max:
             count = self._metadata.pops.count
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {count} pops are open")
         checkpoint_id, bit = self._message(ext)

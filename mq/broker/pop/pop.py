@@ -23,7 +23,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
-from mq.broker.pop.ack import CHECKPOINTS_MAX, PopAcks
+from mq.broker.pop.ack import PopAcks
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.peek import Peeks
 from mq.broker.pop.queue_cursor import EVERYTHING, INIT_AT_END, PopBatch, PopQueues, PopRequest, RecordsOnDisk
@@ -47,16 +47,7 @@ _ANY = -1
 """A request this long after its deadline is not served: its client has stopped waiting."""
 _PATIENCE_SECONDS = 3.0
 """A filtered pop continues its search for this long after its deadline."""
-_WAITING_BYTES_MAX = 4 * 1024 * 1024
-"""A client with this many bytes of unsent replies gets no further messages before it has read some."""
-_READ_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of messages whose pops are not committed yet; above it, clients must retry."""
-
-_OLD_TEXT_BYTES_MAX = 64 * 1024
-"""A pop with longer texts does not wait for loading, so that all waiting ones take at most 64 MiB; as for pulls."""
-
 _EXPIRE_SECONDS = 0.02
-_REVIVE_SECONDS = 0.02
 
 
 class Pops(Service):
@@ -83,9 +74,8 @@ class Pops(Service):
     ) -> None:
         read = partial(context.replica.log.pread, trusts_page_cache=True)
         read_each = context.replica.log.pread_each
-        self._metadata = context.metadata
-        self._store = context.store
-        self._appender = context.appender
+        self._limits = context.limits
+        self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._subscriptions = subscriptions
         self._cold_reads = cold_reads
         self._note_got = context.traffic.note_got
@@ -109,6 +99,7 @@ class Pops(Service):
             ordered_clock=self._ordered_clock,
             is_hidden=context.beginning.hides,
             wall_clock_ms=context.wall_clock_ms,
+            limits=context.limits.pop,
         )
         self.revival = PopRevival(
             context,
@@ -128,6 +119,7 @@ class Pops(Service):
             is_settling=lambda key: self.acks.leaving.is_settling(key),
             ordered_clock=self._ordered_clock,
             broker_name=context.settings.group,
+            limits=context.limits,
         )
         self._selection = PopSelection(context, queues=self._queues)
         self._peeks = Peeks(context, selection=self._selection, cold_reads=cold_reads)
@@ -143,7 +135,7 @@ class Pops(Service):
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
         yield _EXPIRE_SECONDS, self.expire
-        yield _REVIVE_SECONDS, self.revival.run
+        yield self._limits.pop.revive_seconds, self.revival.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
@@ -308,8 +300,10 @@ class Pops(Service):
         ext = request.ext
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
-        pops_full = self._has_too_many_open(ext.consumer_group) or self._read_bytes >= _READ_BYTES_MAX
-        if pops_full or not self._appender.has_room or pop.call.connection.waiting_bytes >= _WAITING_BYTES_MAX:
+        limits = self._limits
+        pops_full = self._has_too_many_open(ext.consumer_group) or self._read_bytes >= limits.pop.read_bytes_max
+        reads_too_slowly = pop.call.connection.waiting_bytes >= limits.consume.unread_bytes_max
+        if pops_full or not self._appender.has_room or reads_too_slowly:
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         pop_request = PopRequest(
@@ -344,7 +338,7 @@ class Pops(Service):
         So a group that acknowledges nothing takes at most half of them, and the others share the rest.
         """
         opened = self._metadata.pops
-        return opened.of_groups.get(group, 0) >= CHECKPOINTS_MAX - opened.count
+        return opened.of_groups.get(group, 0) >= self._limits.pop.checkpoints_max - opened.count
 
     def _load(self, pop: HeldPop, old: RecordsOnDisk) -> None:
         """Serve a pop when old records are in memory."""
@@ -365,7 +359,7 @@ class Pops(Service):
             if not pop.call.connection.closed:
                 self._hand_on(pop)
 
-        if pop.text_bytes > _OLD_TEXT_BYTES_MAX or not self._cold_reads.load(old.places, ended):
+        if pop.text_bytes > self._limits.consume.old_text_bytes_max or not self._cold_reads.load(old.places, ended):
             pop.call.connection.held_pulls -= 1
             self._serve(pop)
 

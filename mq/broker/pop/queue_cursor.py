@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mq.broker.consume.filters import scanned_max
 from mq.broker.consume.record_reader import SCAN_BYTES_MAX, RecordReader, RecordSpan
+from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.errors import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.state.metadata import Metadata
@@ -27,9 +28,6 @@ from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES, entry_sizes
 from mq.store.errors import QueueFileDamaged
 from mq.store.queue_store import QueueStore
 from raftlog.segment import EntryGone
-
-CHECKPOINTS_PER_QUEUE_MAX = 10_000
-"""With this many open checkpoints, a queue appears empty to its group."""
 
 INIT_AT_END = 1
 EVERYTHING = parse_subscription("", "*", None)
@@ -127,7 +125,10 @@ class PopQueues:
         is_settling: Callable[[QueueOfGroup], bool],
         ordered_clock: OrderedClock,
         broker_name: str,
+        limits: BrokerLimits = DEFAULT,
     ) -> None:
+        self._checkpoints_max = limits.pop.checkpoints_per_queue_max
+        self._scan_limits = limits.consume
         self._metadata = metadata
         self._store = store
         self._records = records
@@ -205,7 +206,7 @@ class PopQueues:
                 is_retried = of_retry and topic != pop_request.topic
                 subscription = EVERYTHING if is_retried else pop_request.subscription
                 takes_all = subscription.all_tags and subscription.sql is None
-                entries = queue.read(begin, count_max if takes_all else scanned_max(subscription))
+                entries = queue.read(begin, count_max if takes_all else scanned_max(subscription, self._scan_limits))
                 may_read = may_wait_for_disk or (topic, queue_id, begin) == pop_request.loaded
                 if not may_read and (places := self._on_disk(entries, subscription, count_max, bytes_max)):
                     raise RecordsOnDisk(key, begin, places)
@@ -278,7 +279,7 @@ class PopQueues:
                     return None
                 if self._is_settling(key):
                     return None
-        elif len(open_of.open) >= CHECKPOINTS_PER_QUEUE_MAX:
+        elif len(open_of.open) >= self._checkpoints_max:
             return None
         stored = self._metadata.consumer_offset(*key)
         if stored is not None:

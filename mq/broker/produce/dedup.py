@@ -22,7 +22,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Service
-from mq.broker.state.producer_sequences import WINDOW, Stored
+from mq.broker.state.producer_sequences import Stored
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -144,6 +144,7 @@ class Dedup(Service):
     def __init__(self, context: BrokerContext) -> None:
         self._broker_name = context.settings.group
         self._sequences = context.metadata.sequences
+        self._window = context.metadata.limits.window
         self._appender = context.appender
         self._reply_template = SendReplyTemplate(context.store_host)
         self._log = context.replica.log
@@ -173,7 +174,7 @@ class Dedup(Service):
             return InFlightSend(self._flights, self._release, numbers, (), call)
         [one] = stored
         if one.position is None:
-            raise _forgotten(numbers)
+            raise self._forgotten(numbers)
         answer = self._answer(call, properties, numbers, one)
         self._repeated(call, answer)
         return None
@@ -203,12 +204,19 @@ class Dedup(Service):
             return None
         stored = self._sequences.find(numbers)
         if stored is None:
-            raise _forgotten(numbers)
+            raise self._forgotten(numbers)
         return stored
 
     def _repeated(self, call: Call[SendRequest], answer: bytes) -> None:
         self.answered += 1
         call.answer(answer)
+
+    def _forgotten(self, numbers: SequenceRange) -> RequestRefused:
+        return RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"SEQUENCE_FORGOTTEN: the broker does not know any more whether {numbers} was stored, or where; it "
+            f"remembers the last {self._window} sends of a producer",
+        )
 
     def _wait(self, flight: InFlightSend, call: Call[SendRequest]) -> None:
         if len(flight.waiting) >= _WAITING_MAX:
@@ -325,14 +333,6 @@ def numbers_of(properties: Mapping[str, str], count: int = 1) -> SequenceRange:
             f"are not a name of 1 to {PRODUCER_ID_LENGTH_MAX} characters and a number from 0 to {SEQUENCE_MAX}",
         )
     return numbers
-
-
-def _forgotten(numbers: SequenceRange) -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.MESSAGE_ILLEGAL,
-        f"SEQUENCE_FORGOTTEN: the broker does not know any more whether {numbers} was stored, or where; it remembers "
-        f"the last {WINDOW} sends of a producer",
-    )
 
 
 def _check_topic(request: SendRequest, numbers: SequenceRange, topic: str) -> None:

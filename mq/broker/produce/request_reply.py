@@ -35,12 +35,8 @@ from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MAS
 from mq.protocol.replies import ReplyStored
 from mq.protocol.reply_requests import PushReplyExt, RelayReply, RelayReplyExt, SendReplyMessage, SendReplyMessageV2
 
-PUSH_SECONDS = 3.0
-"""Time for a client to confirm a reply. The replier waits as long; a replica that forwarded the reply to the leader
-waits up to 10 s, as for every forwarded request.
-"""
 RELAY_SECONDS = 4.0
-"""The same for another replica, which pushes to the client."""
+"""Time for another replica to push a reply to its client; see `UpkeepLimits.push_seconds`."""
 
 _CLIENT_FLAGS = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
 _CLIENT_ID_LENGTH_MAX = ClientLimits().client_id_length_max
@@ -81,6 +77,7 @@ class Replies(Service):
         self._store = context.settings.store_reply_message
         self._body_bytes_max = context.settings.message_bytes_max
         self._under_way_bytes_max = context.settings.pending_bytes_max
+        self._push_seconds = context.limits.upkeep.push_seconds
         self._clients = context.clients
         self._sends = sends
         self._appender = context.appender
@@ -205,7 +202,7 @@ class Replies(Service):
             else:
                 self._settle(reply, _failed(client_id))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, PUSH_SECONDS, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, answered)
 
     def _relay(self, reply: _Reply, push: PushReplyExt, body: bytes) -> None:
         """Ask the other replicas to push to the client."""
@@ -293,7 +290,7 @@ class Replies(Service):
                 code = ResponseCode.CONSUMER_NOT_ONLINE if gone else ResponseCode.SYSTEM_ERROR
             call.answer(call.response(code))
 
-        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), call.body, PUSH_SECONDS, answered)
+        at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), call.body, self._push_seconds, answered)
         call.drop_body()
 
 

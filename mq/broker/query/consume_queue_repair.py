@@ -18,7 +18,6 @@ from mq.store.queue_rebuild import BlockRebuild, RebuildFailed, WantedEntries
 from mq.store.queue_store import DamagedBlock
 from raftlog import SegmentError
 
-_LOOK_SECONDS = 0.2
 _PAUSE_SECONDS = 1.0
 """Pause after a failure before the same block is retried."""
 
@@ -31,6 +30,7 @@ class QueueRepair(Service):
     """
 
     def __init__(self, context: BrokerContext) -> None:
+        self._look_seconds = context.limits.consume.repair_look_seconds
         self._store = context.store
         self._log = context.replica.log
         self._segment_bytes = context.replica.log.files.segment_bytes
@@ -48,7 +48,7 @@ class QueueRepair(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _LOOK_SECONDS, self.run
+        yield self._look_seconds, self.run
 
     def run(self) -> None:
         """Start restoring a damaged block unless one is being restored; called by a timer."""

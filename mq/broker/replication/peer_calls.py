@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mq.broker.limits import DEFAULT, NetLimits
 from mq.broker.net.client_requests import ClientRequests, NoAnswer, OnAnswer
 from mq.broker.replication.peer_authentication import PeerAuthentication
 from mq.broker.replication.peer_connection import PeerConnection
@@ -12,8 +13,6 @@ from mq.protocol.headers import Response, encode_request
 from raftlog import Reactor
 
 CONNECT_SECONDS_MAX = 1.0
-WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""A replica that does not read is sent nothing more: requests time out after seconds, but queued frames stay."""
 
 
 class _Link:
@@ -35,12 +34,19 @@ class PeerCalls:
         clock: monotonic seconds.
     """
 
-    def __init__(self, reactor: Reactor, authentication: PeerAuthentication, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        authentication: PeerAuthentication,
+        clock: Callable[[], float],
+        limits: NetLimits = DEFAULT.net,
+    ) -> None:
+        self._waiting_bytes_max = limits.peer_waiting_bytes_max
         self._reactor = reactor
         self._authentication = authentication
         self._clock = clock
         self._links: dict[str, _Link] = {}
-        self._questions: ClientRequests[PeerConnection] = ClientRequests(clock)
+        self._questions: ClientRequests[PeerConnection] = ClientRequests(clock, limits.client_requests_max)
 
     def ask(
         self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_answer: OnAnswer
@@ -50,7 +56,7 @@ class PeerCalls:
         It may be called immediately. The number of waiting requests is limited here; the caller limits their bytes.
         """
         link = self._links.get(address) or self._dial(address)
-        full = link.upstream.waiting_bytes + link.waiting_bytes > WAITING_BYTES_MAX
+        full = link.upstream.waiting_bytes + link.waiting_bytes > self._waiting_bytes_max
         opaque = None if full else self._questions.add(link.upstream, seconds, on_answer)
         if opaque is None:
             on_answer(NoAnswer.BUSY, b"")

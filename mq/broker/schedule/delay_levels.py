@@ -18,7 +18,7 @@ from typing import Final
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
-from mq.broker.schedule.delivery import DELIVER_SECONDS, Delivery, Due, Moved
+from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.placement import tail_of
 from mq.broker.schedule.read_backoff import PAUSE_MS_MAX, ReadBackoff
 from mq.broker.state.commands import AdvanceDelay, Command
@@ -35,8 +35,6 @@ from mq.protocol.records import split_record
 from mq.store.dispatch import QUEUE_ENTRY
 
 _ENTRIES = 64
-_PASSED_OVER_MAX = 1000
-"""Of one level. With more of them the disk is unusable, and another replica should lead."""
 
 
 class Delays(Service):
@@ -63,7 +61,7 @@ class Delays(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield DELIVER_SECONDS, self.run
+        yield self._context.limits.waiting.deliver_seconds, self.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
@@ -127,6 +125,7 @@ class _Level:
         self._beginning = context.beginning
         self._tails = context.queue_offsets
         self._delays = delays
+        self._passed_over_max = context.limits.waiting.passed_over_max
         self._number: Final = number
         self._delay_ms: Final = DELAY_LEVELS_MS[number - 1]
         self.restart()
@@ -158,7 +157,7 @@ class _Level:
             self._next_offset, self._due_ms = queue.min_offset, None
         marks = marks_of(self._metadata, number)
         following: Iterator[tuple[int, int, int]] = iter(())
-        while self._next_offset < queue.max_offset and len(passed_over) < _PASSED_OVER_MAX:
+        while self._next_offset < queue.max_offset and len(passed_over) < self._passed_over_max:
             if self._due_ms is None:
                 entry = next(following, None)
                 if entry is None:

@@ -36,9 +36,6 @@ from mq.store.errors import StoreError
 from raftlog import SegmentError
 from raftlog.segment import EntryGone
 
-DELIVER_SECONDS: Final = 0.02
-"""A message is late by at most this, plus the time to commit it."""
-
 _PAUSE_MS: Final = 1000
 _GROUP_BYTES_MAX: Final = 256 * 1024
 _MARK_BYTES_MAX: Final = 1024

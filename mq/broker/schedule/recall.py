@@ -16,7 +16,6 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Periodic, Route, Service
-from mq.broker.schedule.delivery import DELIVER_SECONDS
 from mq.broker.schedule.timers import Timer, Timers
 from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol import properties as props
@@ -35,10 +34,8 @@ from raftlog import SegmentError
 SEARCHES_MAX: Final = 64
 """Searches in progress; more are refused. Each keeps 320 KB of queue entries."""
 
-_PIECE_BYTES: Final = 2 * 1024 * 1024
 _RECORD_BYTES: Final = 4096
 """Minimum number of bytes that reading a record counts for."""
-_PIECE_ENTRIES: Final = 16_384
 _TURN_AT: Final = 12
 """Position of the due time within a queue entry."""
 
@@ -60,6 +57,7 @@ class Recalls(Service):
 
     def __init__(self, context: BrokerContext, *, timers: Timers) -> None:
         self._broker_name = context.settings.group
+        self._limits = context.limits.waiting
         self._metadata = context.metadata
         self._store = context.store
         self._appender = context.appender
@@ -75,7 +73,7 @@ class Recalls(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield DELIVER_SECONDS, self.run
+        yield self._limits.deliver_seconds, self.run
 
     def resign(self) -> None:
         """This replica stopped leading: the new leader searches again."""
@@ -114,7 +112,7 @@ class Recalls(Service):
         """
         self._appender.check_room()
         handle = search.handle
-        left = _PIECE_BYTES
+        left = self._limits.recall_bytes_max
         try:
             for timer in search.candidates:
                 if timer is None:
@@ -197,7 +195,7 @@ class Recalls(Service):
                     return
                 yield None
                 continue
-            entries = queue.read(start, _PIECE_ENTRIES)
+            entries = queue.read(start, self._limits.recall_entries_max)
             for turn in turns:
                 at = entries.find(turn)
                 while at >= 0:

@@ -22,7 +22,7 @@ from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.base.stored_times import TOLERANCE_MS, first_from_the_future
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
-from mq.broker.schedule.delivery import DELIVER_SECONDS, Delivery, Due, Moved
+from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.placement import relative_wait_ms, tail_of
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
@@ -85,7 +85,7 @@ class Timers(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield DELIVER_SECONDS, self.run
+        yield self._context.limits.waiting.deliver_seconds, self.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""

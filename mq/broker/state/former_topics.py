@@ -16,15 +16,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.table import SnapshotDamaged, TableCommand
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
-
-DELETED_MAX = 50_000
-"""Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its name
-begins at offset 0.
-"""
-ROWS_MAX = 400_000
-"""The same for their queues and groups, all counted together."""
 
 
 class FormerTopic(NamedTuple):
@@ -53,7 +47,8 @@ class FormerTopics:
 
     COMMANDS: tuple[type[TableCommand], ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
+        self._deleted_max, self._rows_max = limits.deleted_topics_max, limits.deleted_rows_max
         self.deleted: dict[str, FormerTopic] = {}
         self.begins: dict[str, tuple[QueueOffset, ...]] = {}
         self._rows = 0
@@ -79,7 +74,7 @@ class FormerTopics:
         if after.rows:
             self.deleted[topic] = after
             self._rows += after.rows
-        while len(self.deleted) > DELETED_MAX or self._rows > ROWS_MAX:
+        while len(self.deleted) > self._deleted_max or self._rows > self._rows_max:
             self._take(next(iter(self.deleted)))
 
     def create(self, topic: str) -> FormerTopic:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.check_cursors import CheckCursors
 from mq.broker.state.commands import (
     AdvanceDelay,
@@ -54,13 +55,6 @@ from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset
 from mq.protocol.topic_identity import topic_identity
 from raftlog.log_numbers import Term
 
-TOPICS_MAX = 50_000
-GROUPS_MAX = 10_000
-OFFSET_TABLES_MAX = 200_000
-"""Limits on topics, on groups, and on pairs of both with consumer offsets: all of them are in memory and in every
-checkpoint, and all topics go to the name servers in one frame.
-"""
-
 
 class Changes(msgspec.Struct, frozen=True):
     """The effect of a command, for callers that keep derived state."""
@@ -91,7 +85,8 @@ class Metadata:
         level_newest: the highest supported format level.
     """
 
-    def __init__(self, level_newest: int = LEVEL_NEWEST) -> None:
+    def __init__(self, level_newest: int = LEVEL_NEWEST, limits: StateLimits = DEFAULT.state) -> None:
+        self.limits = limits
         self.topics: dict[str, TopicConfig] = {}
         self.topic_identities: dict[str, str] = {}
         """For each topic a value that no other topic has, whatever its name: see `topic_identity`. Topics created by a
@@ -119,7 +114,7 @@ class Metadata:
         """Popped messages that are not acknowledged."""
         self.request_modes = RequestModes()
         """Whether groups pull or pop the messages of topics."""
-        self.sequences = ProducerSequences()
+        self.sequences = ProducerSequences(limits)
         """Sequence numbers of stored messages."""
         self.checks = CheckCursors()
         """How often half messages were checked."""
@@ -129,7 +124,7 @@ class Metadata:
         """Queues that were added after a group had stored offsets in their topic."""
         self.users = Users()
         """Users created by request."""
-        self.former_topics = FormerTopics()
+        self.former_topics = FormerTopics(limits)
         """Where queues begin whose topic's name was used before."""
         self._parts: dict[str, StateTable] = {
             "format_level": self.format_level,
@@ -280,19 +275,21 @@ class Metadata:
 
     def has_room_for_topic(self, name: str) -> bool:
         """Whether a topic of this name exists, or may be created."""
-        return name in self.topics or len(self.topics) < TOPICS_MAX
+        return name in self.topics or len(self.topics) < self.limits.topics_max
 
     def has_room_for_group(self, name: str) -> bool:
         """Whether a group of this name exists, or may be created with its retry topic."""
-        return name in self.groups or (len(self.groups) < GROUPS_MAX and len(self.topics) < TOPICS_MAX)
+        return name in self.groups or (
+            len(self.groups) < self.limits.groups_max and len(self.topics) < self.limits.topics_max
+        )
 
     def has_room_for_offsets(self, group: str, topic: str) -> bool:
         """Whether ``group`` may store offsets of ``topic``."""
-        return (group, topic) in self.consumer_offsets or len(self.consumer_offsets) < OFFSET_TABLES_MAX
+        return (group, topic) in self.consumer_offsets or len(self.consumer_offsets) < self.limits.offset_tables_max
 
     def has_room_for_forbidden(self, group: str, topic: str) -> bool:
         """Whether ``group`` may be forbidden to read ``topic``."""
-        return (group, topic) in self.forbidden or len(self.forbidden) < OFFSET_TABLES_MAX
+        return (group, topic) in self.forbidden or len(self.forbidden) < self.limits.offset_tables_max
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The next offset that ``group`` consumes from a queue, None if it has not stored one."""

@@ -25,17 +25,10 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from mq.broker.limits import DEFAULT, StateLimits
 from mq.broker.state.table import SnapshotDamaged, TableCommand
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.sequencing import PRODUCER_ID_LENGTH_MAX, SEQUENCE_MAX, SequenceRange
-
-WINDOW = 1024
-"""Ranges of one producer."""
-PRODUCERS_MAX = 10_000
-RANGES_MAX = 1_000_000
-"""Total ranges: 20 bytes each, in memory and in a snapshot."""
-NARROW = RANGES_MAX // PRODUCERS_MAX
-"""Ranges left to a trimmed producer when the table is full."""
 
 _NONE = -1
 _INT: Final = "q"
@@ -135,11 +128,13 @@ class ProducerSequences:
 
     COMMANDS: tuple[type[TableCommand], ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
+        self._window_max, self._producers_max = limits.window, limits.producers_max
+        self._ranges_max, self._narrow = limits.ranges_max, limits.narrow
         self._windows: OrderedDict[str, _Window] = OrderedDict()
         """Ordered by the time of the producers' latest messages, oldest first."""
         self._wide: OrderedDict[str, None] = OrderedDict()
-        """In the same order, producers with more than `NARROW` ranges."""
+        """In the same order, producers with more ranges than `StateLimits.narrow`."""
         self._epoch = 0
         """Windows of an older epoch may be read by a capture: they are copied before a change."""
         self.count = 0
@@ -172,10 +167,10 @@ class ProducerSequences:
         window.latest_ms = store_ms
         self.count += 1
         self._windows.move_to_end(producer)
-        if len(window.firsts) > WINDOW:
+        if len(window.firsts) > self._window_max:
             window.drop(1)
             self.count -= 1
-        if len(window.firsts) > NARROW:
+        if len(window.firsts) > self._narrow:
             self._wide[producer] = None
             self._wide.move_to_end(producer)
         self._make_room()
@@ -186,16 +181,16 @@ class ProducerSequences:
 
     def _make_room(self) -> None:
         windows = self._windows
-        while len(windows) > PRODUCERS_MAX:
+        while len(windows) > self._producers_max:
             oldest, window = windows.popitem(last=False)
             self.count -= len(window.firsts)
             self._wide.pop(oldest, None)
-        while self.count > RANGES_MAX:
+        while self.count > self._ranges_max:
             producer, _ = self._wide.popitem(last=False)
             window = windows[producer]
             if window.epoch != self._epoch:
                 window = windows[producer] = window.copy(self._epoch)
-            excess = len(window.firsts) - NARROW
+            excess = len(window.firsts) - self._narrow
             window.drop(excess)
             self.count -= excess
 
@@ -215,7 +210,7 @@ class ProducerSequences:
                 raise SnapshotDamaged(f"sequence numbers of producer {name[:PRODUCER_ID_LENGTH_MAX]!r}")
             windows[name] = _restored(self._epoch, row)
         self._windows = windows
-        self._wide = OrderedDict.fromkeys(name for name, window in windows.items() if len(window.firsts) > NARROW)
+        self._wide = OrderedDict.fromkeys(name for name, window in windows.items() if len(window.firsts) > self._narrow)
         self.count = sum(len(window.firsts) for window in windows.values())
 
     def topic_deleted(self, topic: str) -> None:

@@ -25,7 +25,7 @@ from typing import Final
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Periodic, Service
-from mq.broker.state.check_cursors import PUT_OFF_MAX, AdvanceChecks
+from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import SkipEntries
 from mq.broker.transaction.check_immunity import CheckImmunity
@@ -55,9 +55,6 @@ _POSTPONED: Final = 0
 """Stands for the postponed half messages, where others have the number of their cursor, from 1."""
 _WAITING_BYTES_MAX = 1024 * 1024
 """A producer with this many unread bytes is not asked more."""
-
-
-_RUN_SECONDS = 0.1
 
 
 class CheckTrack:
@@ -120,6 +117,7 @@ class CheckBacks(Service):
         self._clock = context.clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
+        self._limits = context.limits.waiting
         self._tracks: list[CheckTrack] = []
         self._positions: list[QueueOffset] = []
         self._busy: set[int] = set()
@@ -133,7 +131,7 @@ class CheckBacks(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         """Periodic actions, with intervals in seconds; see `Service`."""
-        yield _RUN_SECONDS, self.run
+        yield self._limits.check_seconds, self.run
 
     def lead(self) -> None:
         """This replica leads, and everything committed before is applied."""
@@ -221,7 +219,7 @@ class CheckBacks(Service):
             # No transaction is given up without a check.
             for at, offset in enumerate(opened):
                 if offset not in waiting and self._is_to_wait(offset):
-                    if len(waiting) + len(put_off) == PUT_OFF_MAX:
+                    if len(waiting) + len(put_off) >= self._limits.put_off_max:
                         opened, reached = opened[:at], offset
                         break
                     put_off.append(offset)

@@ -24,8 +24,6 @@ from raftlog.segment import EntryGone
 HALF_QUEUE_ID = 0
 DISCARDED_QUEUE_ID = 1
 """Not a real queue: marks with this number record which half messages were rolled back, given up, or deleted."""
-DISCARDED_KNOWN = 500_000
-"""Number of half messages before the first open one for which that is kept, at least; takes at most 250 KB of marks."""
 
 IMMUNITY_MS_MAX = 24 * 3_600_000
 """Maximum immunity that a producer can request."""
@@ -39,6 +37,7 @@ class HalfMessages:
     """
 
     def __init__(self, context: BrokerContext, *, cold_reads: ColdReads) -> None:
+        self._discarded_known = context.limits.waiting.discarded_known
         self._metadata = context.metadata
         self._store = context.store
         self._read = context.replica.log.pread
@@ -61,8 +60,8 @@ class HalfMessages:
             return []
         places = [_discarded_at(offset) for offset in offsets]
         commands: list[Command] = []
-        known_from = _discarded_at(max(FIRST_OFFSET, self.marks.low - DISCARDED_KNOWN)) - 1
-        if known_from > self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * DISCARDED_KNOWN:
+        known_from = _discarded_at(max(FIRST_OFFSET, self.marks.low - self._discarded_known)) - 1
+        if known_from > self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * self._discarded_known:
             commands.append(SkipEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offset=known_from))
         commands.append(CompleteEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offsets=places))
         return commands

@@ -38,7 +38,7 @@ from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
 from mq.protocol.signing import signed
 from tests.support.check_backs import FAST
-from tests.support.running_broker import Answer, Client, RunningBroker, note_brokers, pull_ext, running
+from tests.support.running_broker import Answer, Client, RunningBroker, limited, note_brokers, pull_ext, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -186,13 +186,11 @@ async def test_one_chunk_with_good_and_bad_requests(tmp_path: Path) -> None:
     assert codes == [ResponseCode.SUCCESS, NO_PERMISSION, NO_PERMISSION, ResponseCode.SUCCESS]
 
 
-async def test_a_file_that_changes_is_read_anew_and_one_that_is_broken_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.broker.server._REFRESH_FILES_SECONDS", 0.01)
+async def test_a_file_that_changes_is_read_anew_and_one_that_is_broken_is_not(tmp_path: Path) -> None:
+    limits = limited(upkeep={"refresh_files_seconds": 0.01})
     path = tmp_path / "plain_acl.yml"
     with capture_logs() as logs:
-        async with guarded(tmp_path) as broker:
+        async with guarded(tmp_path, limits=limits) as broker:
             client = await broker.connect()
 
             async def send(key: str = "producer") -> int:

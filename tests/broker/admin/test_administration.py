@@ -24,7 +24,7 @@ from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import NameRefused
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.operator_bodies import GroupProgress, SubscriptionGroupConfig
-from tests.support.running_broker import RunningBroker, running
+from tests.support.running_broker import RunningBroker, limited, running
 from tests.support.waiting import until
 from tests.unit.namesrv.serving import name_server
 
@@ -37,7 +37,8 @@ GROUP = "broker-a"
 async def administrated(directory: Path) -> AsyncIterator[tuple[RunningBroker, Admin, str]]:
     async with name_server() as server:
         namesrv = f"{server.address[0]}:{server.address[1]}"
-        async with running(directory, namesrv=namesrv) as broker, Admin(namesrv) as admin:
+        limits = limited(upkeep={"statistics_seconds_min": 0.0})
+        async with running(directory, namesrv=namesrv, limits=limits) as broker, Admin(namesrv) as admin:
             yield broker, admin, namesrv
 
 
@@ -76,8 +77,7 @@ async def test_a_deleted_topic_leaves_a_name_server_that_nobody_told(tmp_path: P
             await admin.route("T")
 
 
-async def test_figures_of_what_was_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.admin.stats._LOOK_SECONDS_MIN", 0.0)
+async def test_figures_of_what_was_put(tmp_path: Path) -> None:
     async with administrated(tmp_path) as (_, admin, namesrv):
         await admin.create_topic("T", 1)
         assert await admin.figure("TOPIC_PUT_NUMS", "T") == {}

@@ -22,7 +22,7 @@ from mq.protocol.operator_bodies import decode_properties
 from mq.protocol.operator_requests import UpdateBrokerConfig
 from mq.protocol.registration import DataVersion
 from tests.support.broker_contexts import context_of
-from tests.support.running_broker import Answer, Client, broker_settings, running
+from tests.support.running_broker import Answer, Client, broker_settings, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -45,11 +45,8 @@ async def change(client: Client, text: str, serialization: int = JSON) -> Answer
 
 
 @ENCODINGS
-async def test_what_was_put_got_and_sent_back(
-    tmp_path: Path, serialization: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.broker.admin.stats._LOOK_SECONDS_MIN", 0.0)
-    async with running(tmp_path) as broker:
+async def test_what_was_put_got_and_sent_back(tmp_path: Path, serialization: int) -> None:
+    async with running(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
         for queue_id in (0, 1, 1):
@@ -86,11 +83,8 @@ async def test_figures_of_nothing(tmp_path: Path, name: str, key: str) -> None:
         assert "not exist" in str(answer.remark)
 
 
-async def test_a_topic_that_is_created_again_counts_from_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.broker.admin.stats._LOOK_SECONDS_MIN", 0.0)
-    async with running(tmp_path) as broker:
+async def test_a_topic_that_is_created_again_counts_from_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(upkeep={"statistics_seconds_min": 0.0})) as broker:
         client = await broker.connect()
         for expected in (3, 5):
             await client.create_topic("T", 1)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mq.broker.state import metadata
 from mq.protocol.bodies import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import Answer, Client, running
+from tests.support.running_broker import Answer, Client, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -337,13 +336,12 @@ async def test_a_heartbeat_makes_the_group_and_its_retry_topic(tmp_path: Path) -
         assert int((await client.info())["raftmq.lastIndex"]) == last_index + 1  # the message, and nothing twice
 
 
-async def test_clients_cannot_make_names_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as broker:
+async def test_clients_cannot_make_names_without_end(tmp_path: Path) -> None:
+    limits = limited(state={"topics_max": 1 + SYSTEM_TOPICS + 1, "offset_tables_max": 2})
+    async with running(tmp_path, limits=limits) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         await client.fill(1)
-        monkeypatch.setattr(metadata, "TOPICS_MAX", 1 + SYSTEM_TOPICS + 1)
-        monkeypatch.setattr(metadata, "OFFSET_TABLES_MAX", 2)
         assert (await client.send("T2", d=1)).code == ResponseCode.SUCCESS
         assert (await client.send("T3", d=1)).code == ResponseCode.TOPIC_NOT_EXIST
         assert (await client.create_topic("T3")).code == ResponseCode.SYSTEM_ERROR

@@ -209,8 +209,7 @@ async def level_of(broker: RunningBroker) -> int:
 
 
 @pytest.mark.trio
-async def test_a_broker_alone_raises_the_level_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.admin.format_level._LOOK_SECONDS", 0.01)
+async def test_a_broker_alone_raises_the_level_and_keeps_it(tmp_path: Path) -> None:
     async with running(tmp_path, format_level_max=1) as broker:
         assert await level_of(broker) == 1
     async with running(tmp_path) as broker:

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.admin import group_members
-from mq.broker.net import client_requests
 from mq.protocol import fastjson
 from mq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.headers import encode_request
-from tests.support.running_broker import SUBSCRIPTION, Answer, Client, RunningBroker, running
+from tests.support.running_broker import SUBSCRIPTION, Answer, Client, RunningBroker, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -249,9 +247,8 @@ async def test_a_message_is_consumed_directly(tmp_path: Path) -> None:
         assert client.questions == []
 
 
-async def test_members_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_members, "RELAY_SECONDS", 0.01)
-    async with running(tmp_path) as broker:
+async def test_members_that_do_not_answer_in_time(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(upkeep={"relay_seconds": 0.01})) as broker:
         asking, client = await broker.connect(), await member(broker)
         ext = GROUP | {"clientId": "c1"}
         answer = await asking.request(RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
@@ -259,7 +256,12 @@ async def test_members_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
         question, _ = await client.question()
         await client.reply(question)  # too late: nobody waits any more
         assert await client.alive()
-        monkeypatch.setattr(group_members, "RELAY_SECONDS", 60)
+
+
+async def test_members_that_leave_without_an_answer(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(upkeep={"relay_seconds": 60.0})) as broker:
+        asking, client = await broker.connect(), await member(broker)
+        ext = GROUP | {"clientId": "c1"}
         opaque = await asking.post(RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
         stranger = await broker.connect()
         question, _ = await client.question()
@@ -270,9 +272,8 @@ async def test_members_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.Mo
         assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
 
 
-async def test_questions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_requests, "OPEN_MAX", 2)
-    async with running(tmp_path) as broker:
+async def test_questions_are_bounded(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(net={"client_requests_max": 2})) as broker:
         asking, client = await broker.connect(), await member(broker)
         ext = GROUP | {"clientId": "c1"}
         for _ in range(2):

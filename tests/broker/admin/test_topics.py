@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from mq.broker.admin import consumer_groups, topics
-from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from tests.support.running_broker import Answer, Client, running
+from tests.support.running_broker import Answer, Client, limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -243,6 +241,8 @@ REFUSED: list[tuple[Code, dict[str, Any] | None, bytes, ResponseCode, str]] = [
     (Code.SET_MESSAGE_REQUEST_MODE, None, b"no json", ERROR, "JSON"),
 ]
 
+SYSTEM_TOPICS = 12
+
 
 @ENCODINGS
 async def test_refusals_leave_no_trace(tmp_path: Path, serialization: int) -> None:
@@ -255,23 +255,20 @@ async def test_refusals_leave_no_trace(tmp_path: Path, serialization: int) -> No
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_there_are_not_more_topics_and_groups_than_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(tmp_path) as broker:
+async def test_there_are_not_more_topics_than_allowed(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(state={"topics_max": SYSTEM_TOPICS + 2})) as broker:
         client = await broker.connect()
-        taken = len(json.loads((await client.request(Code.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"])
-        for module in (metadata, topics):
-            monkeypatch.setattr(module, "TOPICS_MAX", taken + 2)
-        for module in (metadata, consumer_groups):
-            monkeypatch.setattr(module, "GROUPS_MAX", 2)
         # All are sent before the first is answered: each finds room when it comes, only two when it is stored.
         posted = [await client.post(PUT_TOPIC, TOPIC | {"topic": f"T{number}"}) for number in range(5)]
         answers = [await client.answer(opaque) for opaque in posted]
         assert sorted(answer.code for answer in answers) == [0, 0, 1, 1, 1]
         table = json.loads((await client.request(Code.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"]
-        assert len(table) == taken + 2
-        monkeypatch.setattr(metadata, "TOPICS_MAX", taken + 100)
+        assert len(table) == SYSTEM_TOPICS + 2
+
+
+async def test_there_are_not_more_groups_than_allowed(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(state={"groups_max": 2})) as broker:
+        client = await broker.connect()
         posted = [await client.post(PUT_GROUP, None, text({"groupName": f"G{number}"})) for number in range(5)]
         answers = [await client.answer(opaque) for opaque in posted]
         assert sorted(answer.code for answer in answers) == [0, 0, 1, 1, 1]

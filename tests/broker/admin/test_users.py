@@ -14,7 +14,7 @@ from mq.broker.access.sealing import is_sealed_with
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog.net.secret_file import new_secret, read_secrets, write_secrets
 from tests.support.guarded import ADMIN, FILE, USER, connect, guarded
-from tests.support.running_broker import Answer, Client, note_brokers, pull_ext, running, send_ext
+from tests.support.running_broker import Answer, Client, limited, note_brokers, pull_ext, running, send_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -188,16 +188,15 @@ async def test_without_accounts_there_are_no_users(tmp_path: Path) -> None:
 async def test_users_outlive_a_restart_and_the_exchange_of_the_group_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.admin.users._RESEAL_SECONDS", 0.02)
     brokers = note_brokers(monkeypatch)
     secret_file = tmp_path / "n0" / "group.secret"
-    async with guarded(tmp_path) as (_, admin):
+    async with guarded(tmp_path, limits=limited(upkeep={"reseal_seconds": 0.02})) as (_, admin):
         await create(admin)
         await put(admin, "Topic:T", "Pub")
     (old,) = read_secrets(str(secret_file))
     new = new_secret()
     write_secrets(str(secret_file), [new, old])
-    async with guarded(tmp_path) as (broker, admin):
+    async with guarded(tmp_path, limits=limited(upkeep={"reseal_seconds": 0.02})) as (broker, admin):
         user = await connect(broker, USER)
         assert await send(user) == OK
 
@@ -207,11 +206,11 @@ async def test_users_outlive_a_restart_and_the_exchange_of_the_group_secret(
         await until(is_sealed_anew)
         assert await send(user) == OK
     write_secrets(str(secret_file), [new])
-    async with guarded(tmp_path) as (broker, admin):
+    async with guarded(tmp_path, limits=limited(upkeep={"reseal_seconds": 0.02})) as (broker, admin):
         assert await send(await connect(broker, USER)) == OK
     write_secrets(str(secret_file), [new_secret()])
     with capture_logs() as logs:
-        async with guarded(tmp_path) as (broker, admin):
+        async with guarded(tmp_path, limits=limited(upkeep={"reseal_seconds": 0.02})) as (broker, admin):
             user = await connect(broker, USER)
             answer = await user.request(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"x")
             assert (answer.code, "password again" in str(answer.remark)) == (NO_PERMISSION, True)
@@ -220,10 +219,9 @@ async def test_users_outlive_a_restart_and_the_exchange_of_the_group_secret(
     assert [entry["user"] for entry in logs if entry["event"] == "user_unusable"] == [USER[0]]
 
 
-async def test_accounts_of_the_file_come_before_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.server._REFRESH_FILES_SECONDS", 0.01)
+async def test_accounts_of_the_file_come_before_users(tmp_path: Path) -> None:
     keys = ("orders-service", USER[1])
-    async with guarded(tmp_path) as (broker, admin):
+    async with guarded(tmp_path, limits=limited(upkeep={"refresh_files_seconds": 0.01})) as (broker, admin):
         await create(admin, keys[0])
         await put(admin, "*", "All", name=keys[0])
         user = await connect(broker, keys)

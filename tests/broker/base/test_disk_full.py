@@ -14,7 +14,7 @@ from mq.protocol.names import SCHEDULE_TOPIC
 from mq.store.checkpoint import load_checkpoint
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.support.running_broker import running, send_ext
+from tests.support.running_broker import limited, running, send_ext
 
 pytestmark = pytest.mark.trio
 
@@ -95,7 +95,6 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first topics, and its address, without which followers cannot hand on."""
-    monkeypatch.setattr("mq.broker.broker._ANNOUNCE_AGAIN_SECONDS", 0.05)
     propose, refused = RaftCore.propose, 0
 
     def full_at_first(core: RaftCore, *given: Any) -> int | Refusal:
@@ -104,7 +103,8 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
         return Refusal.DISK_FULL if refused <= 2 else propose(core, *given)
 
     monkeypatch.setattr(RaftCore, "propose", full_at_first)
-    async with running(tmp_path, format_level_max=1) as broker:  # nothing else comes into the log by itself
+    often = limited(upkeep={"announce_again_seconds": 0.05})
+    async with running(tmp_path, format_level_max=1, limits=often) as broker:  # no entry comes but these
         client = await broker.connect()
         await client.wait_for(lambda info: info["raftmq.pendingBytes"] == "0")
         assert refused > 2
@@ -120,7 +120,6 @@ async def test_what_a_leader_says_of_itself_is_said_once_there_is_room(
 async def test_offsets_of_which_some_found_no_room_are_not_told_to_be_cloned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mq.broker.net.slow_answers.SLICE_SECONDS", 0.0)
     propose, refused = RaftCore.propose, False
 
     def full_once(core: RaftCore, *given: Any) -> int | Refusal:
@@ -130,7 +129,7 @@ async def test_offsets_of_which_some_found_no_room_are_not_told_to_be_cloned(
         refused = True
         return Refusal.DISK_FULL
 
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=limited(net={"slice_seconds": 0.0})) as broker:
         client = await broker.connect()
         for topic in ("T", "U"):
             await client.create_topic(topic, 1)

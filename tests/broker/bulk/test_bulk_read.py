@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.bulk import bulk_read
 from mq.protocol.bulk import BULK_BYTES_MAX, RANGES_MAX, BulkStatus, ReadRange, decode_answer, encode_ranges
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from tests.support.bulk_reading import bulk, bulk_ext, bulk_request, read_all, records
 from tests.support.damaged_records import FIELDS, File, body_of, close_the_first_file, send
-from tests.support.running_broker import Client, pull_ext, running
+from tests.support.running_broker import FAST, Client, limited, pull_ext, running
 from tests.support.sent_messages import sent
 from tests.support.short_logs import SMALL, fill, shortened
 
@@ -138,7 +137,7 @@ async def test_those_who_wait_for_messages_keep_nobody_from_reading_what_is_ther
         body = encode_ranges([ReadRange(0, QueueOffset(2), QueueOffset(9))])
         waiting = [
             await patient.post(RequestCode.BULK_READ, bulk_ext(waitMs=30_000), body)
-            for _ in range(bulk_read.WAITING_FACTOR)
+            for _ in range(FAST.bulk.waiting_factor)
         ]
         await client.wait_for(lambda info: info["raftmq.bulkReadsWaiting"] == str(len(waiting)))
         assert len(records(await bulk(client, (0, 0, 2)))) == 2
@@ -216,7 +215,7 @@ async def test_nothing_altered_is_given_to_bulk_readers(tmp_path: Path) -> None:
         assert int((await client.info())["raftmq.bulkReadsDamaged"]) == 2 * len(FIELDS)
 
 
-async def test_who_reads_too_much_is_told_when_to_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_reads_too_much_is_told_when_to_come_again(tmp_path: Path) -> None:
     async with running(tmp_path, bulk_bytes_per_second=1024 * 1024) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
@@ -224,15 +223,20 @@ async def test_who_reads_too_much_is_told_when_to_come_again(tmp_path: Path, mon
         answers = [await bulk(client, (0, 0, 100), bytesMax=BULK_BYTES_MAX) for _ in range(3)]
         assert [answer.status for answer in answers] == [BulkStatus.RECORDS, BulkStatus.BUSY, BulkStatus.BUSY]
         assert 0 < answers[1].pause_ms <= 3000
-        # And one with too many requests that wait.
-        monkeypatch.setattr(bulk_read, "WAITING_FACTOR", 0)
+        assert (await client.info())["raftmq.bulkReadsBusy"] == "2"
+
+
+async def test_too_many_reads_that_wait_are_told_to_come_again(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(bulk={"waiting_factor": 0})) as broker:
+        client = await broker.connect()
+        await client.create_topic("T", 1)
+        await sent(client, 1, 1)
         assert (await bulk(client, (0, 0, 1))).status is BulkStatus.BUSY
-        assert (await client.info())["raftmq.bulkReadsBusy"] == "3"
+        assert (await client.info())["raftmq.bulkReadsBusy"] == "1"
 
 
-async def test_one_who_reads_nothing_gets_no_further_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_read, "UNREAD_BYTES_MAX", 100_000)
-    async with running(tmp_path) as broker:
+async def test_one_who_reads_nothing_gets_no_further_answers(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(bulk={"unread_bytes_max": 100_000})) as broker:
         client, lazy = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)
         await sent(client, 100, 1, body_bytes=30_000)

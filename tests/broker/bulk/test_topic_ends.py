@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.bulk import topic_ends
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.topic_ends import ENDS_TOPICS_MAX, decode_ends, encode_topics
 from tests.support.bulk_reading import plan
-from tests.support.running_broker import Client, running
+from tests.support.running_broker import Client, limited, running
 from tests.support.sent_messages import sent
 
 pytestmark = pytest.mark.trio
@@ -36,9 +35,8 @@ async def test_the_ends_of_many_topics_are_those_of_their_plans(tmp_path: Path) 
         assert [each.identity for each in decode_ends(answer.body)] == identities
 
 
-async def test_what_does_not_fit_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_ends, "ENDS_QUEUES_MAX", 5)
-    async with running(tmp_path) as broker:
+async def test_what_does_not_fit_is_asked_again(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(bulk={"ends_queues_max": 5})) as broker:
         client = await broker.connect()
         for topic, queues in (("A", 2), ("B", 3), ("C", 6)):
             await client.create_topic(topic, queues)

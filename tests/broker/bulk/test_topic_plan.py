@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from mq.broker.bulk import topic_plan
 from mq.protocol.bulk import PlannedQueue
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.bulk_reading import plan, read_all
-from tests.support.running_broker import running
+from tests.support.running_broker import limited, running
 from tests.support.sent_messages import sent
 from tests.support.short_logs import SMALL_SEGMENT_BYTES
 
@@ -52,11 +51,10 @@ async def test_stripes_between_places_are_what_lies_in_each_file(tmp_path: Path)
             assert list(place.offsets) == [sum(each.queue_id == queue for each in before) for queue in range(3)]
 
 
-async def test_many_queues_come_in_pages_and_with_fewer_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_plan, "QUEUES_PER_PAGE", 4)
-    monkeypatch.setattr(topic_plan, "OFFSETS_MAX", 8)
+async def test_many_queues_come_in_pages_and_with_fewer_places(tmp_path: Path) -> None:
+    limits = limited(bulk={"plan_queues_max": 4, "plan_offsets_max": 8})
     small = {"segment_bytes": SMALL_SEGMENT_BYTES, "message_bytes_max": 32 * 1024}
-    async with running(tmp_path, **small) as broker:
+    async with running(tmp_path, limits=limits, **small) as broker:
         client = await broker.connect()
         await client.create_topic("T", 10)
         await sent(client, 500, 10, body_bytes=1800)

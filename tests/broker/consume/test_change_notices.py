@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consume import change_notices
-from mq.broker.consume.change_notices import AT_ONCE_MAX, LATER_AT_ONCE, SENDER_TICKS, ChangeNotices
+from mq.broker.consume.change_notices import LATER_AT_ONCE, SENDER_TICKS, ChangeNotices
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import running
+from tests.support.running_broker import limited, running
 
 
 class Member:
@@ -30,15 +29,15 @@ def members(count: int) -> list[Any]:
 
 
 def test_a_small_group_is_told_at_once() -> None:
-    group = members(AT_ONCE_MAX)
-    told = ChangeNotices()
+    group = members(50)
+    told = ChangeNotices(50)
     told.tell("G", group)
     assert {member.told for member in group} == {1}
 
 
 def test_who_brings_a_change_about_is_told_last_and_once() -> None:
     group = members(3)
-    told = ChangeNotices()
+    told = ChangeNotices(50)
     told.tell("G", group, sender=group[1])
     told.tell("G", group, sender=group[1])
     assert [member.told for member in group] == [2, 0, 2]
@@ -52,7 +51,7 @@ def test_who_brings_a_change_about_is_told_last_and_once() -> None:
 
 def test_a_large_group_is_told_by_and_by() -> None:
     group = members(2 * LATER_AT_ONCE)
-    told = ChangeNotices()
+    told = ChangeNotices(50)
     told.tell("G", group)
     assert not any(member.told for member in group)
     group[-1].closed = True
@@ -64,7 +63,7 @@ def test_a_large_group_is_told_by_and_by() -> None:
 
 def test_what_changes_meanwhile_is_told_once_to_all() -> None:
     first = members(2 * LATER_AT_ONCE)
-    told = ChangeNotices()
+    told = ChangeNotices(50)
     told.tell("G", first)
     told.go_on()
     newcomers = members(10)
@@ -78,7 +77,7 @@ def test_what_changes_meanwhile_is_told_once_to_all() -> None:
 
 def test_large_groups_take_turns() -> None:
     groups = {name: members(3 * LATER_AT_ONCE) for name in ("G", "H")}
-    told = ChangeNotices()
+    told = ChangeNotices(50)
     for name, group in groups.items():
         told.tell(name, group)
     for _ in range(2):
@@ -87,9 +86,8 @@ def test_large_groups_take_turns() -> None:
 
 
 @pytest.mark.trio
-async def test_members_of_a_large_group_hear_of_a_newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_notices, "AT_ONCE_MAX", 1)
-    async with running(tmp_path) as broker:
+async def test_members_of_a_large_group_hear_of_a_newcomer(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(consume={"notices_at_once_max": 1})) as broker:
         one, two = await broker.connect(), await broker.connect()
         await one.heartbeat("one", "G")
         await one.notice()

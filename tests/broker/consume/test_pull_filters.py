@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consume import filters
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Answer, Client, properties, pull_ext, running
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, Answer, Client, limited, properties, pull_ext, running
 
 pytestmark = pytest.mark.trio
 
@@ -82,12 +81,9 @@ async def test_only_messages_that_satisfy_the_expression_come(tmp_path: Path, se
         assert first.ext["nextBeginOffset"] == "6"
 
 
-async def test_a_long_expression_is_applied_to_few_messages_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_expression_is_applied_to_few_messages_at_a_time(tmp_path: Path) -> None:
     """Forty clients with such ones, each for 800 messages at a time, kept a leader from its heartbeats for seconds."""
-    monkeypatch.setattr(filters, "_SQL_WORK_MAX", 1000)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=limited(consume={"sql_work_max": 1000})) as broker:
         client = await broker.connect()
         await send_numbered(client, 25)
         expression = " OR ".join(["n = 24"] * 10)

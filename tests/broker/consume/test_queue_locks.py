@@ -9,21 +9,38 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.consume import queue_locks
+from mq.broker.broker import Broker
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.support.queue_locks import lock_body, queue
-from tests.support.running_broker import SUBSCRIPTION, Answer, Client, properties, running
+from tests.support.running_broker import (
+    SUBSCRIPTION,
+    Answer,
+    Client,
+    change_limits,
+    limited,
+    note_brokers,
+    properties,
+    running,
+)
 
 pytestmark = pytest.mark.trio
 
 COMMIT_OFFSET = 1
 
 
-@pytest.fixture(autouse=True)
-def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes a lock away but who asks for it: some tests let all be over at once."""
-    monkeypatch.setattr("mq.broker.consume.queue_locks.EXPIRE_SOME_SECONDS", 3600.0)
+NO_TIMER = limited(consume={"expire_some_seconds": 3600.0})
+"""Nobody takes a lock away but who asks for it: some tests let all be over at once."""
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> list[Broker]:
+    return note_brokers(monkeypatch)
+
+
+def all_are_over(brokers: list[Broker], are_over: bool = True) -> None:
+    """Let all locks be over, or none."""
+    change_limits(brokers[-1].services.locks, lock_seconds=0.0 if are_over else 60.0)
 
 
 async def lock(client: Client, client_id: str, *queue_ids: int, **given: Any) -> list[int]:
@@ -43,7 +60,7 @@ def update_ext(offset: int, queue_id: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 async def test_the_answers_to_lock_and_unlock(tmp_path: Path, serialization: int) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
         answer = await client.request(
@@ -58,7 +75,7 @@ async def test_the_answers_to_lock_and_unlock(tmp_path: Path, serialization: int
 
 
 async def test_a_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 3)
         assert await lock(one, "c1", 0, 1) == [0, 1]
@@ -75,7 +92,7 @@ async def test_a_queue_has_one_holder_in_each_group(tmp_path: Path) -> None:
 
 async def test_two_who_ask_at_the_same_time(tmp_path: Path) -> None:
     """The second request arrives while the first one is still on its way to the log."""
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         (first, one), (second, other) = (
@@ -89,7 +106,7 @@ async def test_two_who_ask_at_the_same_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heir", ["c1", "c2"])
 async def test_a_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> None:
     """Whoever asks while that is still on its way to the log gets the queue, and keeps it."""
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         assert await lock(client, "c1", 0) == [0]
@@ -101,7 +118,7 @@ async def test_a_queue_that_is_being_given_back(tmp_path: Path, heir: str) -> No
 
 
 async def test_renewing_a_lock_takes_no_room_in_the_log(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
         assert await lock(client, "c1", 0, 1) == [0, 1]
@@ -110,27 +127,27 @@ async def test_renewing_a_lock_takes_no_room_in_the_log(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_a_silent_holder_loses_its_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as broker:
+async def test_a_silent_holder_loses_its_queue(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 1)
         assert await lock(one, "c1", 0) == [0]
         assert await lock(other, "c2", 0) == []
-        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
+        all_are_over(brokers)
         assert await lock(other, "c2", 0) == [0]
-        monkeypatch.undo()
+        all_are_over(brokers, False)
         assert await lock(one, "c1", 0) == []
 
 
 async def test_a_lock_outlives_connection_and_broker(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         await client.heartbeat("c1", "G")
         assert await lock(client, "c1", 0) == [0]
         await client.stream.aclose()
         assert await lock(await broker.connect(), "c2", 0) == []
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         assert await lock(client, "c2", 0) == []
         assert await lock(client, "c1", 0) == [0]
@@ -138,7 +155,7 @@ async def test_a_lock_outlives_connection_and_broker(tmp_path: Path) -> None:
 
 
 async def test_locks_go_with_their_topic(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         assert await lock(client, "c1", 0) == [0]
@@ -149,8 +166,8 @@ async def test_locks_go_with_their_topic(tmp_path: Path) -> None:
 # -- fences ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_former_holder_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path, offset_commit_seconds=0.01) as broker:
+async def test_the_former_holder_commits_nothing(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with running(tmp_path, offset_commit_seconds=0.01, limits=NO_TIMER) as broker:
         old, new, asking = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)
         for queue_id in (0, 1):
@@ -159,9 +176,9 @@ async def test_the_former_holder_commits_nothing(tmp_path: Path, monkeypatch: py
         await new.heartbeat("new", "G")
         assert await lock(old, "old", 0, 1) == [0, 1]
         assert (await old.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(3))).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
+        all_are_over(brokers)
         assert await lock(new, "new", 0) == [0]
-        monkeypatch.undo()
+        all_are_over(brokers, False)
 
         answer = await old.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(7))
         assert answer.code == ResponseCode.NO_PERMISSION, answer
@@ -181,32 +198,30 @@ async def test_the_former_holder_commits_nothing(tmp_path: Path, monkeypatch: py
         assert await asking.committed() == 6
 
 
-async def test_a_lock_that_is_over_is_no_fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as broker:
+async def test_a_lock_that_is_over_is_no_fence(tmp_path: Path, brokers: list[Broker]) -> None:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         one, other = await broker.connect(), await broker.connect()
         await one.create_topic("T", 1)
         await one.fill(1)
         await other.heartbeat("c2", "G")
         assert await lock(one, "c1", 0) == [0]
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code != ResponseCode.SUCCESS
-        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
+        all_are_over(brokers)
         assert (await other.request(RequestCode.UPDATE_CONSUMER_OFFSET, update_ext(1))).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_the_former_holder_gives_nothing_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serialization: int
-) -> None:
-    async with running(tmp_path) as broker:
+async def test_the_former_holder_gives_nothing_back(tmp_path: Path, brokers: list[Broker], serialization: int) -> None:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         old, new, stranger = [await broker.connect() for _ in range(3)]
         await old.create_topic("T", 2)
         sent = [await old.send(e=queue_id) for queue_id in (0, 1)]
         await old.heartbeat("old", "G")
         await new.heartbeat("new", "G")
         assert await lock(old, "old", 0, 1) == [0, 1]
-        monkeypatch.setattr(queue_locks, "LOCK_SECONDS", 0.0)
+        all_are_over(brokers)
         assert await lock(new, "new", 0) == [0]
-        monkeypatch.undo()
+        all_are_over(brokers, False)
 
         async def back(client: Client, queue_id: int) -> Answer:
             ext = {"offset": int(sent[queue_id].ext["msgId"][16:], 16), "group": "G", "delayLevel": 1}
@@ -239,7 +254,7 @@ async def test_the_former_holder_gives_nothing_back(
 
 
 async def test_locks_that_are_refused(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=NO_TIMER) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         last_index = (await client.info())["raftmq.lastIndex"]
@@ -262,12 +277,9 @@ async def test_locks_that_are_refused(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_locks_are_bounded_and_one_host_gets_half_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_locks_are_bounded_and_one_host_gets_half_of_them(tmp_path: Path, brokers: list[Broker]) -> None:
     """Whatever it calls its clients and groups: the other half is for others."""
-    monkeypatch.setattr(queue_locks, "LOCKS_MAX", 8)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=limited(consume={"locks_max": 8, "expire_some_seconds": 3600.0})) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1000)
         assert await lock(client, "c1", 5, 6) == [5, 6]
@@ -280,5 +292,5 @@ async def test_locks_are_bounded_and_one_host_gets_half_of_them(
         assert await lock(other, "c3", *range(10, 20)) == [10, 11], "as many as are left then"
         await unlock(client, "c1", 5, 6)
         assert await lock(client, "c1", 7) == [7]
-        monkeypatch.setattr(queue_locks, "LOCKS_MAX", 10_000)
+        change_limits(brokers[-1].services.locks, locks_max=10_000)
         assert await lock(client, "c4", *range(20, 1000)) == list(range(20, 1000))  # in several commands

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.consume import subscription_refresh
 from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.codes import RequestCode, ResponseCode
-from tests.support.running_broker import Client, properties, running
+from tests.support.running_broker import Client, limited, properties, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -104,11 +103,8 @@ async def test_a_client_is_asked_once_until_its_next_heartbeat(tmp_path: Path) -
     ],
     ids=["empty", "list", "open", "number", "no topic", "older", "long", "failed"],
 )
-async def test_an_answer_of_no_use_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes, code: int
-) -> None:
-    monkeypatch.setattr(subscription_refresh, "PAUSE_SECONDS", 0.0)
-    async with running(tmp_path) as broker:
+async def test_an_answer_of_no_use_changes_nothing(tmp_path: Path, body: bytes, code: int) -> None:
+    async with running(tmp_path, limits=limited(consume={"refresh_pause_seconds": 0.0})) as broker:
         client = await broker.connect()
         await consumer(client)
         assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST

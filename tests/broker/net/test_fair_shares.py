@@ -15,7 +15,7 @@ from mq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from mq.protocol.chunks import Incoming
 from mq.protocol.codes import RequestCode, ResponseCode
 from raftlog import Reactor
-from tests.support.running_broker import SUBSCRIPTION, SUSPEND, pull_ext, running
+from tests.support.running_broker import SUBSCRIPTION, SUSPEND, limited, pull_ext, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -49,10 +49,9 @@ async def test_pulls_whose_time_is_over_are_answered_a_few_at_a_time(
         expire(pulls)
         most = max(most, resumed)
 
-    monkeypatch.setattr("mq.broker.consume.pull._EXPIRE_SECONDS_MAX", 0.0)
     monkeypatch.setattr(Pulls, "resume", counted)
     monkeypatch.setattr(Pulls, "expire", watched)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=limited(consume={"expire_seconds_max": 0.0})) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         ext = pull_ext(sysFlag=SUSPEND | SUBSCRIPTION, suspendTimeoutMillis=100)

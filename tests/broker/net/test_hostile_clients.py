@@ -14,11 +14,10 @@ from mq.broker.net import slow_answers
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.slow_answers import SlowAnswers
-from mq.broker.state import metadata
 from mq.protocol import fastjson
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from tests.support.running_broker import SUBSCRIPTION, pull_ext, running
+from tests.support.running_broker import SUBSCRIPTION, limited, pull_ext, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -64,12 +63,11 @@ async def test_offsets_that_nobody_can_have_are_not_passed_on(tmp_path: Path) ->
 
 
 async def test_a_pull_of_a_group_that_cannot_be_is_refused_when_there_is_no_room_for_groups_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=limited(state={"groups_max": 0})) as broker:
         client = await broker.connect()
         await client.create_topic("T")
-        monkeypatch.setattr(metadata, "GROUPS_MAX", 0)
         fields = pull_ext(consumerGroup="no group!", sysFlag=SUBSCRIPTION | COMMIT_OFFSET, commitOffset=1)
         answer = await client.request(RequestCode.PULL_MESSAGE, fields)
         assert (answer.code, "no group!" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
@@ -89,9 +87,8 @@ async def test_a_topic_that_is_named_often_is_looked_at_once(tmp_path: Path) -> 
         assert len(fastjson.parse(answer.body)["offsetTable"]) == 1000
 
 
-async def test_others_are_served_while_a_long_answer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_answers, "SLICE_SECONDS", 0.0001)
-    async with running(tmp_path) as broker:
+async def test_others_are_served_while_a_long_answer_is_made(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(net={"slice_seconds": 0.0001})) as broker:
         asker, other = await broker.connect(), await broker.connect()
         await asker.create_topic("T", 1000)
         for code, fields in (

@@ -10,7 +10,7 @@ import pytest
 from mq.broker.write_path.appender import Appender
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.queue_locks import lock_body
-from tests.support.running_broker import running
+from tests.support.running_broker import limited, running
 
 pytestmark = pytest.mark.trio
 
@@ -58,11 +58,9 @@ async def test_changes_are_refused_while_too_much_waits(
         assert (await client.request(code, ext, body)).code == ResponseCode.SUCCESS
 
 
-async def test_an_answered_commit_is_not_ignored_however_many_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.broker.consume.offsets.PENDING_MAX", 1)
-    async with running(tmp_path, offset_commit_seconds=1000) as broker:
+async def test_an_answered_commit_is_not_ignored_however_many_wait(tmp_path: Path) -> None:
+    limits = limited(consume={"commits_pending_max": 1})
+    async with running(tmp_path, offset_commit_seconds=1000, limits=limits) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
         for queue_id in (0, 1):

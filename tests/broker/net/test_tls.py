@@ -18,7 +18,7 @@ from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.certificates import Authority
-from tests.support.running_broker import Client, RunningBroker, pull_ext, running, send_ext
+from tests.support.running_broker import Client, RunningBroker, limited, pull_ext, running, send_ext
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -155,15 +155,13 @@ async def test_clients_without_a_certificate_are_refused_where_one_is_wanted(
         assert (await client.send()).code == ResponseCode.SUCCESS
 
 
-async def test_a_certificate_is_exchanged_while_the_broker_runs(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.broker.server._REFRESH_FILES_SECONDS", 0.01)
+async def test_a_certificate_is_exchanged_while_the_broker_runs(tmp_path: Path, authority: Authority) -> None:
+    limits = limited(upkeep={"refresh_files_seconds": 0.01})
     settings = authority.settings("permissive")
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other")
     with capture_logs() as logs:
-        async with running(tmp_path / "n0", **settings) as broker:
+        async with running(tmp_path / "n0", limits=limits, **settings) as broker:
             old = await connected(broker, authority.client())
             settings["tls_certificate"].write_text("no certificate")
 

@@ -6,11 +6,12 @@ waits is in the log and the rest is not, nobody is answered, and another service
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 
-from mq.broker.pop import pop
-from mq.broker.pop import queue_cursor as pop_queues
+from mq.broker.limits import DEFAULT, ConsumeLimits, PopLimits
 from mq.broker.write_path.pending import InternalRecord
 from mq.store.dispatch import QUEUE_ENTRY
 from tests.support.pop_crashes import INVISIBLE_MS, Connection, CrashMachine, started
@@ -128,12 +129,9 @@ def test_what_the_log_lost_unknown_to_the_queue_is_counted_and_the_rest_comes_ag
     assert machine.metadata.pops.count == 0
 
 
-def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pop_queues, "CHECKPOINTS_PER_QUEUE_MAX", 2)
-    monkeypatch.setattr(pop, "CHECKPOINTS_MAX", 5)
-    machine = started(5)
+def test_with_too_many_open_pops_a_queue_seems_empty_and_then_clients_are_sent_away() -> None:
+    few = replace(DEFAULT, pop=PopLimits(checkpoints_max=5, checkpoints_per_queue_max=2))
+    machine = started(5, few)
     machine.send(5, 1)
     codes: list[int] = []
     for queue_id in (0, 0, 0, 1, 1):
@@ -205,9 +203,9 @@ def test_messages_are_loaded_once_for_a_pop() -> None:
     assert sorted(machine.held) == [b"0", b"1"]
 
 
-def test_a_pop_with_long_texts_does_not_wait_for_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.pop.pop._OLD_TEXT_BYTES_MAX", -1)
+def test_a_pop_with_long_texts_does_not_wait_for_loading() -> None:
     machine = CrashMachine()
+    machine.limits = replace(DEFAULT, consume=ConsumeLimits(old_text_bytes_max=-1))
     machine.begin()
     machine.send(1, 0)
     machine.is_cold = True

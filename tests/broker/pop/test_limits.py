@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mq.broker.pop import pop as pops
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from tests.support.popping import ack, again, now_ms, pop, popped
-from tests.support.running_broker import properties, running
+from tests.support.running_broker import limited, properties, running
 
 pytestmark = pytest.mark.trio
 
@@ -102,11 +101,8 @@ async def test_a_changed_time_within_the_millisecond_of_the_pop_is_that_of_one_m
         assert [await ack(client, each) for each in given[1:]] == [FOUND, FOUND]
 
 
-async def test_a_group_that_acknowledges_nothing_leaves_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pops, "CHECKPOINTS_MAX", 4)
-    async with running(tmp_path) as broker:
+async def test_a_group_that_acknowledges_nothing_leaves_room_for_others(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(pop={"checkpoints_max": 4})) as broker:
         client = await broker.connect()
         await client.create_topic("T")
         for number in range(4):

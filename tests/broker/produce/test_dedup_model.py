@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mq.broker.limits import StateLimits
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.produce import dedup
@@ -21,7 +22,6 @@ from mq.broker.produce.batch import BatchSends
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.placement import Placement
 from mq.broker.schedule.placement import WaitingQueues
-from mq.broker.state import producer_sequences as table
 from mq.broker.state.commands import AdvanceDelay, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.write_path.appender import Appender
@@ -99,6 +99,9 @@ class Client:
             self.outcomes.append("forgotten" if "SEQUENCE_FORGOTTEN" in refused.remark else "refused")
 
 
+SMALL = StateLimits(window=4)
+
+
 class Leader:
     """One leadership: everything is derived from what is committed."""
 
@@ -156,21 +159,18 @@ class RepeatsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._window = mock.patch.object(table, "WINDOW", 4)
-        self._window.start()
         self._read_bytes = mock.patch.object(dedup, "_READ_BYTES", 200)  # a batch is read in several pieces
         self._read_bytes.start()
         self.log = Log()
-        self.follower = Metadata()
+        self.follower = Metadata(limits=SMALL)
         self.stored: dict[tuple[str, int], StoredMessage] = {}
         self.records: list[StoredMessage] = []
         self.ends: dict[tuple[str, int], int] = {}
         self.clients: list[Client] = []
         self.copied = 0
-        self.leader = Leader(self.log, Metadata(), self.ends)
+        self.leader = Leader(self.log, Metadata(limits=SMALL), self.ends)
 
     def teardown(self) -> None:
-        self._window.stop()
         self._read_bytes.stop()
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class RepeatsMachine(RuleBasedStateMachine):
         assert old.appender.pending_bytes == 0
         self.apply(min(survive, len(self.log.framed)), by_leader=False)
         self.log.cut()
-        metadata = Metadata()
+        metadata = Metadata(limits=SMALL)
         metadata.restore(self.follower.snapshot())
         self.leader = Leader(self.log, metadata if snapshot else self.replayed(), self.ends)
 
@@ -285,7 +285,7 @@ class RepeatsMachine(RuleBasedStateMachine):
             self.follower.sequences.note(*row)
 
     def replayed(self) -> Metadata:
-        metadata = Metadata()
+        metadata = Metadata(limits=SMALL)
         for _, body, _ in self.log.committed:
             for row in scan_sequenced(body):
                 metadata.sequences.note(*row)

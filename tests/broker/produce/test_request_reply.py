@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.produce import request_reply
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from tests.support.replica_client import connect_replica
 from tests.support.replies import REPLY_TOPIC, V2, produces, pushed, reply_ext, three_replicas
-from tests.support.running_broker import LONG_NAMES, Answer, Client, properties, running
+from tests.support.running_broker import LONG_NAMES, Answer, Client, limited, properties, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
@@ -144,9 +143,8 @@ async def test_a_one_way_reply_is_pushed_and_not_answered(tmp_path: Path) -> Non
         assert opaque not in replier.answers
 
 
-async def test_a_client_that_refuses_does_not_answer_or_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_reply, "PUSH_SECONDS", 0.1)
-    async with running(tmp_path) as broker:
+async def test_a_client_that_refuses_does_not_answer_or_leaves(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(upkeep={"push_seconds": 0.1})) as broker:
         replier = await broker.connect()
         for end in ("refuses", "silent", "leaves"):
             asker = await broker.connect()

@@ -13,10 +13,16 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.queue_blocks import TRAILER
 from mq.store.queue_store import QueueStoreSettings
 from tests.support.popping import popped
-from tests.support.running_broker import Answer, Client, properties, pull_ext, running
+from tests.support.running_broker import Answer, Client, limited, properties, pull_ext, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.trio
+
+
+FAST_REPAIR = limited(
+    consume={"repair_seconds": 0.004, "repair_look_seconds": 0.002, "expire_seconds": 0.002},
+    upkeep={"flush_queues_seconds": 0.002},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +31,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = partial(QueueStoreSettings, entries_per_file=6, entries_per_block=3, flush_bytes=1)
     monkeypatch.setattr("mq.store.opening.QueueStoreSettings", settings)
     monkeypatch.setattr("mq.store.queue_files.BLOCKS_KEPT", 0)
-    monkeypatch.setattr("mq.broker.broker._FLUSH_QUEUES_SECONDS", 0.002)
-    monkeypatch.setattr("mq.broker.query.consume_queue_repair._LOOK_SECONDS", 0.002)
-    monkeypatch.setattr("mq.broker.consume.pull._REPAIR_SECONDS", 0.004)
-    monkeypatch.setattr("mq.broker.consume.pull._EXPIRE_SECONDS", 0.002)
 
 
 def queue_file(directory: Path, topic: str = "T", queue_id: int = 0, first: int = 0) -> Path:
@@ -87,7 +89,7 @@ def bits(path: Path) -> Iterator[int]:
 async def test_every_bit_of_a_queue_file(tmp_path: Path) -> None:
     """Messages by tag, so that a tag code that is wrong would lose one without a word."""
     path = queue_file(tmp_path)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()
         await send_three(client)
         await in_file(client, path, 3)
@@ -104,7 +106,7 @@ async def test_every_bit_of_a_queue_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("byte", [0, 7, 8, 11, 12, 19, 45, 60, 68, 75])
 async def test_other_readers_are_told_to_ask_again(tmp_path: Path, byte: int) -> None:
     path = queue_file(tmp_path)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()
         await send_three(client)
         await in_file(client, path, 3)
@@ -131,7 +133,7 @@ async def test_other_readers_are_told_to_ask_again(tmp_path: Path, byte: int) ->
 
 
 async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()
         for number in range(8):
             await client.send(body=b"%d" % number)
@@ -140,7 +142,7 @@ async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) ->
         data = bytearray(path.read_bytes())
         data[5] ^= 1
         path.write_bytes(data)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()
         await client.send(body=b"8")
         for offset in range(9):
@@ -154,7 +156,7 @@ async def test_a_broker_starts_with_damage_and_takes_messages(tmp_path: Path) ->
 async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq.broker.schedule.delay_levels.DELAY_LEVELS_MS", (500,) * 18)
     path = queue_file(tmp_path, "SCHEDULE_TOPIC_XXXX", 0)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()
         await client.create_topic("T", 1)
         await client.send(body=b"late", i=properties(DELAY="1"))
@@ -169,7 +171,7 @@ async def test_a_delayed_message_with_a_damaged_due_time_comes(tmp_path: Path, m
 
 async def test_what_a_pop_takes_is_not_held_up_by_another_queue(tmp_path: Path) -> None:
     path = queue_file(tmp_path)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=FAST_REPAIR) as broker:
         client = await broker.connect()
         await client.create_topic("T", 2)
         for number in range(6):

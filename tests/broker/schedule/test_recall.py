@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from mq.protocol.codes import ResponseCode
 from tests.support.timer_model import DAY, START_MS, Client, TimerMachine, recall_request
 
 
+class FewEntries(TimerMachine):
+    limits = replace(TimerMachine.limits, recall_entries_max=16)
+
+
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerMachine]:
-    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_BYTES", 8192)  # of two messages
-    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_ENTRIES", 16)
-    machine = TimerMachine()
+def machine() -> Iterator[TimerMachine]:
+    machine = FewEntries()
     yield machine
     machine.teardown()
 

@@ -15,13 +15,6 @@ from mq.store.dispatch import QUEUE_ENTRY
 from mq.store.errors import QueueFileDamaged
 from tests.support.timer_model import DAY, HOUR, MINUTE, SECOND, START_MS, TimerMachine
 
-
-@pytest.fixture(autouse=True)
-def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two messages, so that searches are under way while all else happens."""
-    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_BYTES", 8192)
-
-
 TestTimers = TimerMachine.TestCase
 TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 

@@ -21,7 +21,16 @@ from mq.protocol.recall import RecallHandle
 from mq.protocol.records import RawRecord, RecordError, split_record
 from raftlog import Refusal
 from raftlog.consensus.raft import RaftCore
-from tests.support.running_broker import LONG_NAMES, Answer, Client, note_brokers, properties, running, send_ext
+from tests.support.running_broker import (
+    LONG_NAMES,
+    Answer,
+    Client,
+    limited,
+    note_brokers,
+    properties,
+    running,
+    send_ext,
+)
 from tests.support.stored_messages import figure, stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
@@ -35,7 +44,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
     monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.schedule.timers.DELIVER_SECONDS", 0.001)
     return clock
 
 
@@ -392,12 +400,10 @@ async def test_a_recalled_message_never_comes(tmp_path: Path, clock: WallClock, 
         assert await figure(client, "timersPending") == 0
 
 
-async def test_a_message_that_was_stored_anew_is_found(
-    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq.broker.schedule.recall._PIECE_BYTES", 4096)  # of one message each
+async def test_a_message_that_was_stored_anew_is_found(tmp_path: Path, clock: WallClock) -> None:
     due_ms = clock.now_ms + 2 * DAY + HOUR
-    async with running(tmp_path) as broker:
+    one_by_one = limited(waiting={"recall_bytes_max": 4096})
+    async with running(tmp_path, limits=one_by_one) as broker:
         client = await broker.connect()
         sent = [await send_at(client, due_ms, b"%d" % number) for number in range(3)]
         for day in range(3):

@@ -9,7 +9,7 @@ import pytest
 from mq.broker.schedule import delay_levels
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import RawRecord, RecordError, split_record
-from tests.support.running_broker import Client, note_brokers, properties, running
+from tests.support.running_broker import Client, limited, note_brokers, properties, running
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock
 
@@ -111,12 +111,11 @@ async def test_it_is_tried_ever_less_often(tmp_path: Path, clock: WallClock, dis
 
 
 async def test_a_disk_that_gives_nothing_is_not_gone_through_to_its_end(
-    tmp_path: Path, clock: WallClock, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: WallClock, disk: Disk
 ) -> None:
-    monkeypatch.setattr(delay_levels, "_PASSED_OVER_MAX", 3)
     names = [b"m%d" % number for number in range(8)]
     disk.lost = set(names)
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, limits=limited(waiting={"passed_over_max": 3})) as broker:
         client = await broker.connect()
         await send(client, *names)
         clock.now_ms += SECONDS * 1000

@@ -26,8 +26,6 @@ from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, end, end_ext
 from tests.support.running_broker import properties, running, send_ext
 from tests.support.stored_messages import figure, stored
 
-pytestmark = pytest.mark.usefixtures("often")
-
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 

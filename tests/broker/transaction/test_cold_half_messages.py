@@ -149,7 +149,6 @@ async def test_an_end_that_was_loaded_is_refused_if_too_much_is_pending_by_then(
         assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_BUSY]
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("given", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}], ids=["passed", "postponed"])
 async def test_the_event_loop_asks_only_about_what_was_loaded(
     tmp_path: Path, reads: Reads, given: dict[str, Any]
@@ -168,7 +167,6 @@ async def test_the_event_loop_asks_only_about_what_was_loaded(
         assert reads.brought
 
 
-@pytest.mark.usefixtures("often")
 async def test_producers_are_asked_about_what_no_thread_could_load(tmp_path: Path, reads: Reads) -> None:
     await send_halves(tmp_path, 1)
     async with running(tmp_path, **FAST) as broker:

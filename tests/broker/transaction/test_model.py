@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mq.broker.consume.cold_reads import ColdReads
+from mq.broker.limits import DEFAULT, WaitingLimits
 from mq.broker.net.call import Call
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.errors import RequestRefused
@@ -136,6 +138,7 @@ class Leader:
         self.tails = QueueOffsets(metadata, lambda topic, queue_id: QueueOffset(machine.ends.get((topic, queue_id), 0)))
         context = context_of(
             settings=SETTINGS,
+            limits=replace(DEFAULT, waiting=WaitingLimits(put_off_max=PUT_OFF_MAX)),
             metadata=metadata,
             store=machine.queue,
             replica__log__pread=machine.log.pread,
@@ -164,11 +167,6 @@ class Leader:
         )
         self.appender.open()
         self.check_backs.lead()
-
-
-@pytest.fixture(autouse=True)
-def few_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.transaction.check_back.PUT_OFF_MAX", PUT_OFF_MAX)
 
 
 class TransactionsMachine(RuleBasedStateMachine):
@@ -548,11 +546,11 @@ def test_a_half_message_that_retention_removed_was_not_committed(machine: Transa
     }
 
 
-def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.transaction.half_messages.DISCARDED_KNOWN", 10)
+def test_which_half_messages_were_rolled_back_is_known_of_the_latest_ones() -> None:
+    limits = replace(DEFAULT, waiting=WaitingLimits(discarded_known=10))
     metadata, nothing = Metadata(), cast("Any", None)
     halves = HalfMessages(
-        context_of(metadata=metadata, store=nothing, replica__log__pread=nothing),
+        context_of(limits=limits, metadata=metadata, store=nothing, replica__log__pread=nothing),
         cold_reads=cast("Any", SimpleNamespace(load=nothing)),
     )
     for offset in range(100):

@@ -9,7 +9,6 @@ import pytest
 
 from mq.broker.admin import stats
 from mq.broker.admin.stats import Stats
-from mq.broker.base import counters
 from mq.broker.base.counters import SAMPLE_SECONDS, CounterSeries, TrafficCounters
 from tests.support.broker_contexts import context_of
 
@@ -17,9 +16,9 @@ from tests.support.broker_contexts import context_of
 class Running:
     """Figures that are sampled as a broker does it."""
 
-    def __init__(self) -> None:
+    def __init__(self, series_max: int = 100) -> None:
         self.seconds = 0
-        self.figures = TrafficCounters(0, 1)
+        self.figures = TrafficCounters(0, 1, series_max)
 
     @property
     def now_ms(self) -> int:
@@ -79,9 +78,8 @@ def test_totals_and_those_of_midnight() -> None:
     assert (running.figures.puts.nums, running.figures.gets.nums, running.figures.found.nums) == (12, 8, 4)
 
 
-def test_memory_is_bounded_and_totals_stay_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "SERIES_MAX", 3)
-    running = Running()
+def test_memory_is_bounded_and_totals_stay_right() -> None:
+    running = Running(series_max=3)
     for number in range(10):
         running.figures.note_put(f"T{number}", 1, 1)
         running.figures.note_got("T", f"G{number}", 1, 1)

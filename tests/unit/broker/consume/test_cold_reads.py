@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from mq.broker.consume import cold_reads
-from mq.broker.consume.cold_reads import CHUNK_BYTES, WAITING_MAX, ColdReads
+from mq.broker.consume.cold_reads import CHUNK_BYTES, ColdReads
+from mq.broker.limits import DEFAULT, ConsumeLimits
 from mq.protocol.numbers import PhysicalOffset
 from raftlog import Job
 from raftlog.segment.errors import StorageFailed
@@ -39,11 +37,11 @@ class Log:
 class Stage:
     """Cold reads of a log, whose jobs are carried out when the test says so."""
 
-    def __init__(self, **log: int) -> None:
+    def __init__(self, limits: ConsumeLimits = DEFAULT.consume, **log: int) -> None:
         self.log = Log(**log)
         self.jobs: list[Job] = []
         self.done: list[str] = []
-        self.cold = ColdReads(log=self.log, in_background=self.jobs.append)
+        self.cold = ColdReads(log=self.log, in_background=self.jobs.append, limits=limits)
 
     def bring(self, name: str, *places: tuple[int, int]) -> bool:
         spans = [(PhysicalOffset(position), size) for position, size in places]
@@ -154,9 +152,8 @@ def test_a_chunk_that_was_forgotten_is_brought_again() -> None:
     assert stage.work() == [stage.chunk(4), stage.chunk(5)]
 
 
-def test_only_so_many_chunks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_reads, "SEEN_MAX", 3)
-    stage = Stage()
+def test_only_so_many_chunks_are_remembered() -> None:
+    stage = Stage(ConsumeLimits(cold_chunks_seen_max=3))
     for number in (10, 10, 20, 20, 30, 30):
         stage.bring("", (number * CHUNK_BYTES, 500))
         stage.work()
@@ -186,12 +183,12 @@ def test_a_disk_that_fails_is_found_by_who_reads() -> None:
 
 
 def test_only_so_many_wait() -> None:
-    stage = Stage()
-    for number in range(WAITING_MAX):
+    stage = Stage(ConsumeLimits(cold_reads_waiting_max=20))
+    for number in range(20):
         assert stage.bring(str(number), (number * 1000, 500))
     assert not stage.bring("one too many", (60 * PLACE, 500))
     stage.work()
-    assert len(stage.done) == WAITING_MAX
+    assert len(stage.done) == 20
     assert stage.bring("now", (60 * PLACE, 500))
 
 

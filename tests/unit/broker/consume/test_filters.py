@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mq.broker.consume.filters import Subscriptions, scanned_max
+from mq.broker.limits import DEFAULT
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import BROADCASTING
@@ -104,7 +105,7 @@ def test_a_group_that_may_not_consume_by_broadcast() -> None:
 
 
 def test_the_longer_an_expression_the_fewer_messages_are_looked_at_in_one_piece() -> None:
-    assert scanned_max(parse_subscription("T", "a || b", "TAG")) == 800
-    assert scanned_max(parse_subscription("T", "n = 1", "SQL92")) == 800
-    assert scanned_max(parse_subscription("T", " OR ".join(["n = 1000"] * 200), "SQL92")) == 41
-    assert scanned_max(parse_subscription("T", "n = 1" + " " * 16_000 + "OR n = 2", "SQL92")) == 6
+    assert scanned_max(parse_subscription("T", "a || b", "TAG"), DEFAULT.consume) == 800
+    assert scanned_max(parse_subscription("T", "n = 1", "SQL92"), DEFAULT.consume) == 800
+    assert scanned_max(parse_subscription("T", " OR ".join(["n = 1000"] * 200), "SQL92"), DEFAULT.consume) == 41
+    assert scanned_max(parse_subscription("T", "n = 1" + " " * 16_000 + "OR n = 2", "SQL92"), DEFAULT.consume) == 6

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from mq.broker.net.linearizable_reads import PATIENCE_SECONDS, LinearizableReads
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, waiting_max: int = 100) -> None:
         self.now = 100.0
         self.asked: list[Callable[[bool], None]] = []
         self.told: list[bool] = []
-        self.reads = LinearizableReads(self.asked.append, lambda: self.now)
+        self.reads = LinearizableReads(self.asked.append, lambda: self.now, waiting_max)
 
     def answer(self, known: bool) -> None:
         asked, self.asked[:] = list(self.asked), []
@@ -60,9 +58,8 @@ def test_one_attempt_is_not_repeated_and_its_failure_told_when_the_role_is_known
     assert (world.told, world.asked) == ([False], [])
 
 
-def test_reads_are_bounded_wherever_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.broker.net.linearizable_reads.WAITING_MAX", 4)
-    world = World()
+def test_reads_are_bounded_wherever_they_wait() -> None:
+    world = World(waiting_max=4)
     for _ in range(2):
         world.reads.read(world.told.append)
     world.answer(False)  # two wait for another attempt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.state import former_topics
+from mq.broker.limits import StateLimits
 from mq.broker.state.commands import CommitOffsets, DeleteGroup, DeleteTopic, PutTopic, ResetOffset, TopicConfig
 from mq.broker.state.former_topics import FormerTopic, FormerTopics
 from mq.broker.state.metadata import Metadata
@@ -118,15 +118,14 @@ def test_damaged_rows_are_refused(rows: list[object]) -> None:
         FormerTopics().restore(rows)
 
 
-@pytest.mark.parametrize(("limit", "most"), [("DELETED_MAX", 3), ("ROWS_MAX", 6)])
-def test_oldest_deletion_is_forgotten_above_limit(monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
-    monkeypatch.setattr(former_topics, limit, most)
-    table = FormerTopics()
+@pytest.mark.parametrize("limits", [StateLimits(deleted_topics_max=3), StateLimits(deleted_rows_max=6)])
+def test_oldest_deletion_is_forgotten_above_limit(limits: StateLimits) -> None:
+    table = FormerTopics(limits)
     for number in range(9):
         table.delete(f"T{number}", {0: QueueOffset(5)}, ["G"])
         table.delete("T0", {}, [])  # still deleted: now the last one
     assert list(table.deleted) == ["T7", "T8", "T0"]
-    copy = FormerTopics()
+    copy = FormerTopics(limits)
     copy.restore(table.capture()())
     for each in (table, copy):
         each.delete("T9", {0: QueueOffset(5)}, ["G"])

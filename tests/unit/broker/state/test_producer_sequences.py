@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.broker.state import producer_sequences as table
+from mq.broker.limits import StateLimits
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.producer_sequences import ProducerSequences, Stored
 from mq.broker.state.table import SnapshotDamaged
@@ -28,12 +28,7 @@ NOTES = st.lists(st.tuples(st.sampled_from("abcdef"), RANGES, st.integers(-3, 9)
 ALL = 34
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "WINDOW", 6)
-    monkeypatch.setattr(table, "PRODUCERS_MAX", 4)
-    monkeypatch.setattr(table, "RANGES_MAX", 12)
-    monkeypatch.setattr(table, "NARROW", 3)
+SMALL = StateLimits(window=6, producers_max=4, narrow=3)
 
 
 Places = dict[int, tuple[int | None, int]]
@@ -80,12 +75,12 @@ class Model:
             return
         self.known.pop(producer, None)
         known.ranges = sorted([*known.ranges, (first, last, position)])
-        known.narrow(table.WINDOW)
+        known.narrow(SMALL.window)
         self.known[producer] = known
-        while len(self.known) > table.PRODUCERS_MAX:
+        while len(self.known) > SMALL.producers_max:
             self.known.pop(next(iter(self.known)))
-        while sum(len(known.ranges) for known in self.known.values()) > table.RANGES_MAX:
-            next(known for known in self.known.values() if len(known.ranges) > table.NARROW).narrow(table.NARROW)
+        while sum(len(known.ranges) for known in self.known.values()) > SMALL.ranges_max:
+            next(known for known in self.known.values() if len(known.ranges) > SMALL.narrow).narrow(SMALL.narrow)
 
     def find(self, producer: str, first: int, last: int) -> Places | None:
         return self.known.get(producer, Known()).find(first, last)
@@ -115,18 +110,17 @@ def position(sequences: ProducerSequences, producer: str, number: int) -> int | 
     return one.position
 
 
-@pytest.mark.usefixtures("small")
 def test_the_table_agrees_with_a_plain_one() -> None:
     @given(NOTES, st.sets(st.integers(0, 59)))
     def agrees(notes: list[tuple[str, tuple[int, int], int]], snapshots: set[int]) -> None:
-        metadata, model, now_ms = Metadata(), Model(), 0
+        metadata, model, now_ms = Metadata(limits=SMALL), Model(), 0
         kept: list[tuple[bytes, Callable[[], object]]] = []
         for at, (producer, (first, last), days) in enumerate(notes):
             now_ms += days * DAY_MS
             if at in snapshots:  # goes on from the snapshot, which is encoded when the table has changed
                 captured = metadata.sequences.capture()
                 kept.append((metadata.snapshot(), captured))
-                metadata = Metadata()
+                metadata = Metadata(limits=SMALL)
                 metadata.restore(kept[-1][0])
             metadata.sequences.note(producer, first, last, PhysicalOffset(at), now_ms)
             model.note(producer, first, last, at)
@@ -135,12 +129,12 @@ def test_the_table_agrees_with_a_plain_one() -> None:
                     for high in (low, low + 3):
                         found = places(metadata.sequences, name, low, high)
                         assert found == model.find(name, low, high)
-            assert metadata.sequences.producers == len(model.known) <= table.PRODUCERS_MAX
+            assert metadata.sequences.producers == len(model.known) <= SMALL.producers_max
             count = sum(len(known.ranges) for known in model.known.values())
-            assert metadata.sequences.count == count <= table.RANGES_MAX
+            assert metadata.sequences.count == count <= SMALL.ranges_max
         kept.append((metadata.snapshot(), metadata.sequences.capture()))
         for snapshot, captured in kept:
-            again = Metadata()
+            again = Metadata(limits=SMALL)
             again.restore(snapshot)
             assert again.snapshot() == snapshot
             assert again.sequences.capture()() == captured()
