@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CYTHON = ("pyx", "pxi", "pxd")
-SOURCE_ROOTS = ("raftlog", "mq", "raftmq", "spark", "chaos", "jepsen", "benchmarks", "tests")
+SOURCE_ROOTS = ("raftlog", "mq", "raftmq", "spark", "chaos", "jepsen", "benchmarks", "distributions", "tests")
 
 PURE = (
     "jepsen/checkers",
@@ -372,6 +372,7 @@ def test_tests_wait_for_conditions() -> None:
 
 CALLED_BY_LIBRARIES = frozenset(
     {
+        "SourcesHook",  # hatch
         "getDefaultReadLimit",  # Spark's data source API
         "initialOffset",
         "log_message",  # http.server

@@ -41,11 +41,6 @@ class SourcesHook(BuildHookInterface):  # type: ignore[type-arg]
                 build_data["infer_tag"] = True
         build_data["force_include"].update(files)
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Called after a build."""
-        if hasattr(self, "_directory"):
-            self._directory.cleanup()
-
     def _files(self, top: Path) -> Iterator[str]:
         without = {top / each for each in self.config.get("without", [])}
         for source in self.config["sources"]:
@@ -66,10 +61,10 @@ class SourcesHook(BuildHookInterface):  # type: ignore[type-arg]
         reason = "RAFTMQ_PURE_PYTHON is set" if os.environ.get("RAFTMQ_PURE_PYTHON") else missing_tool()
         libraries: dict[str, str] = {}
         if reason is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="raftmq-")
+            self._libraries = tempfile.TemporaryDirectory(prefix="raftmq-")  # removed with this object
             try:
                 for package in self.config["compiled"]:
-                    to = Path(self._directory.name, package)
+                    to = Path(self._libraries.name, package)
                     to.mkdir(parents=True)
                     for library in compile_package(package.replace("/", "."), top / package, to=to):
                         libraries[str(library)] = f"{package}/{library.name}"

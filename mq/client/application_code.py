@@ -9,16 +9,26 @@ SystemExit and KeyboardInterrupt are for the whole program, and are always passe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.abc
 
 from mq.client.logs import log
 
-__all__ = ["call_back", "calling_task", "ends_program", "failure_in", "failure_of", "program_end_in"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = [
+    "call_back",
+    "calling_task",
+    "ends_program",
+    "failure_in",
+    "failure_of",
+    "program_end_in",
+    "runs_on_asyncio",
+]
 
 T = TypeVar("T")
 
@@ -35,9 +45,18 @@ def program_end_in(error: BaseException) -> BaseException | None:
     return error if isinstance(error, SystemExit | KeyboardInterrupt) else None
 
 
+def runs_on_asyncio() -> bool:
+    """Whether the caller's event loop is asyncio's; imports neither asyncio nor trio, which would take a while."""
+    return anyio.get_cancelled_exc_class().__module__ == "asyncio.exceptions"
+
+
 def calling_task() -> asyncio.Task[Any] | None:
     """The current task of asyncio; None on trio."""
-    return asyncio.current_task() if anyio.get_cancelled_exc_class() is asyncio.CancelledError else None
+    if not runs_on_asyncio():
+        return None
+    import asyncio
+
+    return asyncio.current_task()
 
 
 async def failure_of(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -32,6 +31,9 @@ from mq.client.spans import Spans
 from mq.protocol.group_bodies import ConsumeResult
 from mq.protocol.names import retry_topic
 from mq.protocol.trace import ContextCode
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT", "check_handler"]
 

@@ -17,7 +17,6 @@ block raises the failure.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import contextvars
@@ -27,14 +26,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import anyio
 import anyio.lowlevel
 
+from mq.client.application_code import runs_on_asyncio
 from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
 from mq.client.logs import log
 from mq.client.net.forks import forks
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Client"]
 
@@ -185,8 +188,10 @@ class _Host:
         self._client = client
         self._forks = forks()
         self.process = os.getpid()
-        self.is_asyncio = anyio.get_cancelled_exc_class() is asyncio.CancelledError
+        self.is_asyncio = runs_on_asyncio()
         if self.is_asyncio:
+            import asyncio
+
             self.here: Callable[[], object] = asyncio.get_running_loop
         else:
             import trio
@@ -227,13 +232,20 @@ class _Host:
 
     def is_lost(self) -> bool:
         """Whether its event loop was closed without its end."""
-        return isinstance(self.home, asyncio.AbstractEventLoop) and self.home.is_closed()
+        if not self.is_asyncio:
+            return False
+        import asyncio
+
+        assert isinstance(self.home, asyncio.AbstractEventLoop), f"the home of a client on asyncio is {self.home}"
+        return self.home.is_closed()
 
     def start(self) -> None:
         """Run the session in a task of its own."""
         _hosts[id(self)] = weakref.ref(self)
         name = f"{type(self._client).__name__} of mq.client"
         if self.is_asyncio:
+            import asyncio
+
             self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
         else:
             import trio
@@ -355,7 +367,10 @@ class _AsyncioBody(_Body):
     """As `asyncio.TaskGroup` does it; the block may be left in another task than it was entered in."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        import asyncio
+
+        self._current_task: Callable[[], asyncio.Task[Any] | None] = asyncio.current_task
+        self._task = asyncio.current_task()
         self._is_cancelled = False
 
     def cancel(self) -> None:
@@ -363,7 +378,7 @@ class _AsyncioBody(_Body):
             self._is_cancelled = self._task.cancel()
 
     def leave(self, error: BaseException | None) -> BaseException | None:
-        if self._is_cancelled and self._task is not None and asyncio.current_task() is self._task:
+        if self._is_cancelled and self._task is not None and self._current_task() is self._task:
             self._task.uncancel()
         return error
 

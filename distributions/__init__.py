@@ -1,0 +1,1 @@
+"""Builds the distributions of this repository, and tries them: `make dist`, `make dist-check`."""

@@ -1,0 +1,270 @@
+"""``make dist-check``: tries what `make dist` has built, in new virtual environments of each interpreter.
+
+The client alone: how many distributions and bytes it installs, what importing it costs, what is at its top level, what
+the command says. The servers: `raftmq dev`, to which the client in its own environment sends and from which it
+receives. The servers again, built from their source distribution without a compiler: all in Python.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from distributions.build import DIST, ROOT
+from distributions.interpreters import Environment, Interpreter, clean_environment, find_interpreters, new_environment
+from tests.free_ports import free_ports
+
+DISTRIBUTIONS_MAX: Final = 5
+BYTES_MAX: Final = 10_000_000
+IMPORT_CPU_SECONDS_MAX: Final = 0.15
+"""Of ``import mq.client`` with the start of Python, if that was built with optimizations."""
+
+START_SECONDS_MAX: Final = 120.0
+MESSAGES: Final = 100
+
+# Installed files by distribution, without what each environment has from the start.
+_INSTALLED: Final = """
+import json
+from importlib.metadata import distributions
+
+found = {}
+for each in distributions():
+    name = each.metadata["Name"].lower()
+    if name not in ("pip", "setuptools"):
+        paths = [each.locate_file(path) for path in each.files]
+        found[name] = sum(path.stat().st_size for path in paths if path.exists())
+print(json.dumps(found))
+"""
+
+_OUR_TOP_LEVEL: Final = """
+import json
+from importlib.metadata import distribution
+
+tops = {path.parts[0] for path in distribution("raftmq").files if path.parts[0] != ".."}
+print(json.dumps(sorted(top for top in tops if not top.endswith(".dist-info"))))
+"""
+
+_IMPORT_CPU: Final = """
+import resource, subprocess, sys
+
+def cpu(code):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+cpu("import mq.client")
+least = cpu("import mq.client")
+for _ in range(60):  # other work on the machine makes it longer, never shorter
+    if least <= float(sys.argv[1]):
+        break
+    least = min(least, cpu("import mq.client"))
+print(least)
+"""
+
+_SEND_AND_RECEIVE: Final = """
+import asyncio, sys
+from raftmq import Admin, Message, Producer, PushConsumer
+from raftmq.sync import SyncProducer
+
+namesrv, count = sys.argv[1], int(sys.argv[2])
+bodies = {b"%d" % number for number in range(count)}
+
+async def main():
+    async with Admin(namesrv) as admin:
+        await admin.create_topic("Tried", queues=4)
+    async with Producer(namesrv, group="trying") as producer:
+        for body in sorted(bodies)[: count // 2]:
+            await producer.send(Message("Tried", body))
+    with SyncProducer(namesrv, group="trying-threads") as producer:
+        for body in sorted(bodies)[count // 2 :]:
+            producer.send(Message("Tried", body))
+    received = set()
+    async with asyncio.timeout(60), PushConsumer(namesrv, group="readers", consume_from="first") as consumer:
+        consumer.subscribe("Tried")
+        async for message in consumer:
+            received.add(message.body)
+            if len(received) == count:
+                break
+    assert received == bodies
+    print(len(received))
+
+asyncio.run(main())
+"""
+
+_IS_COMPILED: Final = """
+import mq.compiled, raftlog.segment.compiled_writer as writer
+print(mq.compiled.IS_COMPILED and writer.IS_COMPILED, mq.compiled.__file__)
+"""
+
+
+class CheckFailed(Exception):
+    """What was built does not do what it should."""
+
+
+def main() -> int:
+    """Exit code 1 if a check fails, 3 if nothing was built."""
+    if not list(DIST.glob("raftmq-*.whl")):
+        print("raftmq: nothing is built: make dist", file=sys.stderr)
+        return 3
+    failed = False
+    interpreters = find_interpreters()
+    for number, interpreter in enumerate(interpreters):
+        try:
+            with tempfile.TemporaryDirectory(prefix="raftmq-check-") as directory:
+                check(interpreter, Path(directory), with_types=number == 0)
+        except (CheckFailed, subprocess.CalledProcessError) as error:
+            print(f"Python {interpreter.version}: FAILED: {error}", flush=True)
+            failed = True
+    print(f"tried with {', '.join(each.version for each in interpreters)}")
+    return int(failed)
+
+
+def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> None:
+    """All checks with one interpreter. Raises CheckFailed, CalledProcessError."""
+
+    def say(text: str) -> None:
+        print(f"Python {interpreter.version}: {text}", flush=True)
+
+    (client_wheel,) = DIST.glob("raftmq-*.whl")
+    client = new_environment(interpreter, directory / "client")
+    client.pip("install", "--only-binary", ":all:", str(client_wheel))
+    say(check_client(client, import_seconds_max=IMPORT_CPU_SECONDS_MAX if interpreter.is_optimized else None))
+    if with_types:
+        say(check_types(new_environment(interpreter, directory / "types"), client_wheel, directory / "programs"))
+    server = new_environment(interpreter, directory / "server")
+    wheels = list(DIST.glob(f"raftmq_server-*-{interpreter.tag}-*.whl"))
+    (source,) = DIST.glob("raftmq_server-*.tar.gz")
+    server.pip("install", str(client_wheel), str(wheels[0] if wheels else source))
+    say(f"servers, from {'a wheel' if wheels else 'the source distribution'}: {check_server(server, client)}")
+    # Over the wheel, with the same dependencies: what pip builds where nothing can compile.
+    server.pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(source), CC="/no/compiler")
+    if not server.run("-c", _IS_COMPILED).startswith("False "):
+        raise CheckFailed("compiled modules were built without a compiler")
+    say(f"servers, built without a compiler: {check_server(server, client, compiled=False)}")
+
+
+def check_client(client: Environment, *, import_seconds_max: float | None) -> str:
+    """An environment with the client alone. Raises CheckFailed, CalledProcessError."""
+    client.pip("check")
+    sizes: dict[str, int] = json.loads(client.run("-c", _INSTALLED))
+    needed = sorted(set(sizes) - {"raftmq"})
+    total = sum(sizes.values())
+    if len(needed) > DISTRIBUTIONS_MAX or total > BYTES_MAX:
+        raise CheckFailed(f"the client installs {total} bytes, and needs {', '.join(needed)}")
+    top = json.loads(client.run("-c", _OUR_TOP_LEVEL))
+    if top != ["mq", "raftmq"]:
+        raise CheckFailed(f"the client's top level has {', '.join(top)}")
+    command = subprocess.run([client.directory / "bin/raftmq", "status"], check=False, capture_output=True, text=True)
+    if (
+        command.returncode != 3
+        or "pip install 'raftmq[server]'" not in command.stderr
+        or command.stderr.count("\n") > 1
+    ):
+        raise CheckFailed(f"the command without servers: {command}")
+    seconds = float(client.run("-c", _IMPORT_CPU, str(IMPORT_CPU_SECONDS_MAX)))
+    said = (
+        f"client: {total / 1e6:.1f} MB, of it raftmq {sizes['raftmq'] / 1e6:.1f}; needs {', '.join(needed)}; "
+        f"import mq.client: {seconds:.3f} s of CPU"
+    )
+    if import_seconds_max is not None and seconds > import_seconds_max:
+        raise CheckFailed(said)
+    return said
+
+
+def check_types(types: Environment, client_wheel: Path, programs: Path) -> str:
+    """Programs of users, with type checkers that see the installed client. Raises CheckFailed, CalledProcessError."""
+    types.pip("install", str(client_wheel), "mypy", "pyright")
+    shutil.copytree(ROOT / "tests/users", programs, ignore=shutil.ignore_patterns("__pycache__"))
+    (programs / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    said = []
+    for name, arguments in {
+        "mypy": ["--strict", "--config-file=", str(programs)],
+        "pyright": ["--project", str(programs), "--pythonpath", types.python],
+    }.items():
+        result = subprocess.run(
+            [types.python, "-m", name, *arguments],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=types.directory,
+            env=clean_environment(),
+        )
+        if result.returncode == 1:
+            raise CheckFailed(f"{name} on programs of users:\n{result.stdout}")
+        last = result.stdout.strip().rpartition("\n")[2]
+        said.append(f"{name}: {last}" if result.returncode == 0 else f"{name} could not run: {last}")
+    return f"types, strict: {'; '.join(said)}"
+
+
+def check_server(server: Environment, client: Environment, *, compiled: bool = True) -> str:
+    """`raftmq dev` of one environment with a program in another. Raises CheckFailed, CalledProcessError."""
+    server.pip("check")
+    is_compiled, _, where = server.run("-c", _IS_COMPILED).strip().partition(" ")
+    if is_compiled != str(compiled) or str(server.directory) not in where:
+        raise CheckFailed(f"compiled: {is_compiled}, from {where}")
+    with running_dev(server) as namesrv:
+        count = client.run("-c", _SEND_AND_RECEIVE, namesrv, str(MESSAGES)).strip()
+        status: Any = json.loads(
+            subprocess.run(
+                [server.directory / "bin/raftmq", "status", "--json", "--namesrv", namesrv],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+    if count != str(MESSAGES) or not status:
+        raise CheckFailed(f"{count} of {MESSAGES} messages, status {status}")
+    installed = json.loads(server.run("-c", _INSTALLED))
+    return (
+        f"{sum(installed.values()) / 1e6:.0f} MB in {len(installed)} distributions, compiled: {is_compiled}; "
+        f"raftmq dev passed {count} messages on"
+    )
+
+
+@contextmanager
+def running_dev(server: Environment) -> Iterator[str]:
+    """`raftmq dev` with one replica; yields the address of its name server. Raises CheckFailed."""
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="raftmq-dev-") as data:
+        process = subprocess.Popen(
+            [server.directory / "bin/raftmq", "dev", "--dir", data, "--nodes", "1", "--base-port", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=clean_environment(),
+            cwd=data,
+        )
+        try:
+            _wait_until_ready(process)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+def _wait_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    said: list[str] = []
+    deadline = time.monotonic() + START_SECONDS_MAX
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("ready"):
+            return
+        if time.monotonic() > deadline:
+            break
+    raise CheckFailed(f"raftmq dev did not start:\n{''.join(said)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
