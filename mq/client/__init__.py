@@ -42,6 +42,7 @@ from mq.client.errors import (
     TopicNotFound,
     UnreadableAnswer,
 )
+from mq.client.events import ClientEvent, Health
 from mq.client.filters import Sql, sql
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.net.client_core import RemotingSettings
@@ -68,6 +69,7 @@ __all__ = [
     "Check",
     "ClientClosed",
     "ClientError",
+    "ClientEvent",
     "ClientForked",
     "ClusterInfo",
     "Codec",
@@ -87,6 +89,7 @@ __all__ = [
     "GroupProgress",
     "Handler",
     "HandlingPolicy",
+    "Health",
     "Host",
     "Message",
     "MessageQueue",

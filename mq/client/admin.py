@@ -12,6 +12,7 @@ import msgspec
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.errors import BrokerError, NoRoute, TopicNotFound
+from mq.client.events import OnEvent
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
@@ -73,14 +74,26 @@ class Admin(Client):
     is "unknown", the operation may have been executed.
     """
 
-    def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        *,
+        ping: bool = False,
+        on_event: OnEvent | None = None,
+        remoting: RemotingSettings | None = None,
+    ) -> None:
+        self._pings_first = ping
+        self._on_event = on_event
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._remoting: ClientCore | None = None
 
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[None]:
-        async with ClientCore.open(self._name_servers, settings=self._remoting_settings) as self._remoting:
+        async with ClientCore.open(
+            self._name_servers, on_event=self._on_event, settings=self._remoting_settings
+        ) as self._remoting:
+            await self._ping_first(self._remoting)
             yield
 
     def __repr__(self) -> str:

@@ -208,8 +208,8 @@ class NameServersUnavailable(ClientError):
 class TopicNotFound(ClientError):
     """The name servers know neither the topic nor a template to create it from."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic} does not exist")
+    def __init__(self, topic: str, hint: str = "") -> None:
+        super().__init__(f"topic {topic} does not exist" + (f"; {hint}" if hint else ""))
         self.topic = topic
 
 

@@ -24,23 +24,28 @@ class LongWait:
     With `once`, there is one warning until it is over: for what may be meant, such as a spare member of a group.
     """
 
-    __slots__ = ("_event", "_once", "_since", "_warn_at")
+    __slots__ = ("_event", "_once", "_since", "_warn_at", "reason")
 
     def __init__(self, event: str, *, once: bool = False) -> None:
         self._event = event
         self._once = once
         self._since: float | None = None
         self._warn_at = 0.0
+        self.reason: str | None = None
+        """Why it is missing now."""
 
-    def goes_on(self, reason: object, **fields: Any) -> None:
-        """It is still missing, because of `reason`: log that, if it has been for long."""
+    def goes_on(self, reason: object, **fields: Any) -> bool:
+        """It is still missing, because of `reason`: log that, if it has been for long; returns whether it did."""
+        self.reason = str(reason)
         now = anyio.current_time()
         if self._since is None:
             self._since, self._warn_at = now, now + WARN_AFTER_SECONDS
         elif now >= self._warn_at:
             self._warn_at = float("inf") if self._once else now + WARN_EVERY_SECONDS
             log.warning(self._event, **fields, reason=str(reason), seconds=round(now - self._since))
+            return True
+        return False
 
     def is_over(self) -> None:
         """It is there."""
-        self._since = None
+        self._since = self.reason = None

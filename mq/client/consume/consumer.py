@@ -25,9 +25,11 @@ from typing import Literal
 import anyio
 import anyio.abc
 
+from mq.client.consume.offsets import lag_of
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.errors import NotADeadLetter
-from mq.client.message import ReceivedMessage
+from mq.client.events import OnEvent
+from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
@@ -64,10 +66,14 @@ class Consumer(Client):
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
         model: Literal["clustering", "broadcasting"] = "clustering",
+        ping: bool = False,
+        on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
         check_group(group)
+        self._pings_first = ping
+        self._on_event = on_event
         self.group = group
         self.client_id = ""
         """Its id at the brokers; a new one each time it is opened."""
@@ -98,6 +104,7 @@ class Consumer(Client):
             heartbeat_body=self._heartbeat_body,
             on_route_change=self._note_route,
             on_server_request=self._answer_server,
+            on_event=self._on_event,
             settings=self._remoting_settings,
             rng=self._random,
         ) as remoting:
@@ -109,6 +116,7 @@ class Consumer(Client):
                     self._tracer = tracer = open_tracer(
                         tasks, remoting, self._trace_topic, group=self.group, unique_keys=self._unique_keys
                     )
+                    await self._ping_first(remoting)
                     await self._start(remoting, tasks)
                     try:
                         yield
@@ -198,3 +206,19 @@ class Consumer(Client):
         """The text of `repr`: `what` is consumed, `state` describes an open consumer."""
         state = "closed" if self._tasks is None else state
         return f"<{type(self).__name__} {self.group}{what} at {';'.join(self._name_servers)}, {state}>"
+
+
+class PositionedConsumer(Consumer):
+    """A consumer that has a position in each of its queues."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Mapping[MessageQueue, int]:
+        """For each queue the offset of the next message."""
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each assigned queue are not finished yet; asks the leaders for the ends of the queues.
+
+        Those that no filter lets through count as well. Raises ClientError if a leader does not answer.
+        """
+        return await lag_of(self._opened(), self.positions)

@@ -35,7 +35,7 @@ from mq.protocol.trace import ContextCode
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT", "check_handler"]
+__all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT", "attempts_max", "check_handler"]
 
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
 GiveBack = Callable[[ReceivedMessage, BaseException, float | None], Awaitable[bool]]
@@ -46,11 +46,22 @@ Middleware = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 
+ORDERED_RECONSUME_TIMES = 120
+"""Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
 LEASE_MESSAGES_MAX = 32
 KEPT_SECONDS_MAX = 30.0
 """For at most so long a member that is not `ordered` keeps a message that is to be retried later."""
 REMEMBERED_MAX = 10_000
 """Failed messages whose attempts are remembered while their queues are away."""
+
+
+def attempts_max(max_reconsume_times: int | None) -> int | None:
+    """How often a member tries a message itself, None for ever. Raises ValueError."""
+    if max_reconsume_times is None:
+        return ORDERED_RECONSUME_TIMES + 1
+    if max_reconsume_times < -1:
+        raise ValueError(f"max_reconsume_times {max_reconsume_times}: pass -1 for ever, or a number of retries")
+    return None if max_reconsume_times == -1 else max_reconsume_times + 1
 
 
 def check_handler(handler: Callable[..., Awaitable[None]]) -> None:

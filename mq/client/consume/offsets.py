@@ -23,7 +23,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.replies import OffsetReply
 from mq.protocol.requests import Ext, QueryConsumerOffsetExt, QueueExt, SearchOffsetExt, UpdateConsumerOffsetExt
 
-__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "queue_offset", "stored_offset"]
+__all__ = ["ConsumeFrom", "GroupOffsets", "check_position", "lag_of", "queue_offset", "stored_offset"]
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
 """Where a group without a stored offset begins: at the first or after the last message, or at the first one of a
@@ -102,6 +102,25 @@ async def stored_offset(
             return None
         raise
     return fields_of(OffsetReply, response).offset
+
+
+async def lag_of(remoting: ClientCore, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    """How many messages of each queue are not before its position. Raises ClientError."""
+    behind: dict[MessageQueue, int] = {}
+
+    async def ask(queue: MessageQueue, position: int) -> None:
+        end = await queue_offset(remoting, queue, "last", seconds=remoting.settings.request_seconds)
+        behind[queue] = max(end - position, 0)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for queue, position in positions.items():
+                tasks.start_soon(ask, queue, position)
+    except BaseExceptionGroup as group:
+        if isinstance(error := group.exceptions[0], ClientError):
+            raise error from None
+        raise
+    return {queue: behind[queue] for queue in sorted(behind)}
 
 
 class GroupOffsets:

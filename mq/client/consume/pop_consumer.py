@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Literal, Self, TypedDict
 
@@ -23,6 +23,7 @@ from mq.client.consume.consumer import Consumer
 from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
+from mq.client.events import ClientEvent, OnEvent
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
@@ -77,6 +78,8 @@ class PopConsumerOptions(TypedDict, total=False):
     hold_seconds: float
     timeout: float
     otel: bool | TracerProvider
+    ping: bool
+    on_event: OnEvent | None
     remoting: RemotingSettings | None
     rng: random.Random | None
 
@@ -121,10 +124,12 @@ class PopConsumer(Consumer):
         hold_seconds: float = 15.0,
         timeout: float = 10.0,
         otel: bool | TracerProvider = False,
+        ping: bool = False,
+        on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(namesrv, group, otel=otel, remoting=remoting, rng=rng)
+        super().__init__(namesrv, group, otel=otel, ping=ping, on_event=on_event, remoting=remoting, rng=rng)
         check_topic(topic)
         if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
@@ -145,6 +150,7 @@ class PopConsumer(Consumer):
         self._polled: set[str] = set()
         self._acks: dict[str, _AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
+        self._waits: dict[str, LongWait] = {}
         self._warn_at = -math.inf
         self._unfinished: list[PoppedMessage] = []
         """For ordered consumption: messages that were open when the consumer was closed."""
@@ -166,6 +172,17 @@ class PopConsumer(Consumer):
             batch.fail()
         self._acks.clear()
         self._unfinished = self._inbox.close()
+
+    def _checked_topics(self) -> Collection[str]:
+        return (self.topic,)
+
+    def _troubles(self) -> Iterator[str]:
+        yield from super()._troubles()
+        yield from (f"{name}: {wait.reason}" for name, wait in self._waits.items() if wait.reason is not None)
+
+    def _wait_goes_on(self, wait: LongWait, reason: str, broker_name: str) -> None:
+        if wait.goes_on(reason, group=self.group, broker_name=broker_name) and self._remoting is not None:
+            self._remoting.tell(ClientEvent("stuck", broker_name, reason))
 
     async def _leave(self, remoting: ClientCore) -> None:
         if self._unfinished:
@@ -322,7 +339,7 @@ class PopConsumer(Consumer):
         remoting = self._remoting
         assert remoting is not None, "pops before the consumer was opened"
         refresh = False
-        wait = LongWait("cannot_pop")
+        wait = self._waits[broker_name] = LongWait("cannot_pop")
         attempt = self._new_attempt()
         while True:
             await self._inbox.room()
@@ -341,7 +358,7 @@ class PopConsumer(Consumer):
                 attempt = self._new_attempt()
                 refresh = response.code in _NOT_NOW
                 if refresh:
-                    wait.goes_on(f"code {response.code}: {response.remark}", group=self.group, broker_name=broker_name)
+                    self._wait_goes_on(wait, f"code {response.code}: {response.remark}", broker_name)
                 else:
                     wait.is_over()
                 if response.code == ResponseCode.SUCCESS:
@@ -368,7 +385,7 @@ class PopConsumer(Consumer):
                     self._warn_at = asked_at + WARN_SECONDS
                     log.warning("cannot_consume", group=self.group, topic=self.topic, reason=str(error))
                 log.info("pop_failed", topic=self.topic, broker_name=broker_name, reason=str(error))
-                wait.goes_on(error, group=self.group, broker_name=broker_name)
+                self._wait_goes_on(wait, str(error), broker_name)
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Literal, TypedDict
 
@@ -18,12 +18,13 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from mq.client.consume.consumer import Consumer
+from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, queue_offset
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.events import OnEvent
 from mq.client.filters import Sql
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings
@@ -46,11 +47,13 @@ class PullConsumerOptions(TypedDict, total=False):
     pull: PullSettings | None
     trace: bool | str
     otel: bool | TracerProvider
+    ping: bool
+    on_event: OnEvent | None
     remoting: RemotingSettings | None
     rng: random.Random | None
 
 
-class PullConsumer(Consumer):
+class PullConsumer(PositionedConsumer):
     """Reads assigned queues from chosen positions, on trio or asyncio.
 
         async with PullConsumer("127.0.0.1:9876", group="audit", consume_from="first") as consumer:
@@ -78,10 +81,14 @@ class PullConsumer(Consumer):
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        ping: bool = False,
+        on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(namesrv, group, trace=trace, otel=otel, remoting=remoting, rng=rng)
+        super().__init__(
+            namesrv, group, trace=trace, otel=otel, ping=ping, on_event=on_event, remoting=remoting, rng=rng
+        )
         check_position(consume_from)
         if timeout <= 0:
             raise ValueError(f"timeout {timeout} must be positive")
@@ -105,6 +112,10 @@ class PullConsumer(Consumer):
 
     def _closed(self) -> None:
         self._board.close()
+
+    def _troubles(self) -> Iterator[str]:
+        yield from super()._troubles()
+        yield from (trouble for puller in self._pullers.values() if (trouble := puller.trouble) is not None)
 
     async def _leave(self, remoting: ClientCore) -> None:
         await remoting.unregister(self.client_id)

@@ -12,6 +12,7 @@ from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.offsets import GroupOffsets
 from mq.client.consume.process_queue import FlowLimits, ProcessQueue
 from mq.client.errors import BrokerError, ClientError, CodecNotInstalled, NoRoute, UnreadableAnswer
+from mq.client.events import ClientEvent
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import ReceivedMessage
@@ -108,6 +109,11 @@ class Puller:
         self._is_told_full = False
         self._is_codec_told = False
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last attempt to pull failed; None if it did not."""
+        return None if self._wait.reason is None else f"{self._queue}: {self._wait.reason}"
+
     def stop(self) -> None:
         """End `run`; the queue is dropped and delivers nothing more."""
         self.process_queue.dropped = True
@@ -139,7 +145,8 @@ class Puller:
                     await self._pull_once()
                 except ClientError as error:
                     log.info("pull_failed", queue=self._queue, offset=self.process_queue.next_offset, reason=str(error))
-                    self._wait.goes_on(error, group=self._group, queue=str(self._queue))
+                    if self._wait.goes_on(error, group=self._group, queue=str(self._queue)):
+                        self._remoting.tell(ClientEvent("stuck", str(self._queue), str(error)))
                     await self._back_off()
 
     async def _wait_for_room(self) -> None:

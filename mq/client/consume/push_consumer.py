@@ -12,7 +12,7 @@ import datetime as dt
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -22,10 +22,10 @@ import anyio.abc
 
 from mq.client import long_wait
 from mq.client.consume.allocation import Strategy, allocate_averagely
-from mq.client.consume.consumer import Consumer
+from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.consume.diagnostics import read_reset, running_info, status
-from mq.client.consume.handlers import Handler, HandlerT, Handling, MiddlewareT, check_handler
+from mq.client.consume.handlers import Handler, HandlerT, Handling, MiddlewareT, attempts_max, check_handler
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
@@ -36,6 +36,7 @@ from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.stop_signals import check_seconds, drain_on_signals
 from mq.client.consume.subscription import Subscribed, subscription_of
 from mq.client.errors import ClientError
+from mq.client.events import OnEvent
 from mq.client.filters import Sql
 from mq.client.long_wait import LongWait
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -63,21 +64,10 @@ FOR_OPERATORS_MAX = 16
 """Maximum number of messages handled at once on request of operators."""
 
 
-ORDERED_RECONSUME_TIMES = 120
-"""Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
 DRAIN_SECONDS = 30.0
 """Default time for running handlers to finish; what starts containers usually waits so long before it kills."""
 REMIND_SECONDS = 10.0
 """If `run` was not called after this time, an open consumer with handlers logs a warning."""
-
-
-def attempts_max(max_reconsume_times: int | None) -> int | None:
-    """How often a member tries a message itself, None for ever. Raises ValueError."""
-    if max_reconsume_times is None:
-        return ORDERED_RECONSUME_TIMES + 1
-    if max_reconsume_times < -1:
-        raise ValueError(f"max_reconsume_times {max_reconsume_times}: pass -1 for ever, or a number of retries")
-    return None if max_reconsume_times == -1 else max_reconsume_times + 1
 
 
 class PushConsumerOptions(TypedDict, total=False):
@@ -95,13 +85,15 @@ class PushConsumerOptions(TypedDict, total=False):
     pull: PullSettings | None
     trace: bool | str
     otel: bool | TracerProvider
+    ping: bool
+    on_event: OnEvent | None
     remoting: RemotingSettings | None
     commit_seconds: float
     rebalance_seconds: float
     rng: random.Random | None
 
 
-class PushConsumer(Consumer):
+class PushConsumer(PositionedConsumer):
     """Receives messages as a member of a consumer group (clustering mode), on trio or asyncio. With handlers:
 
         consumer = PushConsumer("127.0.0.1:9876", group="billing")
@@ -173,13 +165,25 @@ class PushConsumer(Consumer):
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        ping: bool = False,
+        on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         commit_seconds: float = COMMIT_SECONDS,
         rebalance_seconds: float = REBALANCE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
         model: Literal["clustering", "broadcasting"] = "clustering" if broadcast is None else "broadcasting"
-        super().__init__(namesrv, group, trace=trace, otel=otel, model=model, remoting=remoting, rng=rng)
+        super().__init__(
+            namesrv,
+            group,
+            trace=trace,
+            otel=otel,
+            model=model,
+            ping=ping,
+            on_event=on_event,
+            remoting=remoting,
+            rng=rng,
+        )
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
         if exclusive and (broadcast is not None or not ordered):
@@ -258,6 +262,17 @@ class PushConsumer(Consumer):
         self._board.close()
         if self._member is not None:
             self._member.assignment.changed.set()
+
+    def _checked_topics(self) -> Collection[str]:
+        return self._subscribed.keys() - {self._retry_topic}
+
+    def _troubles(self) -> Iterator[str]:
+        yield from super()._troubles()
+        if self._member is not None:
+            assignment = self._member.assignment
+            if not assignment.queues:
+                yield assignment.why_none(self._checked_topics())
+            yield from assignment.troubles
 
     async def _leave(self, remoting: ClientCore) -> None:
         if self._member is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -15,6 +16,7 @@ from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller
 from mq.client.consume.queue_lock import VALID_SECONDS, QueueLocker
 from mq.client.errors import BrokerError, ClientError, NameServersUnavailable, NoRoute, TopicNotFound
+from mq.client.events import ClientEvent
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
 from mq.client.message import MessageQueue
@@ -160,7 +162,8 @@ class Assignment:
         if not queues:
             reason = "it has no readable queue; set its permission and its number of queues"
         self._reasons[topic] = reason
-        wait.goes_on(reason, group=self._group, topic=topic)
+        if wait.goes_on(reason, group=self._group, topic=topic):
+            self._remoting.tell(ClientEvent("stuck", topic, reason))
 
     def why_none(self, topics: Collection[str]) -> str:
         """Why no queue of these subscribed topics is assigned."""
@@ -192,6 +195,7 @@ class Assignment:
         if is_told and now >= self._warn_at.get(about, now):
             self._warn_at[about] = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
+            self._remoting.tell(ClientEvent("stuck", topic, str(error)))
         else:
             log.info("rebalance_postponed", topic=topic, reason=str(error))
             if not is_told and not isinstance(error, TopicNotFound):
@@ -199,7 +203,8 @@ class Assignment:
 
     def _goes_on(self, topic: str, reason: str) -> None:
         self._reasons[topic] = reason
-        self._wait_for(topic).goes_on(reason, group=self._group, topic=topic)
+        if self._wait_for(topic).goes_on(reason, group=self._group, topic=topic):
+            self._remoting.tell(ClientEvent("stuck", topic, reason))
 
     def _wait_for(self, topic: str) -> LongWait:
         return self._waits.setdefault(topic, LongWait("cannot_consume"))
@@ -292,6 +297,7 @@ class Assignment:
         async with anyio.create_task_group() as tasks:
             for queue in held_until:
                 tasks.start_soon(ask, queue)
+        self._tell("assigned", begins)
         for queue, offset in sorted(begins.items()):
             process_queue = ProcessQueue(queue, offset)
             process_queue.held_until = held_until[queue]
@@ -319,6 +325,7 @@ class Assignment:
         """
         if not queues:
             return
+        self._tell("revoked", queues)
         offsets = {}
         idle: set[MessageQueue] = set()
         for queue in queues:
@@ -339,6 +346,15 @@ class Assignment:
             elif owed:
                 self._tasks.start_soon(self._unlock_stubbornly, self._locker, owed)
         self.changed.set()
+
+    def _tell(self, kind: Literal["assigned", "revoked"], queues: Collection[MessageQueue]) -> None:
+        for topic in sorted({queue.topic for queue in queues}):
+            self._remoting.tell(ClientEvent(kind, topic, queues=frozenset(q for q in queues if q.topic == topic)))
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why queues are not pulled now."""
+        return [trouble for puller in self._pullers.values() if (trouble := puller.trouble) is not None]
 
     async def _drain(self, queue: MessageQueue, process_queue: ProcessQueue) -> None:
         """Release the lock when the last handler is done, or when it has expired."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import random
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -35,6 +35,7 @@ from mq.client.errors import (
     TopicNotFound,
     copy_of,
 )
+from mq.client.events import ClientEvent, OnEvent, tell
 from mq.client.logs import log
 from mq.client.net.connection import (
     Answer,
@@ -143,9 +144,12 @@ class ClientCore:
         heartbeat_body: Callable[[], bytes] | None = None,
         on_route_change: Callable[[TopicRoute], None] | None = None,
         on_server_request: OnServerRequest = refuse_server_request,
+        on_event: OnEvent | None = None,
         settings: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        self._on_event = on_event
+        self._unavailable: NameServersUnavailable | None = None
         self.settings = settings or RemotingSettings()
         self._tasks = tasks
         self.name_servers = list(name_servers)
@@ -188,6 +192,7 @@ class ClientCore:
         heartbeat_body: Callable[[], bytes] | None = None,
         on_route_change: Callable[[TopicRoute], None] | None = None,
         on_server_request: OnServerRequest = refuse_server_request,
+        on_event: OnEvent | None = None,
         settings: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> AsyncGenerator[Self]:
@@ -199,6 +204,7 @@ class ClientCore:
                 heartbeat_body=heartbeat_body,
                 on_route_change=on_route_change,
                 on_server_request=on_server_request,
+                on_event=on_event,
                 settings=settings,
                 rng=rng,
             )
@@ -207,6 +213,24 @@ class ClientCore:
                 yield remoting
             finally:
                 remoting.close()
+
+    def tell(self, event: ClientEvent) -> None:
+        """Tell the application."""
+        tell(self._on_event, event)
+
+    def troubles(self) -> Iterator[str]:
+        """What keeps this client from working now: name servers, and leaders of known routes, out of reach."""
+        if self._unavailable is not None:
+            yield str(self._unavailable)
+        routes = self._routes.values()
+        leaders = {route.leader_address(name) for route in routes for name in route.brokers}
+        for address in sorted(address for address in leaders if address is not None):
+            slot = self._connecting.get(address)
+            if self.connected(address) is None and slot is not None and slot.failure is not None:
+                yield str(slot.failure)
+        for topic, route in sorted(self._routes.items()):
+            for name in sorted(name for name in route.brokers if route.leader_address(name) is None):
+                yield f"topic {topic}: broker group {name} has no leader"
 
     def close(self) -> None:
         """Close all connections; requests in flight fail at once, and no new connection is opened."""
@@ -277,6 +301,7 @@ class ClientCore:
                 await connection.run()  # ends the stream and returns
                 raise ClientClosed("this client is closed")
             self._connections[address] = connection
+            self.tell(ClientEvent("connected", address))
             self._tasks.start_soon(self._run_connection, connection)
             self._send_heartbeat(connection)
             return connection
@@ -291,6 +316,7 @@ class ClientCore:
                 del self._connections[connection.address]
         if not self._closed:
             log.info("connection_lost", address=connection.address, reason=str(connection.lost))
+            self.tell(ClientEvent("lost", connection.address, str(connection.lost)))
 
     async def call(
         self,
@@ -325,6 +351,7 @@ class ClientCore:
                 seconds = min(patience, self.settings.silence_seconds) if others else patience
                 response, body = await connection.request(code, ext, timeout=seconds)
                 if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or code not in _ALL_NAME_SERVERS_KNOW:
+                    self._unavailable = None
                     return response, body
                 reasons[address] = f"not a name server: it does not support request {code}; is it a broker's address?"
             except ConnectFailed as error:
@@ -332,7 +359,12 @@ class ClientCore:
             except (ConnectionLost, RequestTimeout) as error:
                 reasons[address] = str(error)
             self._name_server = (self._name_server + 1) % len(self.name_servers)
-        raise NameServersUnavailable(reasons)
+        self._unavailable = NameServersUnavailable(reasons)
+        raise copy_of(self._unavailable)
+
+    def prefer_name_server(self, address: str) -> None:
+        """Ask this one next: it has just answered."""
+        self._name_server = self.name_servers.index(address)
 
     def known_route(self, topic: str) -> TopicRoute | None:
         """The cached route."""

@@ -23,7 +23,7 @@ import contextvars
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -33,8 +33,11 @@ import anyio.lowlevel
 
 from mq.client.application_code import runs_on_asyncio
 from mq.client.errors import AlreadyOpen, ClientClosed, ClientForked
+from mq.client.events import Health, OnEvent
 from mq.client.logs import log
+from mq.client.net.client_core import ClientCore
 from mq.client.net.forks import forks
+from mq.client.net.ping import PING_SECONDS, ping
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,6 +51,10 @@ _hosts: dict[int, weakref.ref[_Host]] = {}
 class Client:
     """A client of brokers: a context manager, or opened and closed by `open` and `aclose`."""
 
+    _remoting: ClientCore | None = None
+    _on_event: OnEvent | None = None
+    _pings_first = False
+    """Whether opening it checks its addresses."""
     _host: _Host | None = None
     _block: _Host | None = None
 
@@ -67,6 +74,25 @@ class Client:
         a callback of the client, it does not wait.
         """
         await self._close(finish=True)
+
+    async def ping(self, *topics: str, timeout: float = PING_SECONDS) -> None:
+        """Check that a name server and the leader of a broker group answer, and that these topics exist.
+
+        Raises within `timeout` seconds, and says what to do: NameServersUnavailable, ConnectFailed, NoRoute,
+        TopicNotFound, BrokerError. With the option `ping=True`, opening a client does the same.
+        """
+        self._check_open()
+        assert self._remoting is not None, "open without a remoting"
+        await ping(self._remoting, topics, timeout)
+
+    def health(self) -> Health:
+        """Whether the client can work now, and what keeps it from that; it asks nobody, and does not wait."""
+        try:
+            self._check_open()
+        except ClientClosed as error:
+            cause = "" if error.__cause__ is None else f", because of {error.__cause__!r}"
+            return Health((f"{error}{cause}",))
+        return Health(tuple(dict.fromkeys(self._troubles())))
 
     async def __aenter__(self) -> Self:
         self._block = await self._open()
@@ -138,6 +164,21 @@ class Client:
     @abstractmethod
     def _session(self) -> AbstractAsyncContextManager[object]:
         """Everything that runs while the client is open."""
+
+    def _troubles(self) -> Iterator[str]:
+        """What keeps the open client from working."""
+        if self._remoting is not None:
+            yield from self._remoting.troubles()
+
+    async def _ping_first(self, remoting: ClientCore) -> None:
+        """Called when connections can be opened, before anything else is asked."""
+        await anyio.lowlevel.checkpoint()
+        if self._pings_first:
+            await ping(remoting, self._checked_topics(), PING_SECONDS)
+
+    def _checked_topics(self) -> Collection[str]:
+        """The topics that must exist when it is opened with `ping=True`."""
+        return ()
 
     def _renew(self) -> None:
         """A new session begins: take a new identity, and forget the state of the last one."""

@@ -14,6 +14,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from mq.client.errors import ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
+from mq.client.events import OnEvent
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
@@ -67,6 +68,8 @@ class ProducerOptions(TypedDict, total=False):
     auto_create_topics: bool
     trace: bool | str
     otel: bool | TracerProvider
+    ping: bool
+    on_event: OnEvent | None
     remoting: RemotingSettings | None
     rng: random.Random | None
 
@@ -122,6 +125,8 @@ class Producer(Client):
         auto_create_topics: bool = True,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
+        ping: bool = False,
+        on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -138,6 +143,8 @@ class Producer(Client):
             raise ValueError(f"linger is {linger}; None, or 0 to less than the timeout, {timeout}, is allowed")
         if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
             raise ValueError(f"batch_bytes is {batch_bytes}; 1 to {BATCH_BYTES_MAX} are allowed")
+        self._pings_first = ping
+        self._on_event = on_event
         self._in_flight_max = in_flight_max
         self._linger = linger
         self._batch_bytes = batch_bytes
@@ -176,10 +183,12 @@ class Producer(Client):
             self._name_servers,
             heartbeat_body=self._heartbeat_body,
             on_server_request=self._answer_server,
+            on_event=self._on_event,
             settings=self._remoting_settings,
             rng=self._random,
         ) as remoting:
             self._remoting = remoting
+            await self._ping_first(remoting)
             try:
                 async with open_task_group() as tasks:
                     self._pipeline = pipeline = SendPipeline(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mq.client.admin import Admin
+from mq.client.events import OnEvent
 from mq.client.net.client_core import RemotingSettings
 from mq.client.sync.facade import Facade, apart, waits
 
@@ -14,8 +15,15 @@ __all__ = ["SyncAdmin"]
 class SyncAdmin(Facade[Admin], of=Admin):
     """`Admin` for threads; takes the same arguments."""
 
-    def __init__(self, namesrv: str | Sequence[str], *, remoting: RemotingSettings | None = None) -> None:
-        super().__init__(apart(Admin, namesrv, remoting=remoting))
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        *,
+        ping: bool = False,
+        on_event: OnEvent | None = None,
+        remoting: RemotingSettings | None = None,
+    ) -> None:
+        super().__init__(apart(Admin, namesrv, ping=ping, on_event=on_event, remoting=remoting))
 
     cluster_info = waits(Admin.cluster_info)
     broker_runtime = waits(Admin.broker_runtime)

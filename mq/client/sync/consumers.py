@@ -72,6 +72,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     stop = at_once(PushConsumer.stop)
     commit = waits(PushConsumer.commit)
     drain = waits(PushConsumer.drain)
+    lag = waits(PushConsumer.lag)
     reply = waits(PushConsumer.reply)
     dead_letter = waits(PushConsumer.dead_letter)
     wait_assigned = waits(PushConsumer.wait_assigned)
@@ -248,6 +249,7 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
     def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PullConsumerOptions]) -> None:
         super().__init__(apart(PullConsumer, namesrv, group, **options))
 
+    lag = waits(PullConsumer.lag)
     queues = waits(PullConsumer.queues)
     assign = waits(PullConsumer.assign)
     seek = waits(PullConsumer.seek)

@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Sel
 import anyio
 
 from mq.client.errors import AlreadyOpen, ClientClosed, ClientError, ClientForked
+from mq.client.events import Health
 from mq.client.logs import log
 from mq.client.net.forks import forks
 from mq.client.net.life_cycle import Client
+from mq.client.net.ping import PING_SECONDS
 from mq.client.sync.loop_thread import LoopThread
 
 __all__ = ["Facade", "apart", "at_once", "waits"]
@@ -99,6 +101,18 @@ class Facade(Generic[C_co]):
         Any thread may call it, but no handler. A closed client may be opened again.
         """
         self._close(finish=True)
+
+    def ping(self, *topics: str, timeout: float = PING_SECONDS) -> None:
+        """Check that a name server and the leader of a broker group answer, and that these topics exist.
+
+        Raises within `timeout` seconds, and says what to do: NameServersUnavailable, ConnectFailed, NoRoute,
+        TopicNotFound, BrokerError. With the option `ping=True`, opening a client does the same.
+        """
+        self._call(functools.partial(self._client.ping, *topics, timeout=timeout))
+
+    def health(self) -> Health:
+        """Whether the client can work now, and what keeps it from that; it asks nobody."""
+        return self._call_now(self._client.health)
 
     def __enter__(self) -> Self:
         return self.open()

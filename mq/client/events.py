@@ -1,0 +1,53 @@
+"""What happens to a client: events for the application, and its health in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mq.client.application_code import failure_in
+from mq.client.logs import log
+from mq.client.message import MessageQueue
+
+__all__ = ["ClientEvent", "Health", "OnEvent", "tell"]
+
+EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvent:
+    """Something that happened to a client.
+
+    `kind` is "connected" or "lost" for a connection, with the address as the `subject`; "assigned" or "revoked" for
+    `queues` of the topic that is the `subject`; "stuck" for a consumer that waits for something for longer than 10 s,
+    and again every half minute. `reason` says why it was lost or is stuck.
+    """
+
+    kind: EventKind
+    subject: str
+    reason: str = ""
+    queues: frozenset[MessageQueue] = frozenset()
+
+
+OnEvent = Callable[[ClientEvent], object]
+"""Called by a task of the client, which must not wait. Its exceptions are logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a client can work now, and what keeps it from that, in words; true if it can."""
+
+    reasons: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.reasons
+
+    def __str__(self) -> str:
+        return "; ".join(self.reasons) or "ok"
+
+
+def tell(on_event: OnEvent | None, event: ClientEvent) -> None:
+    """Call the application's function, if there is one. Raises what ends the program."""
+    if on_event is not None and (error := failure_in(on_event, event)) is not None:
+        log.exception("on_event_failed", error, event_kind=event.kind)
