@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 
@@ -21,7 +22,12 @@ def make_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make creations, renames and removals in a directory durable. Raises OSError."""
+    """Make creations, renames and removals in a directory durable. Raises OSError.
+
+    Windows syncs no directories, and does nothing here.
+    """
+    if sys.platform == "win32":
+        return
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

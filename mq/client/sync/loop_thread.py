@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
+from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 import anyio
@@ -24,8 +25,13 @@ WARN_SECONDS = 10.0
 """Between two warnings that the thread is still busy."""
 
 
+def event_loop() -> str:
+    """The library whose event loop runs in the thread: trio if it is installed, else asyncio."""
+    return "asyncio" if find_spec("trio") is None else "trio"
+
+
 class LoopThread:
-    """An event loop of trio in a thread of its own. The thread does not keep the process alive."""
+    """An event loop in a thread of its own. The thread does not keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,7 +47,7 @@ class LoopThread:
                 await portal.sleep_until_stopped()
 
         try:
-            anyio.run(main, backend="trio")
+            anyio.run(main, backend=event_loop())
         except BaseException as error:  # noqa: ASYNC103 - of a thread
             if not started.done():
                 started.set_exception(error)

@@ -22,9 +22,14 @@ from mq.client import (
     ReceivedMessage,
     SendResult,
 )
-from mq.client.sync import SyncAdmin, SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer
+from mq.client.sync import SyncAdmin, SyncPopConsumer, SyncProducer, SyncPullConsumer, SyncPushConsumer, loop_thread
 from tests.support.waiting import until
 from tests.unit.client.fake_cluster import FakeCluster
+
+
+@pytest.fixture(autouse=True, params=["asyncio", "trio"])
+def event_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_thread, "event_loop", lambda: request.param)
 
 
 @pytest.fixture

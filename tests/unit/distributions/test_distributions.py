@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OTHERS = ("server", "spark")
 SHIPPED = (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".typed")
+ONLY_ON_UNIX = {"crypt", "fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 ONLY_IN_A_CHECKOUT = {"spark/demo.py", "spark/demo_job.py"}
 
 
@@ -120,6 +122,32 @@ def test_client_imports_only_what_it_has() -> None:
     result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert result.stderr == ""
     assert int(result.stdout) == len(modules) > 100
+
+
+def test_client_imports_no_modules_of_unix() -> None:
+    """What they stand for is found by mypy below, which knows what `os` and `socket` lack elsewhere."""
+    imported = {}
+    for path in client_files():
+        if path.endswith(".py"):
+            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+                if isinstance(node, ast.Import):
+                    imported.update(dict.fromkeys((each.name for each in node.names), path))
+                elif isinstance(node, ast.ImportFrom):
+                    imported[node.module or ""] = path
+    assert "socket" in imported
+    assert not {name: path for name, path in imported.items() if name.partition(".")[0] in ONLY_ON_UNIX}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_client_uses_nothing_that_platform_lacks(platform: str, tmp_path: Path) -> None:
+    parts = ["raftmq", "mq.client", "mq.protocol", "mq.filter"]
+    modules = ["mq.durable_files", "mq.command"]
+    options = ["--config-file=", "--strict", f"--platform={platform}", f"--cache-dir={tmp_path}"]
+    arguments = [*(f"--package={each}" for each in parts), *(f"--module={each}" for each in modules)]
+    command = [sys.executable, "-m", "mypy", *options, *arguments]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stdout
 
 
 def test_command_says_what_to_install(tmp_path: Path) -> None:
