@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from types import ModuleType
@@ -33,24 +32,6 @@ def _between(rng: random.Random, low: float, high: float) -> float:
     """A number between both whose order of magnitude is as likely as any other, up to a hundred times the lower one."""
     most = min(high, max(100 * low, 100)) if high > low else high
     return low + (most - low) * rng.random() ** 3
-
-
-@contextmanager
-def drawn(limits: Mapping[str, int]) -> Iterator[None]:
-    """Apply ``limits`` until the end of the block, in every module of the log that imports them by name."""
-    before: list[tuple[ModuleType, str, int]] = []
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("raftlog.")]
-    try:
-        for name, value in limits.items():
-            holders = [module for module in modules if name in vars(module)]
-            assert holders, f"no module has a limit {name}"
-            for holder in holders:
-                before.append((holder, name, getattr(holder, name)))
-                setattr(holder, name, value)
-        yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
 
 
 @contextmanager

@@ -37,7 +37,11 @@ def parse_metrics_address(text: str) -> tuple[str, int] | None:
 
 
 class ProcessSettings(BaseSettings):
-    """Base of the settings of one kind of process. They are read once, at start, and never change."""
+    """Base of the settings of one kind of process: read once, at start, into an object that never changes.
+
+    What an operator changes of a running broker makes another object, which `Service.settings_changed` gets; see
+    `mq.broker.admin.broker_config.CHANGEABLE`.
+    """
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True)
 

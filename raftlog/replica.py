@@ -33,9 +33,6 @@ from raftlog.segment.errors import EntryGone, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import ABSTAINING, EARLY
 
-APPLY_BYTES_MAX = 1024 * 1024
-"""Limit for applying in one turn; the rest follows in the next, so that sockets do not wait."""
-
 DISK_STALL_SECONDS = 1.0
 """From this age of the oldest unsynced write on, the core treats the disk as stalled."""
 
@@ -49,9 +46,6 @@ _LATE_SHARE = 0.25
 
 STALLS_MAX = 64
 """Number of recorded stalls of this process, which are subtracted from the age of a write."""
-
-UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-"""Entries that a follower keeps in memory for a stalled disk; above it, it accepts no more."""
 
 ConfHandler = Callable[[LogIndex, ConfState, frozenset[NodeId]], None]
 Build = Callable[[int], tuple[bytes, bytes]]
@@ -149,6 +143,8 @@ class Replica:
     ) -> None:
         self.core = core
         self.log = log
+        self._apply_bytes_max = log.limits.apply_bytes_max
+        self._unsynced_bytes_max = log.limits.unsynced_bytes_max
         self._transport = transport
         self._application = application
         self._clock = clock
@@ -319,7 +315,7 @@ class Replica:
         if kind is Kind.APPENDED:
             self._give(frames.decode_appended(payload, source, target), now)
         elif kind is Kind.APPEND:
-            if self._paused or self.log.end_pos - self.log.durable_pos > UNSYNCED_BYTES_MAX:
+            if self._paused or self.log.end_pos - self.log.durable_pos > self._unsynced_bytes_max:
                 return  # the leader sends it again; only its heartbeats, on the other lane, tell that it is alive
             message = frames.decode_append(payload, source, target)
             new = self._received.check(message)
@@ -552,13 +548,13 @@ class Replica:
 
     def _stored(self, first: LogIndex, last: LogIndex, nbytes: int) -> tuple[list[EntryRef], bytes]:
         """Entries that are no longer in memory, up to ``last`` or about ``nbytes``."""
-        refs, data = self.log.read_entries(first, min(nbytes, APPLY_BYTES_MAX))
+        refs, data = self.log.read_entries(first, min(nbytes, self._apply_bytes_max))
         wanted = [ref for ref in refs if ref.index <= last]
         return wanted, data[: sum(ref.size for ref in wanted)]
 
     def _apply(self) -> None:
         log = self.log
-        budget = APPLY_BYTES_MAX
+        budget = self._apply_bytes_max
         batch: list[CommittedEntry] = []
         index = self._applied_index + 1
         while index <= self._commit_index and budget > 0:

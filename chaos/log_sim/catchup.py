@@ -56,7 +56,7 @@ class CatchUp:
         def begin() -> None:
             if node.process is not None:
                 self._cluster.note(f"{node.node_id} pulls up to {manifest.end_index} from {source.node_id}")
-                staging = SnapshotInstall(node.disk, DIRECTORY, manifest)
+                staging = SnapshotInstall(node.disk, DIRECTORY, manifest, limits=self._cluster.scenario.limits)
                 pull = self.pulls[node.node_id] = _Pull(source, node.process, staging, manifest, snapshot)
                 self._later(node, pull)
 

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from chaos.buggify import Buggify
 from chaos.faults import Fault, Heal
-from chaos.limits import drawn
 from chaos.log_sim.catchup import CatchUp
 from chaos.log_sim.history import History
 from chaos.log_sim.nemesis import Nemesis
@@ -130,15 +129,14 @@ class Cluster:
     def run(self) -> None:
         """Run both parts. Raises `Violation` or `AssertionError` if something breaks."""
         scenario = self.scenario
-        with drawn(scenario.limits):
-            for node in self.nodes.values():
-                self.start(node)
-            for at, fault in scenario.faults:
-                self.at(at, self._strike, fault)
-            self.begin_load()
-            self._run_until(scenario.safety_seconds)
-            self._heal()
-            self._check_liveness()
+        for node in self.nodes.values():
+            self.start(node)
+        for at, fault in scenario.faults:
+            self.at(at, self._strike, fault)
+        self.begin_load()
+        self._run_until(scenario.safety_seconds)
+        self._heal()
+        self._check_liveness()
 
     def _run_until(self, end: float) -> None:
         heap = self._heap

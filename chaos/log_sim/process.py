@@ -17,7 +17,6 @@ from chaos.log_sim.schedule import Scenario
 from chaos.log_sim.writer import SimWriter
 from chaos.values import body_of, value_of
 from chaos.violation import Violation
-from raftlog import replica as limits
 from raftlog.bootstrap import configurations, core_for
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import ConfState, EntryKind, NodeId, Refusal, Role, RoleChange
@@ -65,6 +64,7 @@ class LogProcess:
             on_failed=lambda error: world.process_ends(node, error),
             buggify=world.buggify,
             faults=node.short_writes,
+            sync_bytes_max=scenario.limits.sync_bytes_max,
         )
         self.log = SegmentLog.open(
             DIRECTORY,
@@ -75,6 +75,7 @@ class LogProcess:
             tail_bytes_max=scenario.log_tail_bytes_max,
             writer=self.writer,
             acknowledges_unsynced=not self._durable_commit,
+            limits=scenario.limits,
         )
         log = self.log
         self._damaged = False
@@ -221,7 +222,7 @@ class LogProcess:
     def _takes_no_entries(self) -> bool:
         """Whether requests with entries are dropped unread."""
         unsynced = self.log.end_pos - self.log.durable_pos
-        return self.replica._paused or unsynced > limits.UNSYNCED_BYTES_MAX
+        return self.replica._paused or unsynced > self.log.limits.unsynced_bytes_max
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
         """Append entries for clients."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chaos.faults import (
@@ -43,6 +43,7 @@ from chaos.faults import (
     Weather,
 )
 from raftlog.consensus.types import CoreConfig, NodeId
+from raftlog.segment.limits import LogLimits
 
 _NOT_RELAXED = frozenset({"membership", "disk-error", "disk-full", "bit-flip"})
 SAFETY_SECONDS = 15.0
@@ -54,7 +55,7 @@ class Scenario:
     """One run: ``faults`` are pairs of a time and a fault, in order of time.
 
     The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` are those of all of them.
-    ``streams`` says how frames travel (`chaos.network`), ``limits`` which limits are reduced (`chaos.limits`). In a
+    ``streams`` says how frames travel (`chaos.network`), ``limits`` how small buffers and steps are. In a
     ``steady`` run no fault justifies another leader after the first one. ``suspends`` says that a paused node is
     suspended with its machine, so that its monotonic clock stops.
     """
@@ -73,7 +74,7 @@ class Scenario:
     log_tail_bytes_max: int
     disk_seconds_max: float
     streams: bool
-    limits: Mapping[str, int]
+    limits: LogLimits
     kinds: tuple[str, ...]
     faults: tuple[tuple[float, Fault], ...]
     steady: bool = False
@@ -271,15 +272,15 @@ def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> li
     return faults
 
 
-def draw_limits(rng: random.Random) -> dict[str, int]:
-    """Reduced limits of the production code."""
+def draw_limits(rng: random.Random) -> LogLimits:
+    """Limits of the log, most of them small."""
     drawn = {
-        "APPLY_BYTES_MAX": rng.choice((1, 500, 1024 * 1024)),
-        "UNSYNCED_BYTES_MAX": rng.choice((2000, 64 * 1024 * 1024)),
-        "ANCHOR_BYTES": rng.choice((200, 64 * 1024)),
-        "SYNC_BYTES_MAX": rng.choice((600, 4096, 1024 * 1024)),
+        "apply_bytes_max": rng.choice((1, 500, 1024 * 1024)),
+        "unsynced_bytes_max": rng.choice((2000, 64 * 1024 * 1024)),
+        "anchor_bytes": rng.choice((200, 64 * 1024)),
+        "sync_bytes_max": rng.choice((600, 4096, 1024 * 1024)),
     }
-    return {name: value for name, value in drawn.items() if rng.random() < 0.7}
+    return LogLimits(**{name: value for name, value in drawn.items() if rng.random() < 0.7})
 
 
 Timed = tuple[float, Fault]

@@ -16,7 +16,6 @@ from chaos.disk import MemoryDisk, PowerCut
 from chaos.violation import Violation
 from chaos.writer_calls import DiskCalls
 from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
-from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import Store, WriteOp
 from raftlog.segment.plain_writes import PythonPlainWrites
@@ -35,6 +34,7 @@ class SimWriter:
         on_done: called in a turn of the node with the newest durable ticket.
         on_failed: called in a turn of the node, once, with the error; nothing is written after it.
         faults: draws which writes are short or interrupted.
+        sync_bytes_max: bytes that are taken together, as of the log.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class SimWriter:
         on_failed: Callable[[Exception], None],
         buggify: Buggify,
         faults: Random,
+        sync_bytes_max: int,
     ) -> None:
         self.done_ticket = 0
         self._disk = disk
@@ -60,8 +61,8 @@ class SimWriter:
         self._queue: deque[WriteOp] = deque()
         self._batch: list[WriteOp] = []
         calls = DiskCalls(disk, self._reported, self._woken, faults)
-        # The limits are those of the run.
-        self._writes = (PlainWrites if IS_COMPILED else PythonPlainWrites)(-1, SYNC_BYTES_MAX, calls)
+        self._sync_bytes_max = sync_bytes_max
+        self._writes = (PlainWrites if IS_COMPILED else PythonPlainWrites)(-1, sync_bytes_max, calls)
         self._turns: QueueTurns | None = None
         self._store: Store | None = None
         self._markers_awaited = False
@@ -113,7 +114,7 @@ class SimWriter:
 
     def _begin(self) -> None:
         nbytes = 0
-        while self._queue and nbytes < SYNC_BYTES_MAX:
+        while self._queue and nbytes < self._sync_bytes_max:
             op = self._queue.popleft()
             self._batch.append(op)
             nbytes += op.nbytes

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from raftlog.segment.closed_file_index import scan_log
-from raftlog.segment.codec import SYNC_BYTES_MAX, EntryRef
+from raftlog.segment.codec import EntryRef
 from raftlog.segment.disk import Disk, write_fully
 from raftlog.segment.errors import (
     DirectoryLocked,
@@ -27,6 +27,7 @@ from raftlog.segment.errors import (
 )
 from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import SparseIndex
+from raftlog.segment.limits import LogLimits
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
 from raftlog.segment.prefix_install import install_prefix
@@ -99,6 +100,7 @@ def open_directory(
     preallocation: Preallocation,
     store_id: str | None,
     acknowledges_unsynced: bool,
+    limits: LogLimits,
 ) -> Opened:
     """Lock a directory, check that it is ours, and recover its log; see `SegmentLog.open`."""
     if segment_bytes < SEGMENT_BYTES_MIN:
@@ -110,7 +112,7 @@ def open_directory(
             undo.callback(disk.close, lock_fd)
             meta = MetaFile(disk, os.path.join(directory, FILE_NAME))
             undo.callback(meta.close)
-            files = SegmentFiles(disk, directory, segment_bytes, preallocation)
+            files = SegmentFiles(disk, directory, segment_bytes, preallocation, limits)
             undo.callback(files.close)
             given = MetaState(cluster_id, node_id, segment_bytes)
             stored = _stored_state(meta, files, given)
@@ -120,7 +122,7 @@ def open_directory(
             changed |= install_prefix(disk, directory, meta, stored)
             if changed:
                 files.close()
-                files = SegmentFiles(disk, directory, segment_bytes, preallocation)
+                files = SegmentFiles(disk, directory, segment_bytes, preallocation, limits)
                 undo.callback(files.close)
                 stored = _stored_state(meta, files, given)
             # Remains of files that were deleted from the front before a crash.
@@ -128,7 +130,7 @@ def open_directory(
             if files.starts and files.starts[0] < files.base_pos:
                 meta.write_again()  # if its sync failed, a power cut would restore the older base
             files.drop_below(files.base_pos)
-            index = SparseIndex(segment_bytes)
+            index = SparseIndex(segment_bytes, limits.anchor_bytes)
             last, found = _recover(files, stored, index)
             if foreign := foreign_names(disk.listdir(directory), segment_bytes):
                 found += f"; not ours and left alone: {', '.join(foreign)}"
@@ -246,14 +248,25 @@ def _recovered(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tu
     decision: Decision = Keep()
     found = f"closed in order: last index {last.index} ends at {end_pos}"
     if not (stored.clean and stored.durable_pos == end_pos):
-        evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
+        evidence = examine(
+            read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint, files.limits.sync_bytes_max
+        )
         decision = decide(evidence)
         found = in_words(decision, evidence)
         if isinstance(decision, Corrupt):
             # The part known from sidecars may be damaged, too.
             index.truncate(base.index + 1)
             last, stop, _ = scan_log(files, base, 0, index)
-            evidence = examine(read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint)
+            evidence = examine(
+                read,
+                stop,
+                last,
+                starts,
+                segment_bytes,
+                stored.durable_pos,
+                stored.commit_hint,
+                files.limits.sync_bytes_max,
+            )
             ranges, good_end = damaged_ranges(read, evidence, last, starts, segment_bytes)
             raise LogDamaged(files.directory, ranges, good_end, decision.reason)
     files.drop_behind(tail_start)
@@ -289,7 +302,7 @@ def _end_cut(files: SegmentFiles, end_pos: int, cut_end: int) -> None:
     start = files.start_of(end_pos)
     end = min(cut_end, start + files.segment_bytes)
     while end > end_pos:
-        begin = max(end_pos, end - SYNC_BYTES_MAX)
+        begin = max(end_pos, end - files.limits.sync_bytes_max)
         files.zero(begin, end)
         end = begin
 

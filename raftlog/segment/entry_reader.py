@@ -9,7 +9,6 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import BLANK_BYTES_MIN, HEADER, HEADER_BYTES, EntryRef, is_blank, verify_entry
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
-from raftlog.segment.index import ANCHOR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def _walk(
     pos = anchor_pos
     path = files.path(files.start_of(pos))
     file_end = files.start_of(pos) + files.segment_bytes
-    window = files.pread(pos, min(ANCHOR_BYTES + HEADER_BYTES, file_end - pos))
+    window = files.pread(pos, min(files.limits.anchor_bytes + HEADER_BYTES, file_end - pos))
     at, at_index = 0, anchor_index
     while True:
         if at + HEADER_BYTES > len(window):

@@ -19,6 +19,7 @@ from typing import Final
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.disk import Buffer, Disk, Write, write_fully
 from raftlog.segment.errors import EntryGone, StorageCorrupt, StorageFailed
+from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.open_files import Descriptor, OpenFiles
 from raftlog.segment.recovery import end_of_data
 
@@ -74,7 +75,15 @@ class SegmentFiles:
         base_pos: anything below may be missing. The log's owner raises it before files are deleted.
     """
 
-    def __init__(self, disk: Disk, directory: str, segment_bytes: int, preallocation: Preallocation) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        segment_bytes: int,
+        preallocation: Preallocation,
+        limits: LogLimits = DEFAULT,
+    ) -> None:
+        self.limits = limits
         self.directory = directory
         self.segment_bytes = segment_bytes
         self._disk = disk
@@ -268,15 +277,16 @@ class SegmentFiles:
                 continue
             read = partial(self.pread_padded, needs_all=needs_all)
             data_end = end_of_data(read, begin, file_end)
-            for at in range(begin, data_end, SYNC_BYTES_MAX):
-                self.write(at, [read(at, min(SYNC_BYTES_MAX, data_end - at))])
+            for at in range(begin, data_end, self.limits.sync_bytes_max):
+                self.write(at, [read(at, min(self.limits.sync_bytes_max, data_end - at))])
             # Even without nonzero bytes: pending writes in the cache are made durable, too.
             self.sync(start)
 
     def zero(self, pos: int, end: int) -> None:
         """Zero the bytes ``pos`` to ``end`` of one file, durably. Raises `StorageFailed`."""
-        for begin in range(pos, end, SYNC_BYTES_MAX):
-            self.write(begin, [_ZEROS[: end - begin]])
+        step = self.limits.sync_bytes_max
+        for begin in range(pos, end, step):
+            self.write(begin, [_ZEROS[: min(step, end - begin)]])
         if pos < end:
             self.sync(self.start_of(pos))
 
@@ -441,10 +451,11 @@ class SegmentFiles:
 
     def _fill(self, fd: int) -> bool:
         in_background = threading.current_thread() is self._preparation
-        for offset in range(0, self.segment_bytes, SYNC_BYTES_MAX):
+        step = self.limits.sync_bytes_max
+        for offset in range(0, self.segment_bytes, step):
             if self._closing:
                 return False
-            nbytes = min(SYNC_BYTES_MAX, self.segment_bytes - offset)
+            nbytes = min(step, self.segment_bytes - offset)
             write_fully(self._disk.pwritev, fd, [_ZEROS[:nbytes]], offset)
             if in_background and not self._hurry.is_set():
                 # Small synced steps with a rate limit, so that no group commit waits behind the whole file.

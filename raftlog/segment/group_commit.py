@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from raftlog.log_numbers import LogIndex, Term
-from raftlog.segment.codec import SYNC_BYTES_MAX, TailEntry, blank
+from raftlog.segment.codec import TailEntry, blank
 from raftlog.segment.disk import Buffer
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.files import SegmentFiles
@@ -71,8 +71,8 @@ class GroupCommit:
 
     Rules that recovery relies on:
 
-    - no more than `SYNC_BYTES_MAX`, or one larger entry, is written before it is synced, and all of it in one file;
-      so a file is synced to its end before the next one is touched;
+    - no more than `LogLimits.sync_bytes_max`, or one larger entry, is written before it is synced, and all of it in
+      one file; so a file is synced to its end before the next one is touched;
     - ``durable_pos`` on disk is never above what is synced: it is lowered before a cut and raised after a sync.
     """
 
@@ -82,6 +82,7 @@ class GroupCommit:
         self._meta = store.meta
         self._state: MetaState = store.meta.state
         self._segment_bytes = store.files.segment_bytes
+        self._sync_bytes_max = store.files.limits.sync_bytes_max
         self._clock = clock
         self._prepare_ahead = prepare_ahead
         self._buffers: list[Buffer] = []
@@ -154,7 +155,7 @@ class GroupCommit:
     def plain_limit(self) -> int:
         """Up to where entries may be written after `end_pos` by somebody else, with nothing more to do than that.
 
-        They must be synced before `note_written`, and no more than `SYNC_BYTES_MAX` of them before all are.
+        They must be synced before `note_written`, and no more than `LogLimits.sync_bytes_max` of them before all are.
         """
         start = self._files.start_of(self._end_pos)
         if not self._files.exists(start):
@@ -204,7 +205,7 @@ class GroupCommit:
             self._buffers.append(blank(rest))
             self._flush()
             self._markers_at -= MARKER_SECONDS
-        elif self._chunk_bytes + entry.size > SYNC_BYTES_MAX:
+        elif self._chunk_bytes + entry.size > self._sync_bytes_max:
             self._flush()
         self._begin_chunk(entry.pos)
         self._buffers.append(entry.header)
@@ -253,7 +254,7 @@ class GroupCommit:
             step = cut.steps[number]
             if step >= end:
                 continue
-            if number == 0 or limit - cut.steps[number - 1] > SYNC_BYTES_MAX:
+            if number == 0 or limit - cut.steps[number - 1] > self._sync_bytes_max:
                 self._files.zero(step, limit)
                 limit = step
         self._prepared = -1

@@ -65,10 +65,11 @@ class SparseIndex:
     For the log's thread, except for `span_at`.
 
     An *anchor* is the index and position of one entry. The first entry of each file is one, and so is the first entry
-    that begins at least `ANCHOR_BYTES` after the previous anchor.
+    that begins at least ``anchor_bytes`` after the previous anchor.
     """
 
-    def __init__(self, segment_bytes: int) -> None:
+    def __init__(self, segment_bytes: int, anchor_bytes: int = ANCHOR_BYTES) -> None:
+        self._anchor_bytes = anchor_bytes
         self.segment_bytes = segment_bytes
         self._indexes = cast("MutableSequence[LogIndex]", array("Q"))
         self._positions = array("Q")
@@ -201,7 +202,7 @@ class SparseIndex:
         return self.term_runs[at][1] if at >= 0 else NO_TERM
 
     def _set_next_anchor(self, pos: int) -> None:
-        self._next_anchor_pos = min(pos + ANCHOR_BYTES, pos - pos % self.segment_bytes + self.segment_bytes)
+        self._next_anchor_pos = min(pos + self._anchor_bytes, pos - pos % self.segment_bytes + self.segment_bytes)
 
 
 def _index_of(config: tuple[LogIndex, bytes]) -> LogIndex:

@@ -35,6 +35,7 @@ from raftlog.segment.errors import LogDiverged, SegmentError
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.group_commit import Cut, Store, WriteOp
 from raftlog.segment.index import SegmentInfo
+from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.log_reader import LogReads
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
 from raftlog.segment.meta_keys import CONF
@@ -110,6 +111,7 @@ class SegmentLog(LogReads):
         preallocation: Preallocation | None = None,
         store_id: str | None = None,
         acknowledges_unsynced: bool = False,
+        limits: LogLimits = DEFAULT,
     ) -> SegmentLog:
         """Open the log in ``directory``, created if missing, and recover it.
 
@@ -136,8 +138,14 @@ class SegmentLog(LogReads):
             preallocation=preallocation or Preallocation.for_segment(segment_bytes),
             store_id=store_id,
             acknowledges_unsynced=acknowledges_unsynced,
+            limits=limits,
         )
         return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
+
+    @property
+    def limits(self) -> LogLimits:
+        """The limits that the log was opened with."""
+        return self._files.limits
 
     @property
     def term_runs(self) -> list[tuple[LogIndex, Term]]:

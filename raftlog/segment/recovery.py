@@ -275,7 +275,9 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
     )
 
 
-def gather(read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_bytes: int) -> tuple[bool, int | None]:
+def gather(
+    read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_bytes: int, sync_bytes_max: int
+) -> tuple[bool, int | None]:
     """Examine everything from ``end_pos`` on: whether it is all zero, and `Evidence.intact_behind`."""
     stop_start = stop.pos - stop.pos % segment_bytes
     only_zeros = True
@@ -288,7 +290,7 @@ def gather(read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_
         intact: int | None = None
         if start == stop_start:
             # Within the reach of one write, an intact entry after a torn one is normal.
-            intact = find_intact(read, min(stop.pos + SYNC_BYTES_MAX, file_end), file_end)
+            intact = find_intact(read, min(stop.pos + sync_bytes_max, file_end), file_end)
         elif start > stop_start and is_intact(read, start, file_end):
             intact = start
         if intact is not None:
@@ -317,13 +319,14 @@ def examine(
     segment_bytes: int,
     durable_pos: int,
     commit_hint: LogIndex,
+    sync_bytes_max: int = SYNC_BYTES_MAX,
 ) -> Evidence:
     """Everything that `decide` needs; ``last`` and ``stop`` come from the scan, the rest from `gather`."""
     end_pos = last.pos + last.size
     # The scan continues in the next file only after a blank.
     has_blank = stop.pos - stop.pos % segment_bytes > end_pos
     behind = end_pos + BLANK_BYTES_MIN if has_blank else end_pos
-    only_zeros, intact_behind = gather(read, stop, behind, starts, segment_bytes)
+    only_zeros, intact_behind = gather(read, stop, behind, starts, segment_bytes, sync_bytes_max)
     return Evidence(stop, end_pos, last.index, durable_pos, commit_hint, only_zeros, intact_behind, has_blank)
 
 

@@ -39,6 +39,7 @@ from raftlog.segment.disk import Disk, write_file, write_fully
 from raftlog.segment.errors import FormatTooNew, FrameCorrupt, StorageFailed
 from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import SparseIndex
+from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.meta import Base, MetaFile, MetaState
 from raftlog.segment.meta_keys import ABSTAINING, CONF, DAMAGED
 
@@ -159,10 +160,12 @@ class SnapshotInstall:
         check_entry: CheckEntry = lambda ref, body: None,
         *,
         name: str = DIRECTORY_NAME,
+        limits: LogLimits = DEFAULT,
     ) -> None:
         """Begin, or continue with matching data of an earlier attempt, which is not requested again.
 
-        ``check_entry`` is called for each received entry. ``name`` is that of the directory next to the log.
+        ``check_entry`` is called for each received entry. ``name`` is that of the directory next to the
+        log; ``limits`` are those with which the log will be opened.
 
         Raises:
             StorageFailed: a disk error.
@@ -176,9 +179,9 @@ class SnapshotInstall:
             disk.mkdir(self._root)
             # No longer ready, since parts may be replaced.
             _remove(disk, self._root, [READY, INSTALL])
-            self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE)
+            self._files = SegmentFiles(disk, self._root, manifest.segment_bytes, Preallocation.NONE, limits)
             self._last = manifest.base.ref
-            self._index = SparseIndex(manifest.segment_bytes)
+            self._index = SparseIndex(manifest.segment_bytes, limits.anchor_bytes)
             self._got: set[int] = set()
             self._start = manifest.base.pos
             self._before = self._last
@@ -266,7 +269,7 @@ class SnapshotInstall:
                 _remove(self._disk, self._root, [os.path.basename(files.path(start))])
         # The set of names has changed.
         files.close()
-        self._files = SegmentFiles(self._disk, self._root, segment_bytes, Preallocation.NONE)
+        self._files = SegmentFiles(self._disk, self._root, segment_bytes, Preallocation.NONE, files.limits)
         if not self._log_done and self._start in present:
             # An unfinished file. Its valid beginning need not be fetched again, but its sync may have failed.
             self._files.write_again(self._start, self._start + segment_bytes)

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from raftlog.segment.codec import CONFIG, HEADER, HEADER_BYTES, NORMAL, is_blank, verify_entry
 from raftlog.segment.errors import EntryGone, FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
-from raftlog.segment.index import ANCHOR_BYTES, AnchorSpan, SparseIndex
+from raftlog.segment.index import AnchorSpan, SparseIndex
 from raftlog.segment.recent_entries import Tail, blank_bytes
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -222,7 +222,7 @@ class VerifiedReads:
         file_end = files.start_of(begin) + files.segment_bytes
         index_end = self._tail.first if span.end_index is None else min(span.end_index, self._tail.first)
         end = min(end, file_end)
-        window = span.end_pos or min(max(end, begin + ANCHOR_BYTES) + HEADER_BYTES, file_end)
+        window = span.end_pos or min(max(end, begin + files.limits.anchor_bytes) + HEADER_BYTES, file_end)
         data = files.pread(begin, window - begin)
         view = memoryview(data)
         index, term, chain, at = span.index, span.term, None, 0
@@ -232,7 +232,7 @@ class VerifiedReads:
         while index != span.end_index and (begin + at < end or index < index_end):
             pos = begin + at
             if len(view) - at < HEADER_BYTES:
-                data += files.pread(begin + len(data), min(ANCHOR_BYTES, file_end - begin - len(data)))
+                data += files.pread(begin + len(data), min(files.limits.anchor_bytes, file_end - begin - len(data)))
                 view = memoryview(data)
             if is_blank(view[at : at + 8], file_end - pos):
                 behind = file_end

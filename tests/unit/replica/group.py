@@ -33,6 +33,7 @@ from raftlog.net.secret_file import SecretFile, create_secret
 from raftlog.net.thread_signal import ThreadSignal
 from raftlog.net.transport import Transport
 from raftlog.net.versions import NEWEST_VERSION, OLDEST_VERSION
+from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.writer import threaded_writer
 from tests.free_ports import free_ports
 from tests.support.waiting import until
@@ -82,6 +83,7 @@ class Node:
         config: CoreConfig | None = None,
         versions: tuple[int, int] = (OLDEST_VERSION, NEWEST_VERSION),
         tls: ReplicationTls | None = None,
+        limits: LogLimits = DEFAULT,
     ) -> None:
         self.name = name
         self.reactor = Reactor()
@@ -97,6 +99,7 @@ class Node:
             segment_bytes=SEGMENT_BYTES,
             disk=RealDisk(),
             writer=writer,
+            limits=limits,
         )
         voters = tuple(NodeId(node) for node in ports)
         core = core_for(
@@ -180,11 +183,13 @@ async def wait_leader(nodes: Sequence[Node]) -> Node:
 
 
 @asynccontextmanager
-async def started(directory: Path, config: CoreConfig | None = None) -> AsyncIterator[tuple[Node, list[Node]]]:
+async def started(
+    directory: Path, config: CoreConfig | None = None, limits: LogLimits = DEFAULT
+) -> AsyncIterator[tuple[Node, list[Node]]]:
     """Three running replicas: the leader, and its followers."""
     names = ("n0", "n1", "n2")
     ports = dict(zip(names, free_ports(3), strict=True))
-    nodes = [Node(directory, name, ports, config=config) for name in names]
+    nodes = [Node(directory, name, ports, config=config, limits=limits) for name in names]
     async with trio.open_nursery() as nursery:
         for node in nodes:
             await nursery.start(node.run)

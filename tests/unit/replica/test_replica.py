@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from raftlog import CoreConfig, Refusal
+from raftlog.segment.limits import LogLimits
 from tests.free_ports import free_ports
 from tests.unit.replica.group import Node, started, wait_leader
 
@@ -106,12 +107,9 @@ async def test_a_peer_that_resets_the_handshake_is_dialled_again(tmp_path: Path)
     listener.close()
 
 
-async def test_a_follower_whose_disk_hangs_takes_no_more_than_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_follower_whose_disk_hangs_takes_no_more_than_its_limit(tmp_path: Path) -> None:
     """The leader's window is freed by what was received, so only the follower itself can bound what it keeps."""
-    monkeypatch.setattr("raftlog.replica.UNSYNCED_BYTES_MAX", 20_000)
-    async with started(tmp_path) as (leader, (slow, _)):
+    async with started(tmp_path, limits=LogLimits(unsynced_bytes_max=20_000)) as (leader, (slow, _)):
         hanging = HangingDisk(slow)
         for number in range(60):
             index = leader.append(b"%02d" % number * 500)

@@ -8,6 +8,7 @@ from typing import Any
 from chaos.disk import MemoryDisk
 from raftlog.log_numbers import Term
 from raftlog.segment import NORMAL, SegmentLog
+from raftlog.segment.limits import DEFAULT, LogLimits
 
 DIRECTORY = "/data/log"
 CLUSTER_ID = "8c5b1f0e2d7a4c4b9f6d3e2a1b0c9d8e"
@@ -19,6 +20,7 @@ class LogHome:
 
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     segment_bytes: int = 4096
+    limits: LogLimits = DEFAULT
     ticket: int = 0
     opened: list[SegmentLog] = field(default_factory=list)
 
@@ -28,6 +30,7 @@ class LogHome:
             "node_id": "n1",
             "segment_bytes": self.segment_bytes,
             "disk": self.disk,
+            "limits": self.limits,
         }
         log = SegmentLog.open(DIRECTORY, **(settings | overrides))
         self.ticket = 0

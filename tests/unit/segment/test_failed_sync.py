@@ -12,6 +12,7 @@ import pytest
 from chaos.disk import PowerCut
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import SegmentLog, StorageFailed
+from raftlog.segment.limits import LogLimits
 from raftlog.segment.meta import MetaFile, MetaState
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies
 
@@ -67,12 +68,9 @@ def test_the_end_of_a_closed_file_is_written_again(home: LogHome, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_zeros_of_a_cut_whose_sync_failed_are_written_again(
-    home: LogHome, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zeros_of_a_cut_whose_sync_failed_are_written_again(home: LogHome, seed: int) -> None:
     """Otherwise old entries come back behind new ones, further away than a torn write reaches."""
-    for module in ("codec", "files", "group_commit", "recovery", "directory"):
-        monkeypatch.setattr(f"raftlog.segment.{module}.SYNC_BYTES_MAX", 512)
+    home.limits = LogLimits(sync_bytes_max=512)
     log = home.open()
     for number in range(7):
         home.put(log, bytes([65 + number]) * 400)

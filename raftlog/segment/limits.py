@@ -1,0 +1,30 @@
+"""Limits of a log and of the replica that has it, as a value: production uses the defaults, tests and simulations less.
+
+A directory must always be opened with the same ones: an index that was written with distant anchors is not read with
+near ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from raftlog.segment.codec import SYNC_BYTES_MAX
+from raftlog.segment.index import ANCHOR_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """Limits of a log and of its replica."""
+
+    sync_bytes_max: int = SYNC_BYTES_MAX
+    """Bytes that are written before they are synced, unless a single entry is larger; no more than `SYNC_BYTES_MAX`."""
+    anchor_bytes: int = ANCHOR_BYTES
+    """Distance of anchors in the index; a read of one entry reads as much."""
+    apply_bytes_max: int = 1024 * 1024
+    """Entries that are applied in one turn, in bytes; the rest follows in the next, so that sockets do not wait."""
+    unsynced_bytes_max: int = 64 * 1024 * 1024
+    """Entries that a follower keeps in memory for a stalled disk; above it, it accepts no more."""
+
+
+DEFAULT: Final = LogLimits()
