@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,10 @@ pytest.register_assert_rewrite("tests.support")
 
 # Hundreds of servers are started. Where this is set, each of them compiles all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that starts the tests in the background has them ignore ctrl-C, and their children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples each time, however busy the machine is: a test that fails must fail for everybody. Modules say how
 # many examples they want; that is counted on top of this.
