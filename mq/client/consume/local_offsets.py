@@ -1,4 +1,4 @@
-"""Offsets of a broadcast consumer, in a local file."""
+"""Offsets of a broadcast consumer, in a local file or in memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["LocalOffsets"]
 
 
 class LocalOffsets:
-    """The offsets in one file, in the format of Java clients. Only one consumer may use it."""
+    """The offsets in one file, in the format of Java clients, which only one consumer may use; or in memory."""
 
     commits_with_pulls = False
     """Whether pulls carry offsets to the leader."""
 
-    def __init__(self, remoting: ClientCore, path: Path, consume_from: ConsumeFrom) -> None:
+    def __init__(self, remoting: ClientCore, path: Path | None, consume_from: ConsumeFrom) -> None:
         """Raises OffsetsFileDamaged, OSError."""
         self._remoting = remoting
         self._path = path
         self._consume_from = consume_from
-        self._stored = _read(path)
+        self._stored = {} if path is None else _read(path)
         self._known_topics = {queue.topic for queue in self._stored}
 
     async def begin(self, queue: MessageQueue) -> int:
@@ -44,6 +44,9 @@ class LocalOffsets:
         """Write the file durably if offsets changed. Returns the empty set."""
         if any(self._stored.get(queue) != offset for queue, offset in offsets.items()):
             merged = self._stored | dict(offsets)
+            if self._path is None:
+                self._stored = merged
+                return set()
             table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in merged.items()}
             try:
                 replace_file(self._path, offset_table_body(table))

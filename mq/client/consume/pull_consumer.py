@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Literal, TypedDict
+from typing import Literal, Self, TypedDict
 
 import anyio
 import anyio.abc
@@ -20,7 +20,7 @@ import anyio.lowlevel
 
 from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard
-from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, queue_offset
+from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, lag_of, queue_offset
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
@@ -37,6 +37,10 @@ __all__ = ["PullConsumer", "PullConsumerOptions"]
 
 RETRY_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
+LOOK_SECONDS = 0.1
+"""How often to look whether the end was reached by messages that no filter lets through."""
+LATER_SECONDS = 0.2
+"""For so long a message behind the end is left in its queue, while other queues are read."""
 
 
 class PullConsumerOptions(TypedDict, total=False):
@@ -239,6 +243,27 @@ class PullConsumer(PositionedConsumer):
             self._spans.received("poll", taken, began_ns, is_batch=True)
         return taken
 
+    def _returned(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
+        """The application gets this message."""
+        self._board.finish(process_queue, message)
+        if self._tracer is not None:
+            self._tracer.handling([message]).ended(ContextCode.SUCCESS)
+
+    def __aiter__(self) -> PulledMessages:
+        """The messages of all assigned queues, one after the other and for ever, as `poll` returns them."""
+        self._opened()
+        return PulledMessages(self, self._board, None)
+
+    async def read_to_end(self) -> PulledMessages:
+        """The messages up to the present ends of the assigned queues: `async for message in await ...read_to_end()`.
+
+        It ends when all of them were read, also those that no filter lets through; messages that come later stay for
+        `poll`. Raises ClientError if a leader does not answer.
+        """
+        remoting, positions = self._opened(), self.positions
+        lag = await lag_of(remoting, positions)
+        return PulledMessages(self, self._board, {queue: positions[queue] + count for queue, count in lag.items()})
+
     async def _take_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Messages that `poll` has returned reached nobody: read them again."""
         firsts: dict[MessageQueue, int] = {}
@@ -323,3 +348,37 @@ class PullConsumer(PositionedConsumer):
         for queue, puller in self._pullers.items():
             if queue.topic == route.topic:
                 puller.note_route(route)
+
+
+class PulledMessages:
+    """The messages of a pull consumer, for `async for`; up to `ends`, or for ever.
+
+    A message counts as returned when it is: `positions` and `commit` are behind it. Ending a loop early loses nothing.
+    """
+
+    def __init__(self, consumer: PullConsumer, board: DeliveryBoard, ends: Mapping[MessageQueue, int] | None) -> None:
+        self._consumer = consumer
+        self._board = board
+        self._ends = ends
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        if self._ends is None:
+            [message] = await self._consumer.poll(1)
+            return message
+        await anyio.lowlevel.checkpoint()
+        while self._is_left(self._ends):
+            with anyio.move_on_after(LOOK_SECONDS):
+                # Without a message: the rest may be what no filter lets through.
+                process_queue, [message] = await self._board.take(lambda _: 1, exclusive=False)
+                if message.queue_offset < self._ends.get(message.queue, 0):
+                    self._consumer._returned(process_queue, message)
+                    return message
+                process_queue.block([message], anyio.current_time() + LATER_SECONDS)
+        raise StopAsyncIteration
+
+    def _is_left(self, ends: Mapping[MessageQueue, int]) -> bool:
+        positions = self._consumer.positions
+        return any(positions.get(queue, end) < end for queue, end in ends.items())

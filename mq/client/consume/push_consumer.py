@@ -76,7 +76,7 @@ class PushConsumerOptions(TypedDict, total=False):
     consume_from: ConsumeFrom
     ordered: bool
     exclusive: bool
-    broadcast: str | os.PathLike[str] | None
+    broadcast: str | os.PathLike[str] | bool | None
     allocate: Strategy
     concurrency: int
     retry_delay: float
@@ -134,7 +134,8 @@ class PushConsumer(PositionedConsumer):
     even if one of them was cut off without noticing; commits of a member that lost its lock are ignored. The price:
     queues of a member that died are blocked until its locks expire, up to 60 s.
 
-    With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own. Failed
+    With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own, or with
+    True in memory: then it begins at `consume_from` each time it is opened. Failed
     messages are retried by the member itself.
 
     `on_error` are the policies of all handlers, see `on`.
@@ -148,6 +149,10 @@ class PushConsumer(PositionedConsumer):
     handler to its end, or from its delivery by a stream until it is settled.
     """
 
+    _handling_for_operators = 0
+    _offsets: GroupOffsets | LocalOffsets | None = None
+    _member: GroupMember | None = None
+
     def __init__(
         self,
         namesrv: str | Sequence[str],
@@ -156,7 +161,7 @@ class PushConsumer(PositionedConsumer):
         consume_from: ConsumeFrom = "last",
         ordered: bool = True,
         exclusive: bool = False,
-        broadcast: str | os.PathLike[str] | None = None,
+        broadcast: str | os.PathLike[str] | bool | None = None,
         allocate: Strategy = allocate_averagely,
         concurrency: int = 16,
         retry_delay: float = 1.0,
@@ -172,7 +177,8 @@ class PushConsumer(PositionedConsumer):
         rebalance_seconds: float = REBALANCE_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
-        model: Literal["clustering", "broadcasting"] = "clustering" if broadcast is None else "broadcasting"
+        is_broadcast = broadcast is not None and broadcast is not False
+        model: Literal["clustering", "broadcasting"] = "broadcasting" if is_broadcast else "clustering"
         super().__init__(
             namesrv,
             group,
@@ -186,14 +192,15 @@ class PushConsumer(PositionedConsumer):
         )
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
-        if exclusive and (broadcast is not None or not ordered):
+        if exclusive and (is_broadcast or not ordered):
             raise ValueError("exclusive=True needs ordered=True and no broadcast")
         check_position(consume_from)
         self._consume_from = consume_from
         self._ordered = ordered
         self._started_ms = time.time_ns() // 1_000_000
         self._exclusive = exclusive
-        self._broadcast = None if broadcast is None else Path(broadcast)
+        self._is_broadcast = is_broadcast
+        self._offsets_file = None if broadcast is None or isinstance(broadcast, bool) else Path(broadcast)
         self._allocate = allocate
         self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()
@@ -204,22 +211,22 @@ class PushConsumer(PositionedConsumer):
         self._paused: set[MessageQueue] = set()
         self._all_paused = False
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
-        self._handling = Handling(
+        self._handling = self._new_handling(concurrency, max_reconsume_times, check_policies(on_error))
+
+    def _new_handling(self, concurrency: int, max_reconsume_times: int | None, on_error: OnError) -> Handling:
+        return Handling(
             self._board,
             self._subscribed,
-            group=group,
+            group=self.group,
             concurrency=concurrency,
-            ordered=ordered,
+            ordered=self._ordered,
             # A failed message of a broadcast member concerns no other member.
-            give_back=None if ordered or broadcast is not None else self._give_back,
+            give_back=None if self._ordered or self._is_broadcast else self._give_back,
             give_up=self._give_up,
             attempts_max=attempts_max(max_reconsume_times),
-            on_error=check_policies(on_error),
+            on_error=on_error,
             spans=self._spans,
         )
-        self._handling_for_operators = 0
-        self._offsets: GroupOffsets | LocalOffsets | None = None
-        self._member: GroupMember | None = None
 
     # Life cycle.
 
@@ -229,10 +236,10 @@ class PushConsumer(PositionedConsumer):
         self._handling.open()
         self._handling_for_operators = 0
         self._member = None
-        if self._broadcast is None:
+        if not self._is_broadcast:
             self._offsets = GroupOffsets(remoting, self.group, self._consume_from)
         else:
-            self._offsets = LocalOffsets(remoting, self._broadcast, self._consume_from)
+            self._offsets = LocalOffsets(remoting, self._offsets_file, self._consume_from)
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:  # noqa: ASYNC910
         assert self._offsets is not None, "started before it was connected"
@@ -245,7 +252,7 @@ class PushConsumer(PositionedConsumer):
             self._subscribed,
             group=self.group,
             client_id=self.client_id,
-            allocate=self._allocate if self._broadcast is None else None,
+            allocate=None if self._is_broadcast else self._allocate,
             exclusive=self._exclusive,
             is_paused=self._is_paused,
             pull=self._pull_settings,
@@ -290,7 +297,7 @@ class PushConsumer(PositionedConsumer):
             self.group,
             subscriptions=[each.data() for each in self._subscribed.values()],
             consume_type="CONSUME_PASSIVELY",
-            message_model="CLUSTERING" if self._broadcast is None else "BROADCASTING",
+            message_model="BROADCASTING" if self._is_broadcast else "CLUSTERING",
             consume_from_where=f"CONSUME_FROM_{from_where}",
         )
         return HeartbeatData(self.client_id, consumers=[consumer]).encode()
@@ -416,7 +423,7 @@ class PushConsumer(PositionedConsumer):
             timeout=timeout,
             on_error=on_error or {},
         )
-        if not self._ordered and self._broadcast is None and self._retry_topic not in self._subscribed:
+        if not self._ordered and not self._is_broadcast and self._retry_topic not in self._subscribed:
             self._subscribe(self._retry_topic, "*", self._handling.handle_again)
             return
         self._subscriptions_changed()

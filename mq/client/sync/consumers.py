@@ -17,7 +17,7 @@ from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
-from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions
+from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions, PulledMessages
 from mq.client.consume.push_consumer import DRAIN_SECONDS, PushConsumer, PushConsumerOptions
 from mq.client.consume.stop_signals import SIGNALS, check_seconds, note_signal
 from mq.client.errors import ClientError
@@ -276,6 +276,33 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
                     self._call(self._client._take_back, taken)
             raise
         return taken
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """The messages of all assigned queues, one after the other and for ever."""
+        return self._iterate(self._call_now(self._client.__aiter__))
+
+    def read_to_end(self) -> Iterator[ReceivedMessage]:
+        """As `PullConsumer.read_to_end`: `for message in consumer.read_to_end()`."""
+        return self._iterate(self._call(self._client.read_to_end))
+
+    def _iterate(self, messages: PulledMessages) -> Iterator[ReceivedMessage]:
+        while True:
+            taken: list[ReceivedMessage] = []
+            try:
+                self._call(self._next_message, messages, taken)
+            except BaseException:
+                with contextlib.suppress(ClientError):
+                    self._call(self._client._take_back, taken)  # of a call that was interrupted
+                raise
+            if not taken:
+                return
+            yield taken[0]
+
+    @staticmethod
+    async def _next_message(messages: PulledMessages, taken: list[ReceivedMessage]) -> None:
+        async for message in messages:
+            taken.append(message)
+            return
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:

@@ -31,8 +31,7 @@ from mq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer, SyncPushCo
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
-from tests.unit.client.test_silent_waits import strange_server
-from tests.unit.client.test_wrong_addresses import black_hole
+from tests.unit.client.strange_servers import black_hole, strange_server
 
 QUICK = RemotingSettings(request_seconds=0.3, silence_seconds=0.1)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -29,30 +28,10 @@ from mq.client import (
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
+from tests.unit.client.strange_servers import strange_server
 
 pytestmark = pytest.mark.anyio
 QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1)
-
-
-@asynccontextmanager
-async def strange_server(answer: bytes | None) -> AsyncGenerator[str]:
-    """A server that answers each connection with these bytes, closes it (b""), or says nothing (None)."""
-
-    async def serve(stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            if answer is None:
-                await anyio.sleep_forever()
-            elif answer:
-                await stream.receive()
-                await stream.send(answer)
-
-    async with anyio.create_task_group() as tasks:
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        tasks.start_soon(listener.serve, serve)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        yield f"127.0.0.1:{port}"
-        tasks.cancel_scope.cancel()
-    await listener.aclose()
 
 
 ANSWERS = {

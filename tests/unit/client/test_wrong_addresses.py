@@ -27,22 +27,10 @@ from mq.client import (
 from mq.monitoring.families import Families
 from mq.monitoring.http import Monitoring, open_listeners
 from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.strange_servers import black_hole
 
 pytestmark = pytest.mark.anyio
 QUICK = RemotingSettings(connect_seconds=0.3, request_seconds=0.3, silence_seconds=0.1)
-
-
-@contextlib.contextmanager
-def black_hole() -> Iterator[str]:
-    """An address that neither accepts nor refuses connections: the backlog of its socket is full."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                filler.connect(listener.getsockname())
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def unresolved(monkeypatch: pytest.MonkeyPatch) -> str:

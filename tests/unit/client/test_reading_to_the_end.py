@@ -1,0 +1,100 @@
+"""Reading chosen queues as a loop: up to their present ends, or for ever; and broadcasting without a file."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from mq.client import ClientError, Message, Producer, PullConsumer
+from mq.client.sync import SyncPullConsumer
+from tests.unit.client.consuming import consumer_of, fill, stored, take
+from tests.unit.client.fake_cluster import FakeCluster
+
+
+@pytest.mark.anyio
+async def test_loop_ends_at_the_present_end() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 3}) as cluster,
+        PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,
+        Producer(cluster.namesrv) as producer,
+    ):
+        bodies = fill(cluster, 10, queues=2)  # the third queue is empty
+        await reader.assign(await reader.queues("T"))
+        read: list[bytes] = []
+        with anyio.fail_after(60):
+            messages = await reader.read_to_end()
+            for number in range(6):
+                await producer.send(Message("T", b"later %d" % number))
+            async for message in messages:
+                read.append(message.body)
+            assert sorted(read) == bodies
+            assert sorted(reader.positions.values()) == [0, 5, 5]
+            # What came later is still there.
+            later = [message.body async for message in await reader.read_to_end()]
+        assert sorted(later) == [b"later %d" % number for number in range(6)]
+        assert [message async for message in await reader.read_to_end()] == []
+
+
+@pytest.mark.anyio
+async def test_loop_ends_behind_messages_that_no_filter_lets_through() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,
+    ):
+        for number in range(6):
+            cluster.group.append("T", 0, stored(b"%d" % number, tags="a" if number < 2 else "b"))
+        await reader.assign(await reader.queues("T"), tags="a")
+        with anyio.fail_after(60):
+            read = [message.body async for message in await reader.read_to_end()]
+        assert read == [b"0", b"1"]
+        assert list(reader.positions.values()) == [6]
+
+
+@pytest.mark.anyio
+async def test_loop_that_is_left_loses_nothing() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 1}) as cluster,
+        PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,
+    ):
+        bodies = fill(cluster, 5)
+        await reader.assign(await reader.queues("T"))
+        with anyio.fail_after(60):
+            async for message in reader:
+                assert message.body == bodies[0]
+                break
+            async for message in await reader.read_to_end():
+                assert message.body == bodies[1]
+                break
+            assert list(reader.positions.values()) == [2]
+            assert [message.body for message in await reader.poll()] == bodies[2:]
+        await cluster.kill(cluster.leader)
+        with pytest.raises(ClientError):
+            await reader.read_to_end()
+
+
+def test_threads_read_to_the_end(threads: FakeCluster) -> None:
+    bodies = fill(threads, 5)
+    with SyncPullConsumer(threads.namesrv, "G", consume_from="first") as reader:
+        reader.assign(reader.queues("T"))
+        assert next(iter(reader)).body == bodies[0]
+        assert [message.body for message in reader.read_to_end()] == bodies[1:]
+        assert list(reader.read_to_end()) == []
+
+
+@pytest.mark.anyio
+async def test_broadcast_without_a_file_begins_anew() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        bodies = fill(cluster, 3)
+        members = [consumer_of(cluster, broadcast=True) for _ in range(2)]
+        async with members[0], members[1]:
+            for member in members:
+                member.subscribe("T")
+                assert [message.body for message in await take(member, 3)] == bodies
+        assert cluster.group.offsets == {}
+        async with members[0]:
+            assert [message.body for message in await take(members[0], 3)] == bodies
+        not_broadcasting = consumer_of(cluster, broadcast=False)
+        async with not_broadcasting:
+            not_broadcasting.subscribe("T")
+            await take(not_broadcasting, 3)
+        assert cluster.group.offsets["cg", "T", 0] == 2
