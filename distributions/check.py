@@ -102,8 +102,8 @@ asyncio.run(main())
 """
 
 _IS_COMPILED: Final = """
-import mq.compiled, raftlog.segment.compiled_writer as writer
-print(mq.compiled.IS_COMPILED and writer.IS_COMPILED, mq.compiled.__file__)
+import mq.compiled, raftlog.compiled.loaded
+print(mq.compiled.IS_COMPILED and raftlog.compiled.loaded.IS_COMPILED, mq.compiled.__file__)
 """
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import raftlog.compiled
 import raftlog.compiled.loaded
 from mq.compiled import IS_COMPILED, PURE_PYTHON, __main__
 from raftlog.compiled import building
@@ -186,3 +187,14 @@ def test_the_environment_switches_the_module_off() -> None:
     environment = {**os.environ, PURE_PYTHON: "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_an_installation_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "raftlog" / "compiled"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(raftlog.compiled, "__file__", str(package / "__init__.py"))
+    assert __main__.main() == __main__.NOT_COMPILED
+    assert f"{tmp_path} is no checkout" in capsys.readouterr().out
+    assert not list(package.iterdir())
