@@ -10,6 +10,7 @@ from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import NONE, ConfState, CoreConfig, HardState, NodeId, Role
 from raftlog.log_numbers import NO_INDEX, Term
 from raftlog.replica import Replica
+from raftlog.segment.limits import DEFAULT
 
 A, B, C = (NodeId(name) for name in "abc")
 CONFIG = CoreConfig()
@@ -19,6 +20,7 @@ class Stage:
     """A replica of three with a clock, a disk that finishes nothing, and peers that say nothing."""
 
     segment_bytes = 1024 * 1024
+    limits = DEFAULT
 
     def __init__(self) -> None:
         self.now = 50.0
