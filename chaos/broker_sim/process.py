@@ -47,6 +47,8 @@ _DESCRIPTORS_MAX = 1 << 30
 _SECRETS = (bytes(32),)
 EARLY_NOTE = encode_early(0, 0)
 """Half of the deletions come before their time, as on a full disk."""
+_CHECK_TURNS = 16
+"""The state of a broker is checked once in so many turns, since that looks at all of it."""
 _QUEUES_AT_ONCE = 3
 """Small, so that entries are applied between two parts of a checkpoint."""
 
@@ -281,6 +283,12 @@ class BrokerProcess(LogProcess):
         self._cluster.in_process(self, "is connected to", lambda: self.broker.accept(cast("Any", sock)))
 
     # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """See `LogProcess.pump`: also checks the invariants of the broker's state, every few turns."""
+        super().pump()
+        if self._turns % _CHECK_TURNS == 0:
+            self.broker.check_invariants()
 
     def _end_turn(self) -> None:
         self.broker.end_turn()

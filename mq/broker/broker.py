@@ -318,6 +318,14 @@ class Broker:
         if self._unsent.nbytes > self._unread.bytes_max:
             self._unread.drop_some()
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two turns in the state of this broker; slow, for tests."""
+        self._metadata.check_invariants()
+        self._store.check_invariants()
+        self.appender.check_invariants()
+        if self.appender.is_open:
+            self.queue_offsets.check_invariants()
+
     def _lead(self, term: Term) -> None:
         """Everything before this term is applied: queue offsets are known, so messages can be accepted."""
         self._led_term = term

@@ -16,6 +16,7 @@ import errno
 import os
 import zlib
 from array import array
+from itertools import pairwise
 
 from mq.protocol import names
 from mq.protocol.numbers import FIRST_OFFSET, PhysicalOffset, QueueOffset, offset_range
@@ -300,6 +301,21 @@ class ConsumeQueue:
                 raise QueueFileDamaged(
                     path, "last entry ends after the end of the log", log_end, physical_offset + size
                 )
+
+    def check_invariants(self) -> None:
+        """Assert what holds between calls; for tests. Reads no files.
+
+        Files and memory together have every entry once, in order: readers compute from an offset where its entry is.
+        Records of later messages are further on in the log: searches by position or time rely on it.
+        """
+        first, tail = self._flushed_offset, self._tail
+        assert 0 <= self.min_offset <= first <= self.max_offset, f"{self}: files end at {first}"
+        assert len(tail) == (self.max_offset - first) * QUEUE_ENTRY_BYTES, (
+            f"{self}: files end at {first}, and {len(tail)} bytes are in memory"
+        )
+        places = [position for position, _, _ in QUEUE_ENTRY.iter_unpack(tail)]
+        for number, (before, behind) in enumerate(pairwise(places), first):
+            assert before < behind, f"{self}: {number} is at {before} in the log, the next one at {behind}"
 
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset}))"

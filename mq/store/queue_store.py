@@ -406,6 +406,32 @@ class QueueStore:
         for path in outside(durable.retired, since.forgotten):
             self._files.remove(path)
 
+    def check_invariants(self) -> None:
+        """Assert what holds between calls; for tests, since it looks at every queue.
+
+        - Both tables have the same queues: the one by encoded names is for applied entries, the other for readers.
+        - A queue with entries in memory is due to be written, and first if it has a page of them; only damage of its
+          files holds it up. Otherwise every checkpoint would have to contain them for ever.
+        - What is to be told to waiting pulls is of existing queues.
+        - What holds for each queue.
+        """
+        names = {(name.decode(), queue_id): queue for (name, queue_id), queue in self._by_name.items()}
+        assert names == self._queues, f"{len(names)} queues by encoded name, {len(self._queues)} by name"
+        damaged = {block.queue.key for block in self.damaged()}
+        for key, queue in self._queues.items():
+            assert queue.key == key, f"{queue} is listed as {key}"
+            queue.check_invariants()
+            assert not queue.pending_bytes or key in self._dirty or key in damaged, (
+                f"{queue} has {queue.pending_bytes} bytes in memory, and is not due to be written"
+            )
+            assert queue.captured <= self._captures, f"{queue} is in capture {queue.captured} of {self._captures}"
+        for what, keys in (("to be written", self._dirty), ("grown", self._grown)):
+            assert keys.keys() <= self._queues.keys(), f"{what}, and not there: {keys.keys() - self._queues.keys()}"
+        stray = self._full.keys() - self._dirty.keys()
+        assert not stray, f"a page in memory, and not to be written: {stray}"
+        calls = list(self._dirty.values())
+        assert calls == sorted(calls), f"queues are not written in the order of their first entries: {calls}"
+
     def close(self) -> None:
         """Close all descriptors. Entries in memory are dropped; the log has them."""
         self._files.close()

@@ -316,6 +316,8 @@ class TimerMachine(RuleBasedStateMachine):
             self.store.append_run(run)
         for command in commands:
             self.metadata.apply(decode_command(command))
+        self.store.check_invariants()
+        self.metadata.check_invariants()
         for queue_id in range(QUEUES):
             queue = self.store.get("T", queue_id)
             if queue is None:

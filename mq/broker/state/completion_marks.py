@@ -125,6 +125,18 @@ class QueueMarks:
             self.low = offset
             self._settle(offset)
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests.
+
+        ``low`` is open, for it moves past finished ones at once; nothing below it is marked, and no byte at the end is
+        empty. So equal marks are equal byte for byte, in memory and in snapshots.
+        """
+        bits, at = self.bits, self.low & 7
+        assert self.low >= 0, f"finished below {self.low}"
+        assert not bits or bits[-1], f"{len(bits)} bytes of marks from {self.low} on end with an empty one"
+        assert not bits or not bits[0] & (1 << at) - 1, f"marks below {self.low}: {bits[0]:#x}"
+        assert not bits or not bits[0] >> at & 1, f"{self.low} is finished, everything below it is as well"
+
     def _settle(self, low: QueueOffset) -> None:
         """Move ``low`` past the finished offsets from there on, and drop the bits below."""
         bits = self.bits

@@ -121,6 +121,16 @@ class FormerTopics:
         }
         self._rows = sum(former.rows for former in self.deleted.values())
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests.
+
+        The rows are counted right, since the count decides what is forgotten. Whether topics exist is checked by
+        `Metadata.check_invariants`.
+        """
+        rows = sum(former.rows for former in self.deleted.values())
+        assert self._rows == rows, f"{self._rows} rows were counted, there are {rows}"
+        assert len(self.deleted) <= self._deleted_max, f"{len(self.deleted)} deleted topics are remembered"
+
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable`; deletions come with `delete`."""
 

@@ -384,6 +384,51 @@ class Metadata:
                 part.restore(capture())
             raise SnapshotDamaged(f"metadata snapshot: {error}") from error
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests, since it looks at every table.
+
+        - Every topic and group is listed under its name, and no two topics have one identity: clients take equal ones
+          for the same topic.
+        - Offsets and permissions are of existing topics: what is left of a deleted one would count for the next of its
+          name. No offset lies before the beginning of such a topic, since that would be one of its predecessor.
+        - While no consumer has continued from a reset, the group's offset is the one that was set; a commit ends both.
+        - Locked queues are counted right, for the metrics.
+        - What holds for the tables of their own.
+        """
+        for name, config in self.topics.items():
+            assert config.name == name, f"topic {config.name} is listed as {name}"
+        for name, group in self.groups.items():
+            assert group.name == name, f"group {group.name} is listed as {name}"
+        identities = self.topic_identities
+        assert identities.keys() <= self.topics.keys(), f"identities of no topic: {identities.keys() - self.topics}"
+        assert len(set(identities.values())) == len(identities), f"two topics have one identity: {identities}"
+        for (group_name, topic), offsets in self.consumer_offsets.items():
+            assert topic in self.topics, f"{group_name} has offsets in {topic}, which does not exist"
+            for queue_id, offset in offsets.items():
+                begin = self.former_topics.begin(topic, queue_id)
+                assert offset >= begin, f"{group_name} is at {offset} of {topic}/{queue_id}, which begins at {begin}"
+        for (group_name, topic), resets in self.offset_resets.items():
+            assert resets, f"{group_name} has no reset in {topic}, and a table of them"
+            for queue_id, offset in resets.items():
+                stored = self.consumer_offset(group_name, topic, queue_id)
+                assert stored == offset, f"{group_name} was reset to {offset} of {topic}/{queue_id}, and is at {stored}"
+        locked = sum(map(len, self.queue_locks.values()))
+        assert self.lock_count == locked, f"{self.lock_count} locks were counted, there are {locked}"
+        assert all(self.queue_locks.values()), f"a table without locks: {sorted(self.queue_locks)}"
+        assert all(topic in self.topics for _, topic in self.forbidden), f"of no topic: {sorted(self.forbidden)}"
+        strangers = self.younger_queues.keys() - self.consumer_offsets.keys()
+        assert not strangers, f"queues are younger than the offsets of {strangers}, which have none"
+        former = self.former_topics
+        assert former.begins.keys() <= self.topics.keys(), f"begun, not there: {former.begins.keys() - self.topics}"
+        assert former.deleted.keys().isdisjoint(self.topics), (
+            f"deleted, and there: {former.deleted.keys() & self.topics}"
+        )
+        for marks in self.marks.queues.values():
+            marks.check_invariants()
+        self.pops.check_invariants()
+        self.sequences.check_invariants()
+        self.former_topics.check_invariants()
+
     def _advance_offset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> bool:
         # A commit may be in flight while its topic is deleted; it must not affect a later topic of that name.
         if topic not in self.topics:

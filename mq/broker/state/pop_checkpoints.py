@@ -10,6 +10,7 @@ to the first open message.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -384,6 +385,42 @@ class PopCheckpoints:
         for key, queue in queues.items():
             self._put(key, queue)
             self._count(key[0], len(queue.open))
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two commands; for tests, since it looks at every checkpoint.
+
+        - A queue is listed as long as something in it is open, and by its topic: what deletes a topic and what keeps
+          the log for popped messages look at nothing else.
+        - Every checkpoint has an open message and spans at most `SPAN_MAX`: its bits fit into one command.
+        - The counts are those of the checkpoints: they decide whether a group may pop at all.
+        - An ordered checkpoint ends where the group's offset goes, and counts only messages before that.
+        """
+        counted: Counter[str] = Counter()
+        for key, queue in self.queues.items():
+            what = f"{key[0]} in {key[1]}/{key[2]}"
+            assert queue.open or queue.ordered is not None, f"{what} is listed with nothing open"
+            assert key in self._of_topics.get(key[1], ()), f"{what} is not listed by its topic"
+            assert queue.epoch <= self._epoch, f"{what} is of epoch {queue.epoch}, the latest is {self._epoch}"
+            counted[key[0]] += len(queue.open)
+            for (start, pop_time_ms), checkpoint in queue.open.items():
+                at = f"{what} from {start} on, popped at {pop_time_ms}"
+                assert checkpoint.bits > 0, f"{at}: the open messages are {checkpoint.bits}"
+                assert checkpoint.bits.bit_length() <= SPAN_MAX, f"{at}: a span of {checkpoint.bits.bit_length()}"
+                assert start >= 0, f"{at}: a negative offset"
+            if (ordered := queue.ordered) is not None:
+                end = ordered.start + ordered.bits.bit_length()
+                assert ordered.start < end <= ordered.next_offset, (
+                    f"{what}, in order from {ordered.start} on: open up to {end}, examined up to {ordered.next_offset}"
+                )
+                for offset in (*ordered.counts, *ordered.later):
+                    assert ordered.start <= offset < ordered.next_offset, (
+                        f"{what}, in order from {ordered.start} to {ordered.next_offset}: {offset} is noted"
+                    )
+        listed = sum(map(len, self._of_topics.values()))
+        assert listed == len(self.queues), f"{listed} queues are listed by topic, there are {len(self.queues)}"
+        assert all(self._of_topics.values()), f"topics without a queue are listed: {sorted(self._of_topics)}"
+        assert self.count == counted.total(), f"{self.count} checkpoints were counted, there are {counted.total()}"
+        assert self.of_groups == +counted, f"{self.of_groups} checkpoints were counted by group, there are {+counted}"
 
     def topic_deleted(self, topic: str) -> None:
         """See `StateTable.topic_deleted`."""

@@ -194,6 +194,25 @@ class ProducerSequences:
             window.drop(excess)
             self.count -= excess
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two records; for tests, since it looks at every range.
+
+        The ranges of a producer ascend and do not overlap, because a search looks at one side of the first number only;
+        those below the floor are gone. The limits hold, and so does the count that they are compared with.
+        """
+        for name, window in self._windows.items():
+            ends = [first + extra for first, extra in zip(window.firsts, window.extras, strict=True)]
+            for end, first in zip((window.floor, *ends), window.firsts, strict=False):
+                assert end < first, f"{name}: numbers from {first} on are stored twice, those up to {end} are"
+            assert len(window.positions) == len(ends), f"{name}: {len(ends)} ranges at {len(window.positions)} places"
+            assert 0 < len(ends) <= self._window_max, f"{name}: {len(ends)} ranges, at most {self._window_max} are kept"
+            assert window.stored_from <= window.floor + 1, f"{name}: {window.stored_from} to {window.floor} are stored"
+            is_wide = name in self._wide
+            assert is_wide == (len(ends) > self._narrow), f"{name} has {len(ends)} ranges, is listed as wide: {is_wide}"
+        count = sum(len(window.firsts) for window in self._windows.values())
+        assert self.count == count, f"{self.count} ranges were counted, there are {count}"
+        assert len(self._windows) <= self._producers_max, f"{len(self._windows)} producers"
+
     def capture(self) -> Callable[[], object]:
         """See `StateTable.capture`."""
         self._epoch += 1

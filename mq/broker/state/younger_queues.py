@@ -7,7 +7,7 @@ queues of a new group, which may skip what is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, KeysView
 
 import msgspec
 
@@ -33,6 +33,10 @@ class YoungerQueues:
         """Whether the queue was added after the group had stored offsets in the topic."""
         first = self._first.get((group, topic))
         return first is not None and queue_id >= first
+
+    def keys(self) -> KeysView[tuple[str, str]]:
+        """The groups, each with a topic, that have such queues."""
+        return self._first.keys()
 
     def offsets_removed(self, *, group: str | None = None, topic: str | None = None) -> None:
         """The offsets of a group, or of all groups in a topic, were removed: the next ones are those of new groups."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 from mq.broker.net.errors import RequestRefused
@@ -253,3 +254,26 @@ class Appender:
                 on_outcome(Unknown())
         self._round_ends.clear()
         self._gathering.stop()
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two turns; for tests.
+
+        - Nothing waits for a round unless this replica leads: whoever adds something later would never be answered.
+        - What is counted as pending is at least what waits and what is in flight; resends that wait for the outcome of
+          the first one come on top. Otherwise the limit would let too much in, or nothing at all.
+        - Entries are answered in the order of the log, and the last one in flight ends the last round: otherwise rounds
+          that nobody waits for would keep the next ones from starting.
+        """
+        assert self.is_open or not self.pending, f"{len(self.pending)} items wait, and this replica does not lead"
+        senders = sum(item.sender_count for item in self.pending)
+        assert self.waiting_senders == senders, f"{self.waiting_senders} senders were counted, {senders} wait"
+        waiting = sum(item.nbytes for item in self.pending)
+        in_flight = sum(entry.nbytes for entry in self._committing)
+        assert self.pending_bytes >= waiting + in_flight, (
+            f"{self.pending_bytes} bytes were counted, {waiting} wait and {in_flight} are in flight"
+        )
+        indexes, ends = [entry.index for entry in self._committing], list(self._round_ends)
+        assert all(before < behind for before, behind in pairwise(indexes)), f"entries in flight: {indexes}"
+        assert all(before < behind for before, behind in pairwise(ends)), f"rounds in flight end with {ends}"
+        assert len(ends) <= self._rounds_in_flight, f"{len(ends)} of {self._rounds_in_flight} rounds are in flight"
+        assert not ends or ends[-1:] == indexes[-1:], f"rounds in flight end with {ends}, the entries are {indexes}"

@@ -128,3 +128,19 @@ class QueueOffsets(Service):
             # Nothing was written after a deletion that is not applied yet, otherwise there would be a tail.
             tail = self._tails[name.text, queue_id] = NextOffset(name, queue_id, self.end(topic, queue_id))
         return tail
+
+    def check_invariants(self) -> None:
+        """Assert what holds between two turns while this replica leads; for tests.
+
+        The next offset of a queue is not below what is stored, otherwise two messages would get one offset; unless the
+        queue's deletion is in the log and not applied yet. What an entry adds is gathered only while it is built.
+        """
+        for (topic, queue_id), tail in self._tails.items():
+            assert tail.run is None, (
+                f"{topic}/{queue_id}: {len(tail.run or ())} messages of an entry are still gathered"
+            )
+            stored = self._next_offset(topic, queue_id)
+            assert topic in self._deletions or tail.next_offset >= stored, (
+                f"{topic}/{queue_id}: the next message gets {tail.next_offset}, and {stored} are stored"
+            )
+        assert all(count > 0 for count in self._deletions.values()), f"deletions on their way: {self._deletions}"

@@ -137,7 +137,7 @@ def test_what_the_log_lost_is_counted_once_also_if_the_disk_is_full(machine: Tim
     assert queue is not None
     machine.pass_time(HOUR)
     machine.fill_disk(True)
-    queue.min_offset = QueueOffset(2)
+    queue.begin_at(QueueOffset(2))
     for _ in range(5):
         machine.run_timers(10)
         machine.start_round()

@@ -52,7 +52,7 @@ def test_what_cannot_be_read_is_done_with_once_the_log_has_lost_it(
     assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (1, 1)
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * SECOND))
     assert queue is not None
-    queue.min_offset = QueueOffset(1)
+    queue.begin_at(QueueOffset(1))
     machine.pass_time(MINUTE)
     machine.run_timers(50)
     machine.settle()

@@ -178,7 +178,7 @@ class AppenderMachine(RuleBasedStateMachine):
 
     @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))
     def start_round(self, refusals: list[Refusal | None]) -> None:
-        self.log.refusals = refusals
+        self.log.refusals = list(refusals)
         may_start = self.appender.is_open and self.appender.may_start and self.appender.pending
         asked, framed = self.turns_asked, len(self.log.framed)
         started = self.appender.start_round()
@@ -243,6 +243,7 @@ class AppenderMachine(RuleBasedStateMachine):
 
     @invariant()
     def settled_as_what_became_of_it(self) -> None:
+        self.appender.check_invariants()
         durable = set(self.durable)
         for number, fate in self.fates.items():
             assert fate in FATES

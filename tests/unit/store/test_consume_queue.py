@@ -287,6 +287,7 @@ class QueueAgainstList(RuleBasedStateMachine):
 
     @invariant()
     def reads_equal_the_list(self) -> None:
+        self.queue.check_invariants()
         assert (self.queue.min_offset, self.queue.max_offset) == (self.start, self.end)
         assert self.queue.read(QueueOffset(self.start), self.end + 1) == entries(self.start, self.end)
         middle = (self.start + self.end) // 2

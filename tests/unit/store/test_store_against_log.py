@@ -76,6 +76,7 @@ class StoreAgainstLog(RuleBasedStateMachine):
 
     @invariant()
     def queues_are_what_the_log_says(self) -> None:
+        self.store.check_invariants()
         assert contents(self.store) == derived(self.log)
 
 

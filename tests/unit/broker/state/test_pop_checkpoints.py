@@ -164,6 +164,7 @@ class PopStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
+        self.metadata.check_invariants()
         found = {
             Open(key, start, pop_time_ms, offset): checkpoint.invisible_ms
             for key, queue in self.metadata.pops.queues.items()
