@@ -27,7 +27,8 @@ from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
 from mq.broker.context import Environment, wall_clock_ms
 from mq.broker.limits import DEFAULT, BrokerLimits
-from mq.broker.settings import RESTORING_DIRECTORY, Address, BrokerSettings
+from mq.broker.setting_groups import Address
+from mq.broker.settings import RESTORING_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import announced_level
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import SnapshotDamaged

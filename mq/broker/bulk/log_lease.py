@@ -13,7 +13,7 @@ from typing import Final
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.settings import BrokerSettings
+from mq.broker.setting_groups import BulkSettings
 from mq.protocol.bulk_requests import HoldLog
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import PhysicalOffset
@@ -32,7 +32,7 @@ class LogLeases(Service):
     """
 
     def __init__(
-        self, *, settings: BrokerSettings, base_pos: Callable[[], PhysicalOffset], clock: Callable[[], float]
+        self, *, settings: BulkSettings, base_pos: Callable[[], PhysicalOffset], clock: Callable[[], float]
     ) -> None:
         self._settings = settings
         self._base_pos = base_pos

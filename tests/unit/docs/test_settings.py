@@ -11,6 +11,8 @@ import annotated_types
 import pytest
 from pydantic.fields import FieldInfo
 
+from mq.broker.admin.broker_config import CHANGEABLE
+from mq.broker.setting_groups import ChangeableSettings, SettingGroup
 from mq.broker.settings import BrokerSettings
 from mq.namesrv.settings import NamesrvSettings
 from mq.settings import ProcessSettings
@@ -69,6 +71,15 @@ def test_the_guide_has_every_setting() -> None:
     if os.environ.get("REWRITE"):
         GUIDE.write_text(wanted)
     assert GUIDE.read_text() == wanted, "docs/settings.md: REWRITE=1"
+
+
+def test_only_changeable_settings_change_at_run_time() -> None:
+    assert set(CHANGEABLE.values()) == ChangeableSettings.model_fields.keys()
+
+
+def test_every_setting_of_a_broker_is_in_one_group() -> None:
+    names = [name for group in SettingGroup.__subclasses__() for name in group.model_fields]
+    assert sorted(names) == sorted(BrokerSettings.model_fields)
 
 
 @pytest.mark.parametrize("settings", [settings for _, settings in SERVERS])

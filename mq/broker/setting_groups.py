@@ -1,0 +1,329 @@
+"""The settings of a broker in groups, each with its own checks.
+
+`BrokerSettings` in `mq.broker.settings` is all of them, and users set each by its name, whatever its group.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from mq.broker.limits import CHECKS_MAX
+from mq.protocol.bulk import BULK_BYTES_MAX
+from mq.protocol.delay import DELAY_LEVELS_MS, format_levels, parse_levels
+from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from mq.settings import parse_metrics_address
+from mq.tls import TlsMode, check_tls
+from raftlog import parse_address
+
+Address = tuple[str, int]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+MIB = 1024 * 1024
+
+MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
+"""No client frame can contain a larger body."""
+
+
+def parse_address_list(text: str) -> list[Address]:
+    """Addresses from ``HOST:PORT;...``. Raises ValueError."""
+    return [parse_address(part) for part in text.split(";") if part.strip()]
+
+
+def parse_networks(text: str) -> list[Network]:
+    """Networks from ``ADDRESS/BITS,...``. Raises ValueError."""
+    return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
+
+
+class SettingGroup(BaseModel):
+    """Base of the groups."""
+
+    model_config = SettingsConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class PlaceInGroup(SettingGroup):
+    """Which group a broker belongs to, and which of its replicas it is.
+
+    Names and peers must be equal on all replicas of a group; most other settings may differ.
+    """
+
+    cluster: str = Field("DefaultCluster", description="name of the cluster in the route")
+    group: str = Field("broker-a", description="broker name: one Raft group, one entry in the route")
+    cluster_id: str | None = Field(
+        None, description="identity of the replicated log; default: derived from cluster and group"
+    )
+    node_id: str = Field("n0", pattern=r"^[a-z]\d+$", description="letter and number; the number gives the broker id")
+    peers: str = Field(
+        "n0@127.0.0.1:40911", description="all replicas, including this one: ID@HOST:PORT, comma separated"
+    )
+    join: bool = Field(False, description="start without members and wait until a leader adds this node to its group")
+    replication_listen: str | None = Field(
+        None, description="where other replicas connect; default: this node's address in `peers`"
+    )
+
+    @field_validator("replication_listen")
+    @classmethod
+    def _is_replication_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_address(value)
+        return value
+
+
+class RaftSettings(SettingGroup):
+    """How a replica takes part in its group, and what it writes to the log."""
+
+    priority: int = Field(0, ge=-1000, le=1000, description="preference as leader: the highest priority leads")
+    lease_reads: bool = Field(
+        False, description="the leader reads without asking a majority; needs clocks of equal rate"
+    )
+    format_level_max: int | None = Field(
+        None,
+        ge=1,
+        description="hold the group at this format level, so that a downgrade stays possible; default: it rises "
+        "when all replicas support a higher one",
+    )
+    catch_up_bytes_per_second: int = Field(
+        50 * MIB, ge=MIB, description="limit per replica that fetches whole segment files"
+    )
+    durability: Literal["quorum-fsync", "quorum-memory"] = Field(
+        "quorum-fsync", description="what an acknowledgement means: on disk, or only in memory, on a majority"
+    )
+    segment_bytes: int = Field(
+        1024 * MIB,
+        ge=64 * 1024,
+        description="size of a segment file, the same on all replicas; a node that joins takes it from its group",
+    )
+    entry_bytes_max: int = Field(
+        256 * 1024, ge=1024, le=16 * MIB, description="maximum size of a log entry with several messages"
+    )
+    rounds_in_flight: int = Field(1, ge=1, description="entries in flight; with more of them, entries are smaller")
+    heartbeat_seconds: float = Field(0.2, gt=0, description="interval of the leader's heartbeats to followers")
+    election_timeout_seconds_min: float = Field(
+        1.5, gt=0, description="silence of the leader after which a follower may stand for election"
+    )
+    election_timeout_seconds_max: float = Field(
+        3.0, gt=0, description="each follower chooses a random timeout between the minimum and this one"
+    )
+
+    @model_validator(mode="after")
+    def _elections_wait_for_heartbeats(self) -> Self:
+        if self.election_timeout_seconds_min < 3 * self.heartbeat_seconds:
+            raise ValueError("election_timeout_seconds_min must be at least three heartbeats")
+        if self.election_timeout_seconds_max < 1.2 * self.election_timeout_seconds_min:
+            raise ValueError("election_timeout_seconds_max must exceed the minimum by at least a fifth")
+        return self
+
+
+class NetworkSettings(SettingGroup):
+    """Where a broker is reached, and which connections it keeps."""
+
+    listen: str = Field("127.0.0.1:10911", description="where clients connect")
+    advertise: str | None = Field(None, description="address in the route, when it differs from `listen`")
+    metrics_listen: str | None = Field(
+        None,
+        description="where /metrics, /healthz and /readyz are served, HOST:PORT, or `off`; default: the port of "
+        "`listen` plus 100",
+    )
+    metrics_series_max: int = Field(
+        10_000, ge=100, description="series of metrics by topic and consumer group; the broker drops and counts more"
+    )
+    namesrv: str = Field("", description="name servers, HOST:PORT separated by semicolons")
+    register_seconds: float = Field(30.0, ge=1, le=60, description="interval of registrations at name servers")
+    admin_from: str = Field(
+        "",
+        description="networks that may change the group, in addition to this host, such as 10.0.0.0/8, comma separated",
+    )
+    connections_max: int = Field(20_000, ge=1, description="above this, the broker closes new connections at once")
+    client_expiry_seconds: float = Field(120.0, gt=0, description="forget a client without a heartbeat for this time")
+    idle_seconds_max: float = Field(120.0, gt=0, description="close an idle connection after this time")
+
+    @field_validator("listen", "advertise")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_address(value)
+        return value
+
+    @field_validator("namesrv")
+    @classmethod
+    def _are_addresses(cls, value: str) -> str:
+        parse_address_list(value)
+        return value
+
+    @field_validator("admin_from")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        parse_networks(value)
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _is_metrics_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_metrics_address(value)
+        return value
+
+
+class SecuritySettings(SettingGroup):
+    """Accounts, certificates and the secret of the group."""
+
+    acl_file: Path | None = Field(
+        None,
+        description="accounts and permissions of clients, as RocketMQ's plain_acl.yml, the same on all replicas; read "
+        "again when it changes; default: every client has full access",
+    )
+    tls_mode: TlsMode = Field(
+        "disabled",
+        description="whether clients use TLS: disabled, permissive (optional, on the same port), or enforcing",
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file with the certificate chain; read again when it changes"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the key, without a password")
+    tls_clients_ca: Path | None = Field(
+        None, description="clients must have a certificate that one of these authorities signed (PEM)"
+    )
+    tls_replication: TlsMode = Field(
+        "disabled", description="TLS between replicas: disabled, permissive (optional), or enforcing"
+    )
+    tls_namesrv: bool = Field(False, description="connect to name servers with TLS")
+    tls_namesrv_ca: Path | None = Field(None, description="authorities of name servers (PEM); default: the system's")
+    secret_file: Path | None = Field(
+        None, description="the secret of the group, the same on all replicas; default: group.secret in `data_dir`"
+    )
+
+    @model_validator(mode="after")
+    def _tls_has_its_files(self) -> Self:
+        check_tls("tls_mode", self.tls_mode, self.tls_certificate, self.tls_key)
+        check_tls("tls_replication", self.tls_replication, self.tls_certificate, self.tls_key)
+        return self
+
+
+class MemorySettings(SettingGroup):
+    """What clients may make a broker keep in memory."""
+
+    pending_bytes_max: int = Field(64 * MIB, ge=MIB, description="unacknowledged messages; above: SYSTEM_BUSY")
+    forward_bytes_max: int = Field(
+        64 * MIB, ge=MIB, description="bytes of requests forwarded to the leader; above: SYSTEM_BUSY"
+    )
+    forward_requests_max: int = Field(10_000, ge=1, description="number of requests forwarded to the leader")
+    forward_seconds_max: float = Field(
+        2.5, gt=0, description="how long forwarded requests wait for a leader; RocketMQ clients wait 3 s"
+    )
+    held_pulls_max: int = Field(100_000, ge=1, description="pulls that wait for messages; the same number of pops")
+    held_bytes_max: int = Field(128 * MIB, ge=MIB, description="memory of waiting pulls; above: answered at once")
+    unfinished_bytes_max: int = Field(
+        128 * MIB, ge=MIB, description="partly received requests of all clients; above, further ones wait unread"
+    )
+    unfinished_seconds_max: float = Field(
+        30.0, ge=1, description="close a connection if no more bytes of its request arrive for this time"
+    )
+    unread_bytes_max: int = Field(
+        256 * MIB, ge=MIB, description="unread replies of all clients; above, those with the most are dropped"
+    )
+    output_bytes_max: int = Field(64 * MIB, ge=MIB, description="unread replies of one client; above, it is dropped")
+
+
+class MessageSettings(SettingGroup):
+    """Messages, delays and transactions."""
+
+    message_bytes_max: int = Field(
+        4 * MIB,
+        ge=1024,
+        le=MESSAGE_BYTES_LIMIT,
+        description="largest message body; a node that joins lowers the default to what fits `segment_bytes`",
+    )
+    default_topic_queues: int = Field(
+        8, ge=1, le=1024, description="maximum number of queues of such a topic; clients usually ask for 4"
+    )
+    store_reply_message: bool = Field(True, description="store replies, in addition to pushing them")
+    delay_levels: str = Field(
+        format_levels(DELAY_LEVELS_MS), description="delays of levels 1, 2, ...; units s, m, h, d"
+    )
+    timer_delay_max_seconds: int = Field(
+        40 * 86_400, ge=1, le=366 * 86_400, description="maximum delay of a timed message"
+    )
+    transactions: bool = Field(True, description="producers may send transactional messages")
+    transaction_timeout_seconds: float = Field(
+        6.0, gt=0, description="age of an open transaction at its first check-back"
+    )
+    transaction_check_seconds: float = Field(30.0, gt=0, description="time between check-backs")
+    transaction_checks_max: int = Field(
+        15, ge=1, le=CHECKS_MAX, description="check-backs without an outcome, after which a transaction is given up"
+    )
+
+    @field_validator("delay_levels")
+    @classmethod
+    def _is_level_table(cls, value: str) -> str:
+        parse_levels(value)
+        return value
+
+
+class ConsumeSettings(SettingGroup):
+    """What consumers get."""
+
+    auto_create_groups: bool = Field(True, description="create a consumer group when it first consumes")
+    sql_filter: bool = Field(True, description="allow SQL92 filters")
+    pull_messages_max: int = Field(32, ge=1, description="messages per pull")
+    pull_bytes_max: int = Field(256 * 1024, ge=1024, description="bytes of messages per pull")
+    slow_consumer_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="a consumer with this lag reads from a follower; default: 40 % of memory",
+    )
+    slow_pull_messages_max: int = Field(8, ge=1, description="messages per pull for such a consumer")
+    slow_pull_bytes_max: int = Field(64 * 1024, ge=1024, description="bytes of messages per pull for such a consumer")
+    offset_commit_seconds: float = Field(0.2, gt=0, description="how long one-way offset commits are collected")
+
+
+class BulkSettings(SettingGroup):
+    """Bulk reads."""
+
+    bulk_reads_max: int = Field(
+        4, ge=1, le=64, description="concurrent bulk reads, each with up to 16 MiB of memory; 8 times as many wait"
+    )
+    bulk_bytes_max: int = Field(BULK_BYTES_MAX, ge=64 * 1024, le=BULK_BYTES_MAX, description="messages in one answer")
+    bulk_bytes_per_second: int = Field(
+        1024 * MIB, ge=MIB, description="throughput of bulk readers; above, they are told when to retry"
+    )
+    log_leases_max: int = Field(
+        1024, ge=1, description="log leases, with which readers keep segment files from retention"
+    )
+    log_lease_seconds_max: float = Field(600.0, gt=0, description="maximum duration of a log lease")
+
+
+class StorageSettings(SettingGroup):
+    """Where files are, how they are kept up to date, and when they are deleted."""
+
+    data_dir: Path = Field(Path("data"), description="directory of the log and of everything derived from it")
+    checkpoint_seconds: float = Field(
+        10.0, gt=0, description="interval of checkpoints; a start applies only the log after the last one"
+    )
+    index_seconds: float = Field(1.0, gt=0, description="how often the index builder looks for work")
+    retention_bytes: int | None = Field(None, ge=MIB, description="maximum size of the log")
+    retention_check_seconds: float = Field(10.0, gt=0, description="how often retention runs")
+    disk_warn_ratio: float = Field(0.75, gt=0, le=1, description="disk use at which the broker warns")
+    disk_expire_ratio: float = Field(
+        0.80, gt=0, le=1, description="disk use at which files are deleted at any hour, and early as the last resort"
+    )
+    disk_full_ratio: float = Field(0.90, gt=0, le=1, description="disk use at which the broker refuses messages")
+
+    @model_validator(mode="after")
+    def _disk_ratios_ascend(self) -> Self:
+        if not self.disk_warn_ratio <= self.disk_expire_ratio <= self.disk_full_ratio:
+            raise ValueError("disk ratios must ascend: disk_warn_ratio <= disk_expire_ratio <= disk_full_ratio")
+        return self
+
+
+class ChangeableSettings(SettingGroup):
+    """What an operator may change while a broker runs, until it restarts; all others never change. See
+    `mq.broker.admin.broker_config`.
+    """
+
+    auto_create_topics: bool = Field(True, description="create a topic when the first message is sent to it")
+    retention_hours: float = Field(72.0, gt=0, description="how long a segment file is kept after its newest message")
+    delete_when: int = Field(4, ge=-1, le=23, description="hour of the day for deleting expired files; -1: any")
