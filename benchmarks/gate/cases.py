@@ -114,7 +114,7 @@ def count_append(counting: Counting) -> None:
                 queue = queues[call.request.ext.queue_id]
                 nbytes = queue.fixed_bytes + len(call.body) + len(properties)
                 message = QueuedMessage(nbytes, 0, call.body, properties, 1234)
-                block.add(QueuedSend(call, queue, [message], UNIQUE_KEY))
+                block.add(QueuedSend(call, queue, [message], nbytes, UNIQUE_KEY))
             appender.add(block)
             assert appender.start_round(), "nothing was appended"
             appender.committed(log.index)

@@ -2,7 +2,7 @@
 
 A signature is HMAC-SHA1 in Base64, over the access key and the values of all fields in the order of their names, and
 then the body. The lengths that our clients add follow the access key. SHA-1 comes from the OpenSSL that Python's
-`hashlib` has loaded (decision 30): with objects of `hashlib`, a check takes more than twice as long.
+`hashlib` has loaded (decision 32): with objects of `hashlib`, a check takes more than twice as long.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE

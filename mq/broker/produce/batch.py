@@ -98,7 +98,7 @@ class BatchSends:
             keys.append(unique_key)
         joined = b",".join(keys)
         self._check_answer(len(messages), joined)
-        return QueuedSend(call, tail, messages, joined), keys, numbers
+        return QueuedSend(call, tail, messages, nbytes, joined), keys, numbers
 
     def _split(self, body: bytes, tail: NextOffset) -> list[tuple[int, bytes, bytes]]:
         # No record is smaller, so a far too large batch is refused before it is split.
@@ -185,6 +185,7 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored
         size = first.size + len(mark)
         messages += (QueuedMessage(size, first.flag, first.body, properties, first.tag_code), *others)
     batch.messages = messages
+    batch.nbytes = sum(message.size for message in messages)
     batch.parts = parts
     batch.already_stored = numbers.message_count - len(messages)
 

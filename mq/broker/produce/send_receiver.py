@@ -39,7 +39,7 @@ SENDERS_MAX: Final = EVENTS_MAX
 _RECEIVED_BYTES_MAX: Final = 96 * 1024
 """Bytes received in one call, in Python: some milliseconds of work."""
 
-_SENDS: Final = (b'"code":310,', b'"code":320,')
+_SENDS: Final = SendMessageV2, SendBatchMessage
 _CODE_BYTES_MAX: Final = 32
 
 ReceiveInto = Callable[[int, memoryview], int]
@@ -139,7 +139,9 @@ class PythonReceiver:
                 left.append(event)
             else:
                 chosen.append((descriptor, sender))
-        blocks, unserved, received_bytes = _Blocks(room, self._block_bytes_max), Unserved(), 0
+        blocks = _Blocks(room, self._block_bytes_max)
+        unserved: Unserved = []
+        received_bytes = 0
         for descriptor, sender in chosen:
             if received_bytes + RECEIVE_BYTES > _RECEIVED_BYTES_MAX:
                 left.append((descriptor, EPOLLIN))
@@ -180,24 +182,20 @@ class PythonReceiver:
     def _take(self, sender: ClientConnection, chunk: bytes, blocks: _Blocks) -> int:
         """Add the plain sends at the start of a chunk to the blocks; returns how many bytes of it they have."""
         taken = 0
-        if (
-            not blocks.have_room()
-            or not _begins_with_send(chunk)
-            or (self._is_signed and sender.send_keys() is not None)
-        ):
+        if blocks.room < 0 or not _begins_with_send(chunk):
+            return taken
+        if self._is_signed and sender.send_keys() is not None:
             return taken
         for request, body, end in requests_of(chunk):
             send = self._plain_send(sender, request, body)
             if send is None or not blocks.add(send):
                 break
             taken = end
-            if not blocks.have_room():
-                break
         return taken
 
     def _plain_send(self, sender: ClientConnection, request: Request, body: bytes) -> QueuedSend | None:
         """The messages of a request; None unless it is a plain send, see `SentMessages.plain_tail`."""
-        if not isinstance(request, SendMessageV2 | SendBatchMessage):
+        if not isinstance(request, _SENDS):
             return None
         call: Call[SendMessageV2 | SendBatchMessage] = Call(sender, request, body, 0)
         tail = self._messages.plain_tail(call)
@@ -216,19 +214,15 @@ class _Blocks:
 
     def __init__(self, room: int, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
-        self._room = room
         self._open: SendBlock | None = None
         self._messages = 0
+        self.room = room
         self.all: list[PendingItem] = []
 
-    def have_room(self) -> bool:
-        """Whether another request may be added."""
-        return self._room >= 0
-
     def add(self, send: QueuedSend) -> bool:
-        """Add a request; false if it fits no block."""
+        """Add a request; false if it fits no block, or there is no ``room`` left."""
         nbytes, messages = send.nbytes, len(send.messages)
-        if nbytes > self._block_bytes_max or messages > BLOCK_MESSAGES_MAX:
+        if nbytes > self._block_bytes_max or messages > BLOCK_MESSAGES_MAX or self.room < 0:
             return False
         block = self._open
         if (
@@ -241,7 +235,7 @@ class _Blocks:
             self._messages = 0
         block.add(send)
         self._messages += messages
-        self._room -= nbytes
+        self.room -= nbytes
         return True
 
 
@@ -266,7 +260,8 @@ def send_receiver(messages: SentMessages, batches: BatchSends, settings: Receive
 
 def _begins_with_send(chunk: bytes) -> bool:
     """Whether a chunk probably begins with a send: otherwise its first request would be decoded twice."""
-    return any(chunk.find(code, 0, _CODE_BYTES_MAX) >= 0 for code in _SENDS)
+    find = chunk.find
+    return find(b'"code":310,', 0, _CODE_BYTES_MAX) >= 0 or find(b'"code":320,', 0, _CODE_BYTES_MAX) >= 0
 
 
 def _receive_into(descriptor: int, buffer: memoryview) -> int:

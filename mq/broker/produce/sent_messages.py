@@ -96,4 +96,4 @@ class SentMessages:
             properties = props.fitted(props.decode(properties.decode()))
             code = tag_code_of(properties)
         size = tail.fixed_bytes + body_bytes + len(properties)
-        return QueuedSend(call, tail, [QueuedMessage(size, ext.flag, body, properties, code)], unique_key)
+        return QueuedSend(call, tail, [QueuedMessage(size, ext.flag, body, properties, code)], size, unique_key)

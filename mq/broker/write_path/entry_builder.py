@@ -155,7 +155,15 @@ class EntryDraft:
         """Add a message to the queue of ``tail``; returns its queue offset. Its record begins at ``position``."""
         size, body, properties = message.size, message.body, message.properties
         position = self.position
-        offset = self.add_to_queue(tail, QUEUE_ENTRY.pack(position, size, message.tag_code), 1)
+        # As `add_to_queue`, without a call for each message.
+        offset = tail.next_offset
+        tail.next_offset = offset + 1
+        queue_entry = QUEUE_ENTRY.pack(position, size, message.tag_code)
+        if (run := tail.run) is None:
+            tail.run = [queue_entry]
+            self._touched.append(tail)
+        else:
+            run.append(queue_entry)
         self._records += (
             self._head.pack(
                 size,

@@ -18,7 +18,7 @@ from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.broker.write_path.queue_offsets import NextOffset
 from mq.protocol.chunks import decode_chunk
 from mq.protocol.headers import ONEWAY_FLAG
-from mq.protocol.numbers import NO_OFFSET, PhysicalOffset
+from mq.protocol.numbers import NO_OFFSET, PhysicalOffset, QueueOffset
 from mq.protocol.replies import SENT_ALREADY_STORED
 from mq.protocol.sequencing import SequenceRange
 from mq.store.sequenced import SequencedRecord
@@ -28,6 +28,7 @@ class QueuedSend(msgspec.Struct, gc=False):
     """A request to send, whose messages are valid and go to one queue.
 
     Attributes:
+        nbytes: bytes of all its records.
         unique_keys: of all messages in the request, joined by commas.
         parts: the messages that start a range of sequence numbers, with that range; None without numbers.
         already_stored: how many messages of a numbered batch are left out, because the log has them.
@@ -36,41 +37,46 @@ class QueuedSend(msgspec.Struct, gc=False):
     call: Call[SendRequest]
     tail: NextOffset
     messages: list[QueuedMessage]
+    nbytes: int
     unique_keys: bytes
     parts: list[tuple[int, SequenceRange]] | None = None
     already_stored: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its records."""
-        messages = self.messages
-        return messages[0].size if len(messages) == 1 else sum([message.size for message in messages])
-
-    def build(self, draft: EntryDraft) -> None:
-        """Add its messages and the reply; see `PendingItem`."""
+    def build(self, draft: EntryDraft) -> bytes | None:
+        """Add its messages; returns the reply, None if the client wants none."""
         call, tail = self.call, self.tail
-        request, sender = call.request, call.connection
-        ext, host = request.ext, sender.host
+        request = call.request
+        ext, host = request.ext, call.connection.host
         sys_flag, born_ms, reconsume_times = ext.sys_flag & CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
-        first, places = tail.next_offset, list[PhysicalOffset]()
+        first, position = tail.next_offset, draft.position
         for message in self.messages:
-            places.append(draft.position)
             draft.add_message(tail, message, sys_flag, born_ms, host, reconsume_times)
+        if self.parts is None and len(self.messages) == 1:
+            if request.flag & ONEWAY_FLAG:
+                return None
+            return draft.reply_template.render(
+                request.opaque, tail.queue_id, first, position, self.unique_keys, call.serialization
+            )
+        return self._finish_batch(draft, first, position)
+
+    def _finish_batch(self, draft: EntryDraft, first: QueueOffset, position: PhysicalOffset) -> bytes | None:
+        """The same for several messages, or numbered ones; the first one has these offsets."""
+        call = self.call
+        places = [position]
+        for message in self.messages[:-1]:
+            places.append(places[-1] + message.size)
         more: dict[str, str] | None = None
         if self.parts is not None:
             for at, numbers in self.parts:
                 draft.add_sequenced(SequencedRecord(*numbers, places[at], draft.store_ms))
             more = {SENT_ALREADY_STORED: str(self.already_stored)}
-        if request.flag & ONEWAY_FLAG:
-            return
-        template, opaque, queue_id = draft.reply_template, request.opaque, tail.queue_id
+        if call.request.flag & ONEWAY_FLAG:
+            return None
         if self.already_stored:  # the others are elsewhere
             first, places = NO_OFFSET, [NO_PLACE] * (len(places) + self.already_stored)
-        if len(places) == 1 and more is None:
-            reply = template.render(opaque, queue_id, first, places[0], self.unique_keys, call.serialization)
-        else:
-            reply = template.render_batch(opaque, queue_id, first, places, self.unique_keys, call.serialization, more)
-        draft.reply(sender, reply)
+        return draft.reply_template.render_batch(
+            call.request.opaque, self.tail.queue_id, first, places, self.unique_keys, call.serialization, more
+        )
 
 
 class SendBlock:
@@ -102,7 +108,9 @@ class SendBlock:
     def build(self, draft: EntryDraft) -> None:
         """See `PendingItem`."""
         for request in self.requests:
-            request.build(draft)
+            reply = request.build(draft)
+            if reply is not None:
+                draft.reply(request.call.connection, reply)
 
     def give_back(self, outcome: Refused | LeadershipLost) -> None:
         """See `PendingItem`."""

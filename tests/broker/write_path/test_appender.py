@@ -140,14 +140,18 @@ class AppenderMachine(RuleBasedStateMachine):
         _, body, settle = self.begin()
         body = body.ljust(size + len(body))
         message = QueuedMessage(self.tail.fixed_bytes + len(body), 0, body, b"", 0)
-        self.appender.add(SendBlock(QueuedSend(self.call(body, settle), self.tail, [message], b"K")))
+        self.appender.add(SendBlock(QueuedSend(self.call(body, settle), self.tail, [message], message.size, b"K")))
 
     @precondition(lambda self: self.appender.is_open)
     @rule(count=st.integers(1, 8))
     def add_batch(self, count: int) -> None:
         _, body, settle = self.begin()
         messages = [QueuedMessage(self.tail.fixed_bytes + len(body), 0, body, b"", 0)] * count
-        self.appender.add(SendBlock(QueuedSend(self.call(body, settle), self.tail, messages, b"K")))
+        self.appender.add(
+            SendBlock(
+                QueuedSend(self.call(body, settle), self.tail, messages, sum(each.size for each in messages), b"K")
+            )
+        )
 
     @precondition(lambda self: self.appender.is_open)
     @rule(command=st.booleans())
@@ -288,7 +292,9 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
             client: Any = Client(lambda fate: None)
             for _ in range(each):
                 message = QueuedMessage(tail.fixed_bytes + 4, 0, b"body", b"", 0)
-                appender.add(SendBlock(QueuedSend(Call(client, request, b"body", 0), tail, [message], b"K")))
+                appender.add(
+                    SendBlock(QueuedSend(Call(client, request, b"body", 0), tail, [message], message.size, b"K"))
+                )
 
     add(8, messages_of_each)
     assert appender.start_round()
