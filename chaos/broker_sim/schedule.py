@@ -95,7 +95,7 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
         log_tail_bytes_max=rng.choice((1, 5000, 32 * 1024 * 1024)),
         disk_seconds_max=rng.choice((0.0005, 0.005, 0.02)),
         streams=rng.random() < 0.7,
-        limits=replace(draw_limits(rng), sync_bytes_max=DEFAULT_LOG.sync_bytes_max),
+        limits=replace(draw_limits(rng, seed), sync_bytes_max=DEFAULT_LOG.sync_bytes_max),
         kinds=kinds,
         faults=tuple(sorted(faults, key=lambda timed: timed[0])),
         workload=workload,

@@ -42,8 +42,9 @@ from chaos.faults import (
     Transfer,
     Weather,
 )
+from chaos.limits import draw
 from raftlog.consensus.types import CoreConfig, NodeId
-from raftlog.segment.limits import LogLimits
+from raftlog.segment.limits import DEFAULT, TEST_MIN, LogLimits
 
 _NOT_RELAXED = frozenset({"membership", "disk-error", "disk-full", "bit-flip"})
 SAFETY_SECONDS = 15.0
@@ -133,7 +134,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         log_tail_bytes_max=rng.choice((1, 500, 5000, 32 * 1024 * 1024)),
         disk_seconds_max=rng.choice((0.0005, 0.005, 0.005, 0.02)) if config.durable_commit else 0.4,
         streams=not hunted and rng.random() < 0.6,
-        limits=draw_limits(rng),
+        limits=draw_limits(rng, seed),
         kinds=kinds,
         faults=tuple(faults),
     )
@@ -272,15 +273,19 @@ def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> li
     return faults
 
 
-def draw_limits(rng: random.Random) -> LogLimits:
+def draw_limits(rng: random.Random, seed: int) -> LogLimits:
     """Limits of the log, most of them small."""
+    # Drawn separately, so that earlier draws stay the same.
+    others = draw(random.Random(f"{seed} log limits"), TEST_MIN, DEFAULT)
     drawn = {
         "apply_bytes_max": rng.choice((1, 500, 1024 * 1024)),
         "unsynced_bytes_max": rng.choice((2000, 64 * 1024 * 1024)),
         "anchor_bytes": rng.choice((200, 64 * 1024)),
         "sync_bytes_max": rng.choice((600, 4096, 1024 * 1024)),
     }
-    return LogLimits(**{name: value for name, value in drawn.items() if rng.random() < 0.7})
+    return replace(
+        others, **{name: value if rng.random() < 0.7 else getattr(DEFAULT, name) for name, value in drawn.items()}
+    )
 
 
 Timed = tuple[float, Fault]

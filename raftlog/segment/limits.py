@@ -25,6 +25,29 @@ class LogLimits:
     """Entries that are applied in one turn, in bytes; the rest follows in the next, so that sockets do not wait."""
     unsynced_bytes_max: int = 64 * 1024 * 1024
     """Entries that a follower keeps in memory for a stalled disk; above it, it accepts no more."""
+    gap_bytes_max: int = 32 * 1024
+    """A disk read costs about as much as copying this from the page cache: so much between two pieces is read, too."""
+    pieces_bytes_max: int = 1024 * 1024
+    """Bytes that are read at once for several pieces."""
+    pieces_kept_min: int = 32 * 1024
+    """Bytes of a run that is cached; reading a shorter one again costs about as much as finding it."""
+    verified_bytes_max: int = 64 * 1024 * 1024
+    """Verified bytes of one log cached in memory; a single read may temporarily exceed it."""
+    verified_run_bytes: int = 512 * 1024
+    """Size of a run for sequential readers. It ends with an entry, so none is read twice."""
 
 
 DEFAULT: Final = LogLimits()
+
+TEST_MIN: Final = LogLimits(
+    sync_bytes_max=600,
+    anchor_bytes=200,
+    apply_bytes_max=1,
+    unsynced_bytes_max=2000,
+    gap_bytes_max=0,
+    pieces_bytes_max=700,
+    pieces_kept_min=100,
+    verified_bytes_max=1000,
+    verified_run_bytes=1,
+)
+"""For tests and simulations."""

@@ -80,7 +80,7 @@ class SegmentLog(LogReads):
         self._writer = writer
         self._tail = Tail(self.last_index + 1, tail_bytes_max)
         self._verified = VerifiedReads(self._files, self._index, self._tail, self.end_pos, lambda: self._durable_pos)
-        self._pieces = PieceReader(self._verified, self._segment_bytes, self._tail)
+        self._pieces = PieceReader(self._verified, self._segment_bytes, self._tail, self._files.limits)
         self._pending: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None

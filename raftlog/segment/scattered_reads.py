@@ -1,8 +1,8 @@
 """Reads many short pieces of a log with as few disk reads as possible.
 
-Each piece is within one entry. A disk read costs about as much as copying `GAP_BYTES_MAX` from the page cache, so
-smaller gaps between two pieces are read as well. A reader of one of several interleaved sequences (a queue of a topic,
-for example) often reads the next one soon after, whose pieces were all read already: such runs are cached.
+Each piece is within one entry. A disk read costs about as much as copying `LogLimits.gap_bytes_max` from the page
+cache, so smaller gaps between two pieces are read as well. A reader of one of several interleaved sequences (a queue of
+a topic, for example) often reads the next one soon after, whose pieces were all read already: such runs are cached.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from raftlog.segment.errors import StorageCorrupt
+from raftlog.segment.limits import LogLimits
 from raftlog.segment.recent_entries import Tail, blank_bytes
 from raftlog.segment.verified_reads import VerifiedReads
 
@@ -21,14 +22,8 @@ Piece = tuple[int, int]
 Buffer = bytes | memoryview
 """A view keeps everything that was read with it in memory: copy it before waiting."""
 
-GAP_BYTES_MAX = 32 * 1024
-RUN_BYTES_MAX = 1024 * 1024
-
 KEPT_MAX = 4
 """Number of cached runs, at most 4 MiB."""
-
-KEPT_BYTES_MIN = 32 * 1024
-"""Reading a shorter run again costs about as much as finding it."""
 
 
 class _Run(NamedTuple):
@@ -44,9 +39,11 @@ class PieceReader:
     `forget` when some are removed.
     """
 
-    __slots__ = ("_kept", "_segment_bytes", "_tail", "_verified")
+    __slots__ = ("_gap_max", "_kept", "_kept_min", "_run_max", "_segment_bytes", "_tail", "_verified")
 
-    def __init__(self, verified: VerifiedReads, segment_bytes: int, tail: Tail) -> None:
+    def __init__(self, verified: VerifiedReads, segment_bytes: int, tail: Tail, limits: LogLimits) -> None:
+        self._gap_max, self._run_max = limits.gap_bytes_max, limits.pieces_bytes_max
+        self._kept_min = limits.pieces_kept_min
         self._verified = verified
         self._segment_bytes = segment_bytes
         self._tail = tail
@@ -95,10 +92,10 @@ class PieceReader:
         start, wanted = pieces[first]
         end = first_end = start + wanted
         segment_bytes = self._segment_bytes
-        run_end = min(start + RUN_BYTES_MAX, start - start % segment_bytes + segment_bytes)
-        following = first + 1
+        run_end = min(start + self._run_max, start - start % segment_bytes + segment_bytes)
+        following, gap_max = first + 1, self._gap_max
         for pos, length in pieces[following:]:
-            if pos - end > GAP_BYTES_MAX or pos + length > run_end:
+            if pos - end > gap_max or pos + length > run_end:
                 break
             end = pos + length
             wanted += length
@@ -110,7 +107,7 @@ class PieceReader:
                 raise
             # A damaged entry may be between two pieces.
             return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
-        if end - start >= max(2 * wanted, KEPT_BYTES_MIN):
+        if end - start >= max(2 * wanted, self._kept_min):
             self._kept.append(_Run(start, end, data))
             del self._kept[:-KEPT_MAX]
         return start, data, following

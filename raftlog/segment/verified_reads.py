@@ -3,7 +3,7 @@
 The guarantee. Bytes returned by `VerifiedReads.read` come from a buffer of this process in which the checksum of every
 entry was verified after the buffer was read from its file. The page cache proves nothing: the kernel may have evicted a
 page and read it again from a disk that has damaged it in the meantime. So verified bytes are cached in our own memory,
-at most `KEPT_BYTES_MAX`, and everything else is read and verified again.
+at most `LogLimits.verified_bytes_max`, and everything else is read and verified again.
 
 A reader may ask for less, by ``trusts_page_cache``: bytes that this process has written itself since it opened the log,
 and that are still in the page cache, are returned as they are. Their checksums were computed or verified when they were
@@ -24,19 +24,13 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from raftlog.segment.codec import CONFIG, HEADER, HEADER_BYTES, NORMAL, is_blank, verify_entry
 from raftlog.segment.errors import EntryGone, FrameCorrupt, StorageCorrupt
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import AnchorSpan, SparseIndex
 from raftlog.segment.recent_entries import Tail, blank_bytes
-
-KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Verified bytes of one log cached in memory; a single read may temporarily exceed it."""
-
-RUN_BYTES: Final = 512 * 1024
-"""Size of a run for sequential readers. It ends with an entry, so none is read twice."""
 
 OnDamage = Callable[[StorageCorrupt], None]
 
@@ -72,6 +66,7 @@ class VerifiedReads:
         self._durable_pos = durable_pos
         self.on_damage: OnDamage = lambda damage: None
         self.loaded_bytes = 0
+        self._kept_bytes_max = files.limits.verified_bytes_max
         self._files = files
         self._index = index
         self._tail = tail
@@ -126,11 +121,11 @@ class VerifiedReads:
         """The complete entries that contain the bytes from ``pos`` to ``end``, and some around them, without a copy.
 
         Runs are ascending; the first one may begin before ``pos``, and only blanks are between them. They are not
-        cached; each is read when requested, about `RUN_BYTES`, so it is still in the CPU cache when it is verified and
-        used. Raises the errors of `read`.
+        cached; each is read when requested, about `LogLimits.verified_run_bytes`, so it is still in the CPU cache when
+        it is verified and used. Raises the errors of `read`.
         """
         while pos < end:
-            run = self._kept(pos) or self._load(pos, min(end, pos + RUN_BYTES), keeps=False)
+            run = self._kept(pos) or self._load(pos, min(end, pos + self._files.limits.verified_run_bytes), keeps=False)
             yield run
             pos = run.next
 
@@ -283,7 +278,7 @@ class VerifiedReads:
         self._begins.insert(bisect_left(self._begins, run.begin), run.begin)
         self._runs[run.begin] = run
         self._kept_bytes += len(run.data)
-        while self._kept_bytes > KEPT_BYTES_MAX and len(self._runs) > 1:
+        while self._kept_bytes > self._kept_bytes_max and len(self._runs) > 1:
             self._remove(next(iter(self._runs)))
 
     def _remove(self, begin: int) -> None:

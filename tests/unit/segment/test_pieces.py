@@ -10,6 +10,7 @@ from raftlog.log_numbers import FIRST_INDEX, LogIndex, index_range
 from raftlog.segment import EntryGone, SegmentLog, scattered_reads
 from raftlog.segment.codec import HEADER_BYTES
 from raftlog.segment.errors import StorageCorrupt
+from raftlog.segment.limits import LogLimits
 from raftlog.segment.verified_reads import VerifiedReads
 from tests.unit.segment.log_home import LogHome
 
@@ -42,13 +43,9 @@ def some_pieces(log: SegmentLog, rng: random.Random) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("tail_bytes_max", [0, 1500, 1_000_000])
 @pytest.mark.parametrize("gap_bytes_max", [0, 10, 1_000_000])
-def test_pieces_are_what_single_reads_give(
-    monkeypatch: pytest.MonkeyPatch, tail_bytes_max: int, gap_bytes_max: int
-) -> None:
-    monkeypatch.setattr(scattered_reads, "GAP_BYTES_MAX", gap_bytes_max)
-    monkeypatch.setattr(scattered_reads, "RUN_BYTES_MAX", 700)
+def test_pieces_are_what_single_reads_give(tail_bytes_max: int, gap_bytes_max: int) -> None:
     rng = random.Random(tail_bytes_max + gap_bytes_max)
-    home = LogHome(segment_bytes=1024)
+    home = LogHome(segment_bytes=1024, limits=LogLimits(gap_bytes_max=gap_bytes_max, pieces_bytes_max=700))
     log = home.open(tail_bytes_max=tail_bytes_max)
     for number in range(40):
         home.put(log, rng.randbytes(37 * number % 500 + 1))
@@ -62,8 +59,7 @@ def test_pieces_are_what_single_reads_give(
 
 
 def test_reads_are_bounded_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scattered_reads, "RUN_BYTES_MAX", 700)
-    home = LogHome(segment_bytes=64 * 1024)
+    home = LogHome(segment_bytes=64 * 1024, limits=LogLimits(pieces_bytes_max=700))
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes(100) for _ in range(50)])
     reads = counted(monkeypatch)
@@ -89,9 +85,8 @@ def test_what_lies_below_the_base_is_gone() -> None:
 
 
 def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scattered_reads, "KEPT_BYTES_MIN", 100)
     rng = random.Random(1)
-    home = LogHome(segment_bytes=64 * 1024)
+    home = LogHome(segment_bytes=64 * 1024, limits=LogLimits(pieces_kept_min=100))
     log = home.open(tail_bytes_max=0)
     for _ in range(48):
         home.put(log, rng.randbytes(100))
@@ -114,9 +109,7 @@ def test_what_lies_between_pieces_is_read_once_and_forgotten_with_a_cut(monkeypa
 
 
 def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scattered_reads, "KEPT_BYTES_MIN", 100)
-    monkeypatch.setattr(scattered_reads, "GAP_BYTES_MAX", 700)
-    home = LogHome(segment_bytes=64 * 1024)
+    home = LogHome(segment_bytes=64 * 1024, limits=LogLimits(pieces_kept_min=100, gap_bytes_max=700))
     log = home.open(tail_bytes_max=0)
     home.put(log, *[bytes([number]) * 100 for number in range(100)])
     reads = counted(monkeypatch)

@@ -20,9 +20,9 @@ from raftlog.segment import (
     RealDisk,
     SegmentLog,
     StorageCorrupt,
-    verified_reads,
 )
 from raftlog.segment.codec import EntryRef
+from raftlog.segment.limits import LogLimits
 from tests.unit.segment.log_home import LogHome
 
 TAIL_BYTES = 1
@@ -68,10 +68,8 @@ def test_reads_across_files_have_the_blanks_in_between(home: LogHome) -> None:
 
 
 @pytest.mark.parametrize("run_bytes", [1, 3000, 1 << 20])
-def test_runs_are_whole_entries_each_of_them_once(
-    home: LogHome, run_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verified_reads, "RUN_BYTES", run_bytes)
+def test_runs_are_whole_entries_each_of_them_once(home: LogHome, run_bytes: int) -> None:
+    home.limits = LogLimits(verified_run_bytes=run_bytes)
     log, refs, _ = filled(home)
     end = refs[-2].pos + refs[-2].size
     begins, ends = {ref.pos for ref in refs}, {ref.pos + ref.size for ref in refs}
@@ -185,8 +183,8 @@ def test_what_is_kept_was_verified_and_is_not_read_again(home: LogHome) -> None:
     home.close_all()
 
 
-def test_memory_is_bounded(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified_reads, "KEPT_BYTES_MAX", 9000)
+def test_memory_is_bounded(home: LogHome) -> None:
+    home.limits = LogLimits(verified_bytes_max=9000)
     log, refs, bodies = filled(home)
     order = list(range(59))
     random.Random(3).shuffle(order)
