@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.compression import CodecMissing
+from mq.protocol.compression import Codec, CodecMissing
 
 __all__ = [
     "AlreadyOpen",
@@ -97,7 +97,7 @@ class CodecNotInstalled(ClientError):
 
     def __init__(self, error: CodecMissing) -> None:
         super().__init__(str(error))
-        self.codec = error.codec
+        self.codec: Codec = error.codec
 
 
 class AlreadyOpen(ClientError):

@@ -11,6 +11,7 @@ import msgspec
 
 from mq.protocol import properties as props
 from mq.protocol.names import RETRY_PREFIX
+from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import Host, StoredMessage
 
 __all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
@@ -100,11 +101,11 @@ class ReceivedMessage:
     __slots__ = ("attempt", "body", "queue", "queue_offset", "record")
 
     def __init__(self, record: StoredMessage, queue: MessageQueue, body: bytes) -> None:
-        self.record = record
-        self.queue = queue
-        self.queue_offset = record.queue_offset
-        self.body = body
-        self.attempt = 1
+        self.record: StoredMessage = record
+        self.queue: MessageQueue = queue
+        self.queue_offset: QueueOffset = record.queue_offset
+        self.body: bytes = body
+        self.attempt: int = 1
 
     def __repr__(self) -> str:
         where = f"{self.queue.broker_name}/{self.queue.queue_id}@{self.queue_offset}"

@@ -149,7 +149,7 @@ class Delivery:
         self._exclusive = exclusive
         self._board = board
         self._queue = queue
-        self.message = message
+        self.message: ReceivedMessage = message
         self._outcome: Literal["acknowledged", "given back"] | None = None
 
     @property

@@ -34,8 +34,8 @@ class PoppedMessage(ReceivedMessage):
 
     def __init__(self, message: ReceivedMessage, receipt: Receipt, hidden_until: float) -> None:
         super().__init__(message.record, message.queue, message.body)
-        self.receipt = receipt
-        self.hidden_until = hidden_until
+        self.receipt: Receipt = receipt
+        self.hidden_until: float = hidden_until
         """On the clock of the event loop."""
         self.behind: deque[PoppedMessage] = deque()
         """In ordered consumption: messages of its queue popped with it, which wait until it is done."""
