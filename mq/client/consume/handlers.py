@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from mq.client.application_code import calling_task, failure_of, program_end_in
-from mq.client.consume.delivery import DeliveryBoard
+from mq.client.consume.delivery import RETRY_SECONDS_MAX, DeliveryBoard
+from mq.client.consume.key_lanes import KeyLanes
 from mq.client.consume.policies import (
     DeadLetter,
     HandlingPolicy,
@@ -35,7 +35,7 @@ from mq.protocol.trace import ContextCode
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT", "attempts_max", "check_handler"]
+__all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT"]
 
 Handler = Callable[[ReceivedMessage], Awaitable[None]]
 GiveBack = Callable[[ReceivedMessage, BaseException, float | None], Awaitable[bool]]
@@ -46,8 +46,6 @@ Middleware = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 
-ORDERED_RECONSUME_TIMES = 120
-"""Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
 LEASE_MESSAGES_MAX = 32
 KEPT_SECONDS_MAX = 30.0
 """For at most so long a member that is not `ordered` keeps a message that is to be retried later."""
@@ -55,27 +53,11 @@ REMEMBERED_MAX = 10_000
 """Failed messages whose attempts are remembered while their queues are away."""
 
 
-def attempts_max(max_reconsume_times: int | None) -> int | None:
-    """How often a member tries a message itself, None for ever. Raises ValueError."""
-    if max_reconsume_times is None:
-        return ORDERED_RECONSUME_TIMES + 1
-    if max_reconsume_times < -1:
-        raise ValueError(f"max_reconsume_times {max_reconsume_times}: pass -1 for ever, or a number of retries")
-    return None if max_reconsume_times == -1 else max_reconsume_times + 1
-
-
-def check_handler(handler: Callable[..., Awaitable[None]]) -> None:
-    """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever."""
-    if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
-        raise TypeError(
-            f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
-        )
-
-
 class Handling:
     """Runs the handlers of one consumer.
 
-    With `ordered`, handles the messages of a queue one after the other. `give_back` sends a failed message back to the
+    With `ordered`, handles the messages of a queue one after the other, or with `by_key` those of each sharding key.
+    `give_back` sends a failed message back to the
     brokers, and says whether they took it, in bounded time; None: the handler gets it again here, `attempts_max` times
     in all (None: for ever). Then `give_up` makes it a dead letter, and says whether a broker stored it. Attempts are
     counted in this process, also while a queue belongs to another member. `tracer` records handled messages.
@@ -89,6 +71,7 @@ class Handling:
         group: str,
         concurrency: int,
         ordered: bool,
+        by_key: bool,
         give_back: GiveBack | None,
         give_up: GiveUp,
         attempts_max: int | None,
@@ -105,6 +88,8 @@ class Handling:
         self._retry_topic = retry_topic(group)
         self._concurrency = concurrency
         self._ordered = ordered
+        self._by_key = by_key
+        self._lanes: KeyLanes | None = None
         self._give_back = give_back
         self._give_up = give_up
         self._attempts_max = attempts_max
@@ -166,8 +151,12 @@ class Handling:
 
     async def _handle_forever(self) -> None:
         slots = anyio.Semaphore(self._concurrency)
+        self._lanes = lanes = KeyLanes(self._concurrency, self._handle_in_lane, self._return) if self._by_key else None
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as self._taking:
+                while lanes is not None:
+                    await anyio.lowlevel.checkpoint()
+                    lanes.add(tasks, *await self._board.take(lambda _: LEASE_MESSAGES_MAX, exclusive=False))
                 while True:
                     await slots.acquire()
                     process_queue, messages = await self._board.take(self._lease_size, exclusive=self._ordered)
@@ -189,6 +178,8 @@ class Handling:
             return True
         self._drains = True
         self._taking.cancel()
+        if self._lanes is not None:
+            self._lanes.end()
         with anyio.move_on_after(seconds):
             await ended.wait()
         if ended.is_set():
@@ -241,6 +232,25 @@ class Handling:
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], slots: anyio.Semaphore
     ) -> None:
         """Pass `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
+        handler, batch = self._handler_of(process_queue)
+        done = 0
+        retry_at = 0.0
+        try:
+            while done < len(messages) and handler is not None and self._may_go_on(process_queue):
+                part = messages[done : done + self._part_size(messages[done], batch)]
+                wanted_at = await self._attempt(handler, process_queue, part, is_batch=batch is not None)
+                if wanted_at is not None:
+                    retry_at = wanted_at
+                    return
+                done += len(part)
+        finally:
+            if done < len(messages):
+                process_queue.block(messages[done:], retry_at)
+            self._board.release(process_queue)
+            slots.release()
+
+    def _handler_of(self, process_queue: ProcessQueue) -> tuple[Callable[[Any], Awaitable[None]] | None, int | None]:
+        """The handler for messages of a queue, with all that is around it, and the size of its batches."""
         subscribed = self._subscribed.get(process_queue.queue.topic)
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
         if subscribed is not None and subscribed.handler is not None:
@@ -249,53 +259,68 @@ class Handling:
             handler = self._around(handler, subscribed.timeout if subscribed is not None else None)
         if self._spans is not None and handler is not None:
             handler = self._spans.around(handler)
-        batch = subscribed.batch if subscribed is not None else None
-        done = 0
-        retry_at = 0.0
-        try:
-            while done < len(messages) and handler is not None and self._may_go_on(process_queue):
-                part = messages[done : done + self._part_size(messages[done], batch)]
-                trace = None if self.tracer is None else self.tracer.handling(part)
-                error = await failure_of(handler, part if batch else part[0], self._caller)
-                if error is None:
-                    if trace is not None:
-                        trace.ended(ContextCode.SUCCESS)
-                    self._finish(process_queue, part)
-                else:
-                    policy = self._policy(error, part[0])
-                    if policy is not error:
-                        log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
-                    if trace is not None:
-                        trace.ended(ContextCode.EXCEPTION)
-                    retry_at = self._board.retry_at(part[0])
-                    seconds = policy.seconds if isinstance(policy, RetryLater) else None
-                    if seconds is not None:
-                        retry_at = anyio.current_time() + seconds
-                    if isinstance(policy, StopConsumer):
-                        self._stopped_by, retry_at = error, 0.0
-                        self.stop()
-                        return
-                    if isinstance(policy, Skip):
-                        log.info("message_skipped", group=self._group, message=part[0], reason=failure_text(error))
-                        self._finish(process_queue, part)
-                    elif isinstance(policy, DeadLetter) and await self._are_dead(error, process_queue, part):
-                        pass
-                    elif self._give_back is not None and (seconds is None or seconds > KEPT_SECONDS_MAX):
-                        await self._give_all_back(self._give_back, error, process_queue, part, retry_at, seconds)
-                    elif self._give_back is not None:
-                        self._count_failure(part)
-                        process_queue.give_back(part, retry_at)
-                    elif not await self._has_given_up(error, process_queue, part):
-                        self._count_failure(part)
-                        if self._ordered:
-                            return
-                        process_queue.give_back(part, retry_at)
-                done += len(part)
-        finally:
-            if done < len(messages):
-                process_queue.block(messages[done:], retry_at)
-            self._board.release(process_queue)
-            slots.release()
+        return handler, subscribed.batch if subscribed is not None else None
+
+    async def _handle_in_lane(self, process_queue: ProcessQueue, message: ReceivedMessage) -> float | None:
+        """Handle one message; returns when to retry it, None if it is done."""
+        await anyio.lowlevel.checkpoint()
+        handler, batch = self._handler_of(process_queue)
+        if handler is None:
+            return anyio.current_time() + RETRY_SECONDS_MAX  # its topic was unsubscribed; its queue is dropped soon
+        self._part_size(message, batch)  # notes the attempts
+        return await self._attempt(handler, process_queue, [message], is_batch=batch is not None)
+
+    def _return(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
+        process_queue.give_back([message], 0.0)
+        self._board.offer(process_queue)
+
+    async def _attempt(
+        self,
+        handler: Callable[[Any], Awaitable[None]],
+        process_queue: ProcessQueue,
+        part: list[ReceivedMessage],
+        *,
+        is_batch: bool,
+    ) -> float | None:
+        """Pass messages to their handler, once; returns when to retry them before all others, or None if they are done,
+        or given back.
+        """
+        trace = None if self.tracer is None else self.tracer.handling(part)
+        error = await failure_of(handler, part if is_batch else part[0], self._caller)
+        if error is None:
+            if trace is not None:
+                trace.ended(ContextCode.SUCCESS)
+            self._finish(process_queue, part)
+            return None
+        policy = self._policy(error, part[0])
+        if policy is not error:
+            log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
+        if trace is not None:
+            trace.ended(ContextCode.EXCEPTION)
+        retry_at = self._board.retry_at(part[0])
+        seconds = policy.seconds if isinstance(policy, RetryLater) else None
+        if seconds is not None:
+            retry_at = anyio.current_time() + seconds
+        if isinstance(policy, StopConsumer):
+            self._stopped_by = error
+            self.stop()
+            return 0.0
+        if isinstance(policy, Skip):
+            log.info("message_skipped", group=self._group, message=part[0], reason=failure_text(error))
+            self._finish(process_queue, part)
+        elif isinstance(policy, DeadLetter) and await self._are_dead(error, process_queue, part):
+            pass
+        elif self._give_back is not None and (seconds is None or seconds > KEPT_SECONDS_MAX):
+            await self._give_all_back(self._give_back, error, process_queue, part, retry_at, seconds)
+        elif self._give_back is not None:
+            self._count_failure(part)
+            process_queue.give_back(part, retry_at)
+        elif not await self._has_given_up(error, process_queue, part):
+            self._count_failure(part)
+            if self._ordered:
+                return retry_at
+            process_queue.give_back(part, retry_at)
+        return None
 
     def _may_go_on(self, process_queue: ProcessQueue) -> bool:
         return not self._drains and process_queue.may_go_on(anyio.current_time())

@@ -25,7 +25,8 @@ from mq.client.consume.allocation import Strategy, allocate_averagely
 from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.consume.diagnostics import read_reset, running_info, status
-from mq.client.consume.handlers import Handler, HandlerT, Handling, MiddlewareT, attempts_max, check_handler
+from mq.client.consume.handler_options import attempts_max, check_handler, check_order
+from mq.client.consume.handlers import Handler, HandlerT, Handling, MiddlewareT
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
@@ -62,8 +63,6 @@ __all__ = ["PushConsumer", "PushConsumerOptions"]
 
 FOR_OPERATORS_MAX = 16
 """Maximum number of messages handled at once on request of operators."""
-
-
 DRAIN_SECONDS = 30.0
 """Default time for running handlers to finish; what starts containers usually waits so long before it kills."""
 REMIND_SECONDS = 10.0
@@ -74,7 +73,7 @@ class PushConsumerOptions(TypedDict, total=False):
     """Keyword arguments of `PushConsumer`."""
 
     consume_from: ConsumeFrom
-    ordered: bool
+    ordered: bool | Literal["key"]
     exclusive: bool
     broadcast: str | os.PathLike[str] | bool | None
     allocate: Strategy
@@ -123,6 +122,8 @@ class PushConsumer(PositionedConsumer):
     count is that of this process: it goes on when the queue comes back from another member, and starts again after a
     restart. Before a handler's batch is given up, it gets the messages of the batch one by one.
 
+    `ordered="key"` does that for each sharding key: up to `concurrency` messages of different keys are handled at once.
+
     With `ordered=False` up to `concurrency` messages are handled at once, whatever their queue, and a message whose
     handler raises is sent back to its broker. It is redelivered, to any member of the group, after 10 s, 30 s, 1 min
     ... 2 h, with increasing `reconsume_times`; after `max_reconsume_times` (default: as the group is configured, 16
@@ -159,7 +160,7 @@ class PushConsumer(PositionedConsumer):
         group: str,
         *,
         consume_from: ConsumeFrom = "last",
-        ordered: bool = True,
+        ordered: bool | Literal["key"] = True,
         exclusive: bool = False,
         broadcast: str | os.PathLike[str] | bool | None = None,
         allocate: Strategy = allocate_averagely,
@@ -192,11 +193,11 @@ class PushConsumer(PositionedConsumer):
         )
         if concurrency < 1 or retry_delay <= 0:
             raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
-        if exclusive and (is_broadcast or not ordered):
+        if exclusive and (is_broadcast or ordered is not True):
             raise ValueError("exclusive=True needs ordered=True and no broadcast")
         check_position(consume_from)
         self._consume_from = consume_from
-        self._ordered = ordered
+        self._ordered, self._by_key = check_order(ordered)
         self._started_ms = time.time_ns() // 1_000_000
         self._exclusive = exclusive
         self._is_broadcast = is_broadcast
@@ -220,6 +221,7 @@ class PushConsumer(PositionedConsumer):
             group=self.group,
             concurrency=concurrency,
             ordered=self._ordered,
+            by_key=self._by_key,
             # A failed message of a broadcast member concerns no other member.
             give_back=None if self._ordered or self._is_broadcast else self._give_back,
             give_up=self._give_up,

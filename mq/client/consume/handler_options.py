@@ -1,0 +1,35 @@
+"""Checks what an application says about its handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
+
+__all__ = ["attempts_max", "check_handler", "check_order"]
+
+ORDERED_RECONSUME_TIMES = 120
+"""Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
+
+
+def attempts_max(max_reconsume_times: int | None) -> int | None:
+    """How often a member tries a message itself, None for ever. Raises ValueError."""
+    if max_reconsume_times is None:
+        return ORDERED_RECONSUME_TIMES + 1
+    if max_reconsume_times < -1:
+        raise ValueError(f"max_reconsume_times {max_reconsume_times}: pass -1 for ever, or a number of retries")
+    return None if max_reconsume_times == -1 else max_reconsume_times + 1
+
+
+def check_order(ordered: object) -> tuple[bool, bool]:
+    """Whether order is kept, and whether by sharding key. Raises ValueError."""
+    if isinstance(ordered, str) and ordered != "key":
+        raise ValueError(f"ordered is {ordered!r}; allowed: True, False and 'key'")
+    return bool(ordered), ordered == "key"
+
+
+def check_handler(handler: Callable[..., Awaitable[None]]) -> None:
+    """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever."""
+    if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+        raise TypeError(
+            f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
+        )

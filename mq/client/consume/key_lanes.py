@@ -1,0 +1,78 @@
+"""Handles the messages of each sharding key in order, and those of different keys at the same time.
+
+Theory of operation. A *lane* has the unfinished messages of one key of one queue, in order, and a task that handles
+them one after the other; it ends with the last one. A failed message is retried in its lane, and only its lane waits. A
+message without a key has a lane of its own. At most `concurrency` handlers run at once; lanes that wait for a retry do
+not count. What a lane has not finished when it is told to end goes back to its queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+
+import anyio
+import anyio.abc
+
+from mq.client.consume.process_queue import ProcessQueue
+from mq.client.message import ReceivedMessage
+
+__all__ = ["KeyLanes"]
+
+Lane = deque[tuple[ProcessQueue, ReceivedMessage]]
+
+
+class KeyLanes:
+    """The lanes of one `run`.
+
+    `handle` handles a message once; it returns None if it is done, or when to retry it. `give_back` returns a message
+    to its queue.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        handle: Callable[[ProcessQueue, ReceivedMessage], Awaitable[float | None]],
+        give_back: Callable[[ProcessQueue, ReceivedMessage], None],
+    ) -> None:
+        self._slots = anyio.Semaphore(concurrency)
+        self._handle = handle
+        self._give_back = give_back
+        self._lanes: dict[Hashable, Lane] = {}
+        self._ending = anyio.Event()
+
+    def add(self, tasks: anyio.abc.TaskGroup, process_queue: ProcessQueue, messages: Iterable[ReceivedMessage]) -> None:
+        """Put messages into their lanes; new ones run in `tasks`."""
+        for message in messages:
+            key: Hashable = object() if message.sharding_key is None else (message.queue, message.sharding_key)
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._lanes[key] = deque()
+                tasks.start_soon(self._run, key, lane)
+            lane.append((process_queue, message))
+
+    def end(self) -> None:
+        """Handle no further message; those that are being handled are finished."""
+        self._ending.set()
+
+    async def _run(self, key: Hashable, lane: Lane) -> None:
+        try:
+            while lane and not self._ending.is_set():
+                process_queue, message = lane[0]
+                retry_at: float | None = None
+                async with self._slots:
+                    if self._ending.is_set():
+                        return
+                    if process_queue.may_go_on(anyio.current_time()):
+                        retry_at = await self._handle(process_queue, message)
+                    elif not process_queue.dropped:
+                        return  # paused, or its lock has expired
+                if retry_at is None:
+                    lane.popleft()
+                else:
+                    with anyio.move_on_after(retry_at - anyio.current_time()):
+                        await self._ending.wait()
+        finally:
+            del self._lanes[key]
+            for process_queue, message in lane:
+                self._give_back(process_queue, message)
