@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
+from mq.broker.limits import NetLimits
 from mq.broker.net.client_requests import ClientRequests, NoAnswer
-from mq.broker.replication import peer_calls
 from mq.broker.replication.peer_calls import PeerCalls
 from mq.protocol.admin_requests import AuthenticateReplica
 from mq.protocol.chunks import decode_chunk
@@ -39,13 +39,11 @@ def test_who_is_told_may_close_the_connection_of_the_next_question(by_time: bool
 
 @pytest.mark.trio
 @pytest.mark.parametrize("authenticates", [True, False])
-async def test_a_replica_that_reads_nothing_is_not_sent_without_end(
-    monkeypatch: pytest.MonkeyPatch, authenticates: bool
-) -> None:
-    monkeypatch.setattr(peer_calls, "WAITING_BYTES_MAX", 1024 * 1024)
+async def test_a_replica_that_reads_nothing_is_not_sent_without_end(authenticates: bool) -> None:
+    limits = NetLimits(peer_waiting_bytes_max=1024 * 1024)
     now = 0.0
     reactor = Reactor()
-    calls = PeerCalls(reactor, replica_authentication("n0"), lambda: now)
+    calls = PeerCalls(reactor, replica_authentication("n0"), lambda: now, limits)
     answers: list[Response | NoAnswer] = []
 
     async def prove(stream: trio.SocketStream) -> None:
