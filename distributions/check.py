@@ -25,8 +25,10 @@ from tests.free_ports import free_ports
 
 DISTRIBUTIONS_MAX: Final = 5
 BYTES_MAX: Final = 10_000_000
-IMPORT_CPU_SECONDS_MAX: Final = 0.15
-"""Of ``import mq.client`` with the start of Python, if that was built with optimizations."""
+IMPORT_CPU_SECONDS: Final = 0.15
+"""The goal for ``import mq.client`` with the start of Python. It fails at twice as much: Pythons that were built without
+optimizations, and machines with other work, need more.
+"""
 
 START_SECONDS_MAX: Final = 120.0
 MESSAGES: Final = 100
@@ -138,7 +140,7 @@ def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> Non
     (client_wheel,) = DIST.glob("raftmq-*.whl")
     client = new_environment(interpreter, directory / "client")
     client.pip("install", "--only-binary", ":all:", str(client_wheel))
-    say(check_client(client, import_seconds_max=IMPORT_CPU_SECONDS_MAX if interpreter.is_optimized else None))
+    say(check_client(client))
     if with_types:
         say(check_types(new_environment(interpreter, directory / "types"), client_wheel, directory / "programs"))
     server = new_environment(interpreter, directory / "server")
@@ -153,7 +155,7 @@ def check(interpreter: Interpreter, directory: Path, *, with_types: bool) -> Non
     say(f"servers, built without a compiler: {check_server(server, client, compiled=False)}")
 
 
-def check_client(client: Environment, *, import_seconds_max: float | None) -> str:
+def check_client(client: Environment) -> str:
     """An environment with the client alone. Raises CheckFailed, CalledProcessError."""
     client.pip("check")
     sizes: dict[str, int] = json.loads(client.run("-c", _INSTALLED))
@@ -171,12 +173,12 @@ def check_client(client: Environment, *, import_seconds_max: float | None) -> st
         or command.stderr.count("\n") > 1
     ):
         raise CheckFailed(f"the command without servers: {command}")
-    seconds = float(client.run("-c", _IMPORT_CPU, str(IMPORT_CPU_SECONDS_MAX)))
+    seconds = float(client.run("-c", _IMPORT_CPU, str(IMPORT_CPU_SECONDS)))
     said = (
         f"client: {total / 1e6:.1f} MB, of it raftmq {sizes['raftmq'] / 1e6:.1f}; needs {', '.join(needed)}; "
         f"import mq.client: {seconds:.3f} s of CPU"
     )
-    if import_seconds_max is not None and seconds > import_seconds_max:
+    if seconds > 2 * IMPORT_CPU_SECONDS:
         raise CheckFailed(said)
     return said
 

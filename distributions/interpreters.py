@@ -15,9 +15,7 @@ PYTHONS: Final = "RAFTMQ_PYTHONS"
 
 _PROBE: Final = """
 import ensurepip, pathlib, sys, sysconfig, venv
-headers = pathlib.Path(sysconfig.get_path("include"), "Python.h").exists()
-optimized = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
-print(sys.version_info[1], sys.version.split()[0], headers, optimized)
+print(sys.version_info[1], sys.version.split()[0], pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())
 """
 
 
@@ -28,8 +26,6 @@ class Interpreter(NamedTuple):
     minor: int
     version: str
     has_headers: bool
-    is_optimized: bool
-    """Whether it was built as distributors do it. One that was not takes up to twice the time."""
 
     @property
     def tag(self) -> str:
@@ -104,5 +100,5 @@ def _probed(path: str) -> Interpreter | None:
         result = subprocess.run([path, "-c", _PROBE], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    minor, version, has_headers, is_optimized = result.stdout.split()
-    return Interpreter(path, int(minor), version, has_headers == "True", is_optimized == "True")
+    minor, version, has_headers = result.stdout.split()
+    return Interpreter(path, int(minor), version, has_headers == "True")
