@@ -2,6 +2,7 @@
 
 ``python -m chaos --seed 42 --trace`` repeats one run, ``--seeds 0-999`` tries a range, ``--hours 50`` runs seeds until
 so much time was simulated. ``--workload delay`` runs whole brokers with clients of one kind instead of the log alone.
+``--form python`` runs the references of the compiled modules, which give the same events.
 It runs from a checkout; the wheel does not contain it.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -29,6 +31,7 @@ from chaos.log_sim.busy_host import draw_busy_host
 from chaos.log_sim.cluster import Outcome, outcome_of, simulate
 from chaos.log_sim.schedule import SAFETY_SECONDS, Scenario, draw_scenario
 from chaos.report import Totals
+from mq.compiled import ALL_COMPILED, PURE_PYTHON
 from raftlog.consensus.trace import Trace
 
 LOG = "log"
@@ -36,6 +39,7 @@ LOG = "log"
 BUSY_HOST = "busy-host"
 """The log alone, on hosts that take the CPU away from processes."""
 LOGS = (LOG, BUSY_HOST)
+COMPILED, PYTHON = FORMS = ("compiled", "python")
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -163,6 +167,21 @@ def _run_many(
     return int(bool(totals.broken))
 
 
+def form() -> str:
+    """The form of the modules that this process runs."""
+    return COMPILED if ALL_COMPILED else PYTHON
+
+
+def _run_other_form(arguments: Sequence[str], parser: argparse.ArgumentParser) -> int:
+    """Run the same in another process: a process has one form."""
+    environment = {name: value for name, value in os.environ.items() if name != PURE_PYTHON}
+    if form() == COMPILED:
+        environment[PURE_PYTHON] = "1"
+    elif PURE_PYTHON not in os.environ:
+        parser.error("nothing is compiled: python -m mq.compiled")
+    return subprocess.run([sys.executable, "-m", "chaos", *arguments], env=environment, check=False).returncode
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; returns 1 if a promise was broken."""
     parser = argparse.ArgumentParser(
@@ -177,6 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--workload", choices=(*LOGS, *WORKLOADS), default=LOG, help="what is simulated; default: the log"
     )
+    parser.add_argument(
+        "--form", choices=FORMS, help="the form of the modules that have two; default: compiled where that is there"
+    )
     parser.add_argument("--seconds", type=float, help="simulated seconds of faults per seed")
     parser.add_argument("--trace", action="store_true", help="print every event; with --seed")
     parser.add_argument("--ndjson", type=Path, metavar="FILE", help="write the cores' events to FILE; with --seed")
@@ -187,6 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report to FILE.md and FILE.json")
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(given)
+    if options.form is not None and options.form != form():
+        return _run_other_form(given, parser)
     if options.seed is not None and options.workload not in LOGS:
         return _run_one_with_brokers(
             options.seed, options.seconds, options.workload, trace=options.trace, history=options.history

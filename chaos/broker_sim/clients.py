@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from chaos.broker_sim.sockets import Line, Surroundings
+from chaos.broker_sim.sockets import Line, Surroundings, stops_midway
 from chaos.log_sim.node import Node
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.headers import Response, decode_header, encode_request, encode_response
@@ -40,8 +40,9 @@ OnRequest = Callable[["Connection", Any, bytes], None]
 class Connection:
     """A client's connection to one broker."""
 
-    def __init__(self, client: Client, node: Node, line: Line) -> None:
+    def __init__(self, cluster: Surroundings, client: Client, node: Node, line: Line) -> None:
         self.node = node
+        self._cluster = cluster
         self.open = True
         self._client = client
         self._line = line
@@ -53,7 +54,10 @@ class Connection:
         """Send a request; ``on_done`` is called at most once."""
         if on_done is not None:
             self._waiting[opaque] = on_done
-        self._line.carry(0, frame)
+        sent = stops_midway(self._cluster, frame)
+        self._line.carry(0, frame[:sent])
+        if sent is not None:
+            self.close()
 
     def reply(self, opaque: int, body: bytes) -> None:
         """Answer a request of the broker."""
@@ -117,7 +121,7 @@ class Client:
         if node.process is None:
             return None
         line = Line(self._cluster, (None, node))
-        made = self._connections[node] = Connection(self, node, line)
+        made = self._connections[node] = Connection(self._cluster, self, node, line)
         self._cluster.accept(node, line, 1, self.address)
         return made
 

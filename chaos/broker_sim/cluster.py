@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,8 @@ class BrokerCluster(Cluster):
         self._directory = Path(tempfile.mkdtemp(prefix="chaos-", dir=_RAM if _RAM.is_dir() else None))
         self._numbers = {node_id: number for number, node_id in enumerate(self.nodes, 1)}
         self._client_rng = random.Random(f"{scenario.seed} clients")
+        self.client_faults = random.Random(f"{scenario.seed} clients that stop")
+        self.socket_counts: Counter[str] = Counter()
         self._upgrades = random.Random(f"{scenario.seed} upgrades")
         self._levels: dict[str, int] = {}
         self.dropped_pos = 0
@@ -288,7 +291,7 @@ class BrokerCluster(Cluster):
 
     def outcome(self, broke: str | None) -> Outcome:
         """See `Cluster.outcome`."""
-        counts = dict(sorted(self.workload.counts.items()))
+        counts = dict(sorted((self.workload.counts + self.socket_counts).items()))
         return replace(super().outcome(broke), acknowledged=self.workload.counts["acknowledged"], counts=counts)
 
     def leader(self) -> BrokerProcess | None:

@@ -118,6 +118,7 @@ class BrokerProcess(LogProcess):
             super().__init__(node, world, scenario, rng, core_class)
             opened.pop_all()  # `ended` closes it
         self.broker.attach(self.replica)
+        self.reactor.serve_together(self.broker.services.sends.receive)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,7 @@ class BrokerProcess(LogProcess):
             log=cast("Any", self._lines),
             peer_software=cluster.software_of,
             set_level=lambda level: None,
+            receive_into=self.reactor.receive_into,
         )
         self.broker = Broker(
             settings=self.settings,

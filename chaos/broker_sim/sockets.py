@@ -2,23 +2,34 @@
 
 A *line* joins two ends and carries bytes in order. Between two machines it stalls while their link is cut, and breaks
 if that lasts; between a client and a machine it works until one of them closes it.
+
+The reactor serves clients together and flushes streams with the code of production, compiled or not; only the system
+calls for receiving and sending end here. What a turn sends leaves at its end, in the order of descriptors: the two
+forms send in different orders, and the events must be the same.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from chaos.broker_sim.socket_faults import SocketFaults
 from chaos.log_sim.node import Node, Process
 from chaos.network import Network
-from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Unsent
-from raftlog.net.stream import StreamSocket
+from raftlog.net.flush import Flushed, flush_streams
+from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Begun, Ready, Unsent
 
 _SILENCE_SECONDS_MAX = 3.0
 """A connection breaks after so long across a cut link."""
 _CUT_POLL_SECONDS = 0.05
+_GATHER_SHARE = 0.3
+"""So many turns are late, so that they find several sockets ready."""
+_GATHER_SECONDS_MAX = 0.003
+_STOP_CHANCE = 0.001
 
 Address = tuple[str, int]
 
@@ -41,6 +52,11 @@ class Surroundings(Protocol):
     now: float
     rng: random.Random
     network: Network
+    healing: bool
+    socket_counts: Counter[str]
+    """How often each fault of sockets happened."""
+    client_faults: random.Random
+    """Draws which clients stop in the middle of a request."""
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
         """Run ``event`` at that time."""
@@ -131,8 +147,11 @@ class SimSocket:
     shown_certificate: bytes | None = None
     """See `raftlog.net.tls.TlsSocket`."""
 
-    def __init__(self, reactor: SimReactor, line: Line, side: int, peer: Address) -> None:
+    def __init__(self, reactor: SimReactor, line: Line, side: int, peer: Address, faults: SocketFaults) -> None:
         self._reactor = reactor
+        self._faults = faults
+        self._outgoing: list[bytes] = []
+        self._is_closed = False
         self._line = line
         self._side = side
         self._peer = peer
@@ -163,6 +182,22 @@ class SimSocket:
         """Whether there is something to receive."""
         return bool(self._inbox) or self._ended
 
+    def full_seconds(self) -> float:
+        """How long it takes the peer to receive something, once there is no space to send."""
+        return self._faults.full_seconds()
+
+    def writable(self) -> None:
+        """The peer has received something: there is space to send again."""
+        self._faults.writable()
+
+    def end_turn(self) -> None:
+        """Let what was sent in this turn leave, and hang up if the socket was closed."""
+        outgoing, self._outgoing = self._outgoing, []
+        if outgoing:
+            self._line.carry(self._side, b"".join(outgoing))
+        if self._is_closed:
+            self._line.carry(self._side, None)
+
     # -- what a stream needs of a socket -------------------------------------------------------------------------------
 
     def fileno(self) -> int:
@@ -185,28 +220,33 @@ class SimSocket:
             if self._ended:
                 return 0
             raise BlockingIOError
-        count = min(nbytes, len(self._inbox))
+        count = self._faults.received(min(nbytes, len(self._inbox)), calm=self._reactor.calm)
         buffer[:count] = self._inbox[:count]
         del self._inbox[:count]
         return count
 
     def send(self, data: bytes | memoryview) -> int:
         """See `socket.socket.send`."""
-        self._line.carry(self._side, bytes(data))
-        return len(data)
+        taken = self._faults.sent(len(data), calm=self._reactor.calm) if data else 0
+        self._outgoing.append(bytes(data[:taken]))
+        self._reactor.leaves(self)
+        return taken
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
         """See `socket.socket.sendmsg`."""
         return self.send(b"".join(buffers))
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up at the end of the turn."""
         self._line.cut(self._side)
-        self._line.carry(self._side, None)
+        self._is_closed = True
+        self._reactor.leaves(self)
 
-    def vanish(self) -> None:
-        """The process has ended."""
+    def vanish(self, *, hangs_up: bool) -> None:
+        """The process has ended; what it has sent in this turn is lost."""
         self._line.cut(self._side)
+        if hangs_up:
+            self._line.carry(self._side, None)
 
 
 class SimReactor:
@@ -218,8 +258,12 @@ class SimReactor:
         self._cluster = cluster
         self._process = process
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._events: dict[int, int] = {}
         self._sockets: dict[int, SimSocket] = {}
-        self._dirty: list[StreamSocket] = []
+        self._dirty: list[Flushed] = []
+        self._leaving: dict[int, SimSocket] = {}
+        self._together: Callable[[Ready], tuple[Ready, Begun]] = lambda ready: (ready, ())
+        self._late_turns = random.Random(process.node.socket_faults.getrandbits(64))
         self.unsent = Unsent()
         self._fds = 2
 
@@ -230,30 +274,69 @@ class SimReactor:
 
     def socket(self, line: Line, side: int, peer: Address) -> SimSocket:
         """A new socket of this process."""
-        made = SimSocket(self, line, side, peer)
+        rng = random.Random(self._process.node.socket_faults.getrandbits(64))
+        made = SimSocket(self, line, side, peer, SocketFaults(rng, self._cluster.socket_counts))
         self._sockets[made.fileno()] = made
         return made
 
     def vanish(self) -> None:
         """The process has ended, and its sockets with it. Peers learn it soon, or find out by themselves."""
+        self._end_turn()
         for sock in self._sockets.values():
-            sock.vanish()
-            if self._cluster.rng.random() < 0.7:
-                sock.close()
+            sock.vanish(hangs_up=self._cluster.rng.random() < 0.7)
         self._sockets.clear()
         self._handlers.clear()
+        self._events.clear()
+
+    @property
+    def calm(self) -> bool:
+        """Whether no connection may be reset any more."""
+        return self._cluster.healing
 
     def hears(self, sock: SimSocket, data: bytes) -> None:
-        """Something arrived for a socket; it is read in its own turn."""
+        """Something arrived for a socket; it is read in a turn of its own, or in one with others."""
 
         def step() -> None:
             sock.take(data)
-            handler = self._handlers.get(sock.fileno())
-            while handler is not None and sock.has_more:
-                handler(EPOLLIN)
-                handler = self._handlers.get(sock.fileno())
+            if self._late_turns.random() < _GATHER_SHARE:
+                seconds = self._late_turns.uniform(0.0, _GATHER_SECONDS_MAX)
+                self._cluster.later(self._process.node, seconds, self._turn)
+            else:
+                self._turn()
 
         self._cluster.in_process(self._process, "hears a client", step)
+
+    def _turn(self) -> None:
+        """Serve sockets until none has anything to receive; see `raftlog.net.reactor.Reactor`."""
+        while ready := [(fd, EPOLLIN) for fd, sock in self._sockets.items() if sock.has_more and self._is_read(fd)]:
+            left, begun = self._together(ready)
+            for fd, go_on in begun:
+                if fd in self._handlers:
+                    go_on()
+            for fd, events in left:
+                # An earlier handler of this turn may have closed it.
+                if (handler := self._handlers.get(fd)) is not None:
+                    handler(events)
+
+    def _is_read(self, fd: int) -> bool:
+        return bool(self._events.get(fd, 0) & EPOLLIN)
+
+    def receive_into(self, fd: int, buffer: memoryview) -> int:
+        """See `mq.broker.produce.send_receiver.ReceiveInto`."""
+        return self._open(fd).recv_into(buffer, len(buffer))
+
+    def send(self, fd: int, data: bytes) -> int:
+        """See `raftlog.net.flush.SocketCalls`."""
+        return self._open(fd).send(data)
+
+    def _open(self, fd: int) -> SimSocket:
+        if (sock := self._sockets.get(fd)) is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return sock
+
+    def serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]]) -> None:
+        """See `raftlog.net.reactor.Reactor.serve_together`."""
+        self._together = serve
 
     # -- what streams need of a reactor --------------------------------------------------------------------------------
 
@@ -261,14 +344,33 @@ class SimReactor:
         """See `raftlog.net.reactor.Reactor.add`."""
         assert fd not in self._handlers, f"descriptor {fd} is registered already"
         self._handlers[fd] = handler
+        self._events[fd] = events
+        if events & EPOLLIN and self._sockets[fd].has_more:
+            self._cluster.later(self._process.node, 0.0, self._turn)
 
     def modify(self, fd: int, events: int) -> None:
-        """Sends never block here, so writability is not needed."""
-        assert not events & EPOLLOUT, f"descriptor {fd} waits to be writable"
+        """See `raftlog.net.reactor.Reactor.modify`."""
+        added = events & ~self._events[fd]
+        self._events[fd] = events
+        if added & EPOLLIN:
+            self._cluster.later(self._process.node, 0.0, self._turn)
+        if added & EPOLLOUT:
+            self._await_writable(fd)
+
+    def _await_writable(self, fd: int) -> None:
+        def step() -> None:
+            if self._events.get(fd, 0) & EPOLLOUT:
+                self._sockets[fd].writable()
+                self._handlers[fd](EPOLLOUT)
+                if self._events.get(fd, 0) & EPOLLOUT:
+                    self._await_writable(fd)
+
+        self._cluster.later(self._process.node, self._sockets[fd].full_seconds(), step)
 
     def remove(self, fd: int) -> None:
         """See `raftlog.net.reactor.Reactor.remove`."""
         del self._handlers[fd]
+        del self._events[fd]
         self._sockets.pop(fd, None)
 
     def wake(self) -> None:
@@ -287,7 +389,7 @@ class SimReactor:
         """See `raftlog.net.reactor.Reactor.go_on_later`."""
         self._cluster.later(self._process.node, 0.0, step)
 
-    def mark_dirty(self, stream: StreamSocket) -> None:
+    def mark_dirty(self, stream: Flushed) -> None:
         """See `raftlog.net.reactor.Reactor.mark_dirty`."""
         self._dirty.append(stream)
 
@@ -295,8 +397,17 @@ class SimReactor:
         """Send what streams have buffered; the end of a turn."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
-            for stream in dirty:
-                stream.flush()
+            flush_streams(dirty, self)
+        self._end_turn()
+
+    def leaves(self, sock: SimSocket) -> None:
+        """At the end of the turn, `SimSocket.end_turn` is called for it."""
+        self._leaving[sock.fileno()] = sock
+
+    def _end_turn(self) -> None:
+        leaving, self._leaving = self._leaving, {}
+        for _, sock in sorted(leaving.items()):
+            sock.end_turn()
 
     def dial(
         self, address: Address, on_connected: Callable[[SimSocket], None], on_failed: Callable[[str], None]
@@ -349,6 +460,15 @@ class SimDialing:
         if self._open:
             self._open = False
             self._on_failed(reason)
+
+
+def stops_midway(cluster: Surroundings, frame: bytes) -> int | None:
+    """How many bytes of a frame a client sends before it ends; None for one that goes on."""
+    rng = cluster.client_faults
+    if cluster.healing or rng.random() >= _STOP_CHANCE:
+        return None
+    cluster.socket_counts["clients that stop midway"] += 1
+    return rng.randrange(len(frame))
 
 
 def latency(rng: random.Random) -> float:

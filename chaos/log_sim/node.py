@@ -144,6 +144,7 @@ class Node:
         self.wall_ahead_ms = 0
         """How far its wall clock is off."""
         self._rng = rng
+        self.socket_faults = random.Random(f"{scenario.seed} sockets of {node_id}")
         self.short_writes = random.Random(f"{scenario.seed} short writes of {node_id}")
         self.checkpoint = 0
         self.replacing = False

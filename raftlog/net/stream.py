@@ -63,7 +63,7 @@ class StreamSocket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reactor = reactor
         self._sock = sock
-        self.plain_fd = sock.fileno() if type(sock) is socket.socket else -1
+        self.plain_fd = -1 if isinstance(sock, TlsSocket | SniffingSocket) else sock.fileno()
         self._on_data = on_data
         self._on_closed = on_closed
         self._partial: bytes | bytearray = b""

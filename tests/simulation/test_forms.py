@@ -1,0 +1,78 @@
+"""The compiled modules and their references in Python give the same events, seed by seed, under all faults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from chaos.__main__ import COMPILED, LOGS, PYTHON, form, main, simulate_seed
+from chaos.broker_sim.workloads import WORKLOADS
+from mq.compiled import ALL_COMPILED, PURE_PYTHON
+
+ALL_WORKLOADS = (*LOGS, *WORKLOADS)
+SECONDS = 3.0
+LONG_SECONDS = 20.0
+SEED = 7
+OTHER_FORM = """
+import sys
+from chaos.__main__ import form, simulate_seed
+print(form())
+for workload in sys.argv[3:]:
+    print(repr(simulate_seed(int(sys.argv[1]), float(sys.argv[2]), workload)))
+"""
+
+pytestmark = pytest.mark.skipif(not ALL_COMPILED, reason="not compiled: python -m mq.compiled")
+
+
+def outcomes_in_python(seed: int, seconds: float, workloads: tuple[str, ...]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_FORM, str(seed), str(seconds), *workloads],
+        env={**os.environ, PURE_PYTHON: "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = done.stdout.splitlines()
+    assert found.pop(0) == PYTHON
+    return found
+
+
+def test_both_forms_have_the_same_events() -> None:
+    assert form() == COMPILED
+    python = outcomes_in_python(SEED, SECONDS, ALL_WORKLOADS)
+    faults: Counter[str] = Counter()
+    for workload, expected in zip(ALL_WORKLOADS, python, strict=True):
+        outcome = simulate_seed(SEED, SECONDS, workload)
+        assert repr(outcome) == expected, f"python -m chaos --workload {workload} --seed {SEED} --trace --form python"
+        faults.update(outcome.counts)
+    for fault in ("partial receives", "receives of nothing", "partial sends"):
+        assert faults[fault] > 10, f"{fault} never happened"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ALL_WORKLOADS)
+def test_both_forms_have_the_same_events_in_whole_runs(workload: str) -> None:
+    for seed in range(5):
+        (python,) = outcomes_in_python(seed, LONG_SECONDS, (workload,))
+        assert repr(simulate_seed(seed, LONG_SECONDS, workload)) == python
+
+
+def test_command_line_runs_the_form_that_it_names(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in (COMPILED, PYTHON):
+        assert main(["--seed", "1", "--seconds", "0.5", "--form", name]) == 0
+    compiled, python = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Outcome")]
+    assert compiled == python
+
+
+def test_command_line_refuses_a_form_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("chaos.__main__.ALL_COMPILED", False)
+    monkeypatch.delenv(PURE_PYTHON, raising=False)
+    with pytest.raises(SystemExit):
+        main(["--seed", "1", "--form", COMPILED])
+    assert "nothing is compiled" in capsys.readouterr().err
