@@ -26,8 +26,8 @@ from tests.free_ports import free_ports
 DISTRIBUTIONS_MAX: Final = 5
 BYTES_MAX: Final = 10_000_000
 IMPORT_CPU_SECONDS: Final = 0.15
-"""The goal for ``import mq.client`` with the start of Python. It fails at twice as much: Pythons that were built without
-optimizations, and machines with other work, need more.
+"""The goal for ``import mq.client`` with the start of Python. It fails at twice as much: a Python that was built without
+optimizations, or a machine with other work, needs more.
 """
 
 START_SECONDS_MAX: Final = 120.0
@@ -185,7 +185,7 @@ def check_client(client: Environment) -> str:
 
 def check_types(types: Environment, client_wheel: Path, programs: Path) -> str:
     """Programs of users, with type checkers that see the installed client. Raises CheckFailed, CalledProcessError."""
-    types.pip("install", str(client_wheel), "mypy", "pyright")
+    types.pip("install", str(client_wheel), "mypy", "pyright[nodejs]")
     shutil.copytree(ROOT / "tests/users", programs, ignore=shutil.ignore_patterns("__pycache__"))
     (programs / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     said = []
