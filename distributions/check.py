@@ -26,7 +26,7 @@ from tests.free_ports import free_ports
 DISTRIBUTIONS_MAX: Final = 5
 BYTES_MAX: Final = 10_000_000
 IMPORT_CPU_SECONDS: Final = 0.15
-"""The goal for ``import mq.client`` with the start of Python. It fails at twice as much: a Python that was built without
+"""The goal for ``import mq.client`` with the start of Python. It fails at twice as much: a Python built without
 optimizations, or a machine with other work, needs more.
 """
 
