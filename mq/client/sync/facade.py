@@ -112,7 +112,10 @@ class Facade(Generic[C_co]):
 
     def health(self) -> Health:
         """Whether the client can work now, and what keeps it from that; it asks nobody."""
-        return self._call_now(self._client.health)
+        try:
+            return self._call_now(self._client.health)
+        except ClientForked as error:
+            return Health((str(error),))
 
     def __enter__(self) -> Self:
         return self.open()

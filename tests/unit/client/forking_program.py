@@ -49,6 +49,7 @@ ARGUMENTS: dict[str, Any] = {
     "message": Message("T", b"x"),
     "messages": [Message("T", b"x")],
     "on_done": print,
+    "middleware": print,
     "handle": "x",
     "topic": "T",
     "queue": QUEUE,
@@ -67,7 +68,7 @@ ARGUMENTS: dict[str, Any] = {
     "offset": 0,
 }
 """By parameter."""
-ALLOWED = {"open", "close", "aclose", "group", "client_id", "timeout", "topic", "invisible"}
+ALLOWED = {"health", "open", "close", "aclose", "group", "client_id", "timeout", "topic", "invisible"}
 
 
 def in_child(work: Callable[[], object]) -> Any:
