@@ -10,15 +10,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import trio
-from trio.testing import MockClock
-
 from benchmarks.frames import QUEUES, TOPIC, send_frame
 from benchmarks.gate.counting import Counting
+from benchmarks.gate.log_writer import count_log_writer
 from benchmarks.gate.replication import count_replication
 from benchmarks.gate.whole_broker import count_whole_broker
 from mq.broker.net.call import Call
@@ -150,8 +147,8 @@ def main() -> None:
         count_reply(counting)
         count_replication(counting, directory)
         gc.enable()
-        clock = MockClock(rate=1.0)
-        trio.run(partial(count_whole_broker, counting, directory / "broker", clock), clock=clock)
+        count_log_writer(counting, directory / "written")
+        count_whole_broker(counting, directory / "broker")
     Path(sys.argv[1]).write_text(json.dumps(counting.counted) + "\n")
 
 

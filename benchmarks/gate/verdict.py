@@ -57,9 +57,9 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.before is None:
-            return f"{self.name:<34} {self.now:>10,.0f}   no baseline"
+            return f"{self.name:<38} {self.now:>10,.0f}   no baseline"
         mark = "" if self.is_good else f"   MORE THAN +{100 * RISE_MAX:.0f} %"
-        return f"{self.name:<34} {self.now:>10,.0f}   {self.before:>10,.0f}   {100 * self.change:+6.1f} %{mark}"
+        return f"{self.name:<38} {self.now:>10,.0f}   {self.before:>10,.0f}   {100 * self.change:+6.1f} %{mark}"
 
 
 def judge(now: Mapping[str, float], baseline: Mapping[str, float]) -> list[Verdict]:

@@ -35,23 +35,27 @@ def test_ten_percent_more_is_good_and_eleven_are_not() -> None:
 
 @pytest.fixture
 def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A baseline of one figure, which is now 100."""
+    """A baseline of one figure, which is now 100 in each form."""
     path = tmp_path / "baseline.json"
-    path.write_text(json.dumps({"interpreter": gate.interpreter(), "figures": {"decode": 100}}))
+    path.write_text(
+        json.dumps({"interpreter": gate.interpreter(), "figures": {key: {"decode": 100} for key in gate.FORMS}})
+    )
     monkeypatch.setattr(gate, "BASELINE", path)
     monkeypatch.setattr(gate, "ROOT", tmp_path)
     return path
 
 
+@pytest.mark.parametrize("risen", gate.FORMS)
 @pytest.mark.parametrize(("now", "code"), [(100.0, 0), (109.0, 0), (120.0, 1)])
 def test_the_exit_code_says_whether_a_figure_has_risen(
-    baseline: Path, monkeypatch: pytest.MonkeyPatch, now: float, code: int
+    baseline: Path, monkeypatch: pytest.MonkeyPatch, risen: str, now: float, code: int
 ) -> None:
-    monkeypatch.setattr(gate, "count", lambda: {"decode": now})
+    monkeypatch.setattr(gate, "count", lambda form: {"decode": now if form == risen else 100.0})
     assert gate.main([]) == code
-    assert json.loads(baseline.read_text())["figures"] == {"decode": 100}
+    assert gate.main(["--form", next(form for form in gate.FORMS if form != risen)]) == 0
+    assert json.loads(baseline.read_text())["figures"] == {key: {"decode": 100} for key in gate.FORMS}
     assert gate.main(["--update"]) == 0
-    assert json.loads(baseline.read_text())["figures"] == {"decode": now}
+    assert json.loads(baseline.read_text())["figures"][risen] == {"decode": now}
 
 
 def test_without_valgrind_it_says_what_to_install(
@@ -65,7 +69,7 @@ def test_without_valgrind_it_says_what_to_install(
 def test_a_baseline_of_another_interpreter_says_nothing(
     baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gate, "count", lambda: {"decode": 1.0})
+    monkeypatch.setattr(gate, "count", lambda form: {"decode": 1.0})
     baseline.write_text(json.dumps({"interpreter": "PyPy 7", "figures": {"decode": 100}}))
     assert gate.main([]) == 3
     assert "PyPy 7" in capsys.readouterr().err
@@ -73,5 +77,7 @@ def test_a_baseline_of_another_interpreter_says_nothing(
 
 def test_the_committed_baseline_is_of_every_case() -> None:
     figures = json.loads((Path(gate.__file__).parent / "baseline.json").read_text())["figures"]
-    assert len(figures) == 7
-    assert all(value > 1000 for value in figures.values())
+    assert set(figures) == set(gate.FORMS)
+    for form in gate.FORMS:
+        assert len(figures[form]) == 8
+        assert all(value > 100 for value in figures[form].values())

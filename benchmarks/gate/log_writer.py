@@ -1,0 +1,54 @@
+"""A log and its writer with a thread, each entry on disk before the next one is appended."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+from pathlib import Path
+
+from benchmarks.gate.counting import Counting
+from raftlog import RealDisk, SegmentLog
+from raftlog.log_numbers import LogIndex, Term
+from raftlog.segment import NORMAL
+from raftlog.segment.writer import threaded_writer
+
+MESSAGES_PER_ENTRY = 32
+MESSAGE_BYTES = 1200
+SEGMENT_BYTES = 64 * 1024 * 1024
+WARM_UP, ROUNDS, ATTEMPTS = 5, 30, 3
+_WAIT_MS = 60_000
+
+
+def count_log_writer(counting: Counting, directory: Path) -> None:
+    """Append, write, sync and report entries of 32 messages; the writer is compiled if the form is."""
+    done_fd = os.eventfd(0, os.EFD_NONBLOCK)
+    failures: list[Exception] = []
+    writer = threaded_writer(done_fd, failures.append)
+    log = SegmentLog.open(
+        str(directory),
+        cluster_id="gate",
+        node_id="n0",
+        segment_bytes=SEGMENT_BYTES,
+        disk=RealDisk(),
+        writer=writer,
+    )
+    body = random.Random(1).randbytes(MESSAGES_PER_ENTRY * MESSAGE_BYTES)
+    waiting = select.poll()
+    waiting.register(done_fd, select.POLLIN)
+
+    def write(rounds: int) -> None:
+        for _ in range(rounds):
+            ticket = writer.done_ticket + 1
+            log.append(NORMAL, LogIndex(log.last_index + 1), Term(1), body)
+            log.submit(ticket)
+            while writer.done_ticket < ticket:
+                assert waiting.poll(_WAIT_MS), f"entry {log.last_index} is not on disk: {failures}"
+                os.eventfd_read(done_fd)
+
+    write(WARM_UP)
+    for _ in range(ATTEMPTS):
+        with counting.of("append, and write by the log's thread", ROUNDS * MESSAGES_PER_ENTRY):
+            write(ROUNDS)
+    log.close()
+    os.close(done_fd)
