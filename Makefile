@@ -35,6 +35,7 @@ BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup benc
 help:
 	@echo 'make demo    three replicas, real messages, the leader killed in the middle: nothing is lost'
 	@echo 'make demo-spark   the same for Apache Spark: it reads from the followers, counts words and writes; needs Java 17'
+	@echo 'make test-unit   the units, without sockets and processes; less than a minute on two processors'
 	@echo 'make test    the quick tests: units, some simulated and real groups; about 5 minutes on two processors'
 	@echo 'make test-all   all tests, with Java those of Spark too; 25 minutes on two processors'
 	@echo 'make test-nightly   what make test-all leaves out: the programs behind make bench once each, and 200 seeds of all workloads'
@@ -107,6 +108,25 @@ else
 	@$(MAKE) --no-print-directory -j 2 .test-brokers .test-others SELECTED="-m 'not slow'"
 endif
 
+# Nothing here opens a socket or starts a process: tests/no_sockets.py fails what does.
+UNIT_FILES := tests/unit/segment tests/unit/consensus tests/unit/durability tests/paper tests/interaction tests/wire
+UNIT_OTHER_FILES := tests/unit/broker tests/unit/store tests/unit/protocol tests/unit/filter tests/unit/jepsen tests/unit/spark
+UNIT_OTHER_FILES += tests/unit/monitoring tests/unit/fuzz tests/unit/interop
+UNIT_LEFT_OUT := segment/test_synced_writes segment/test_threaded_writers segment/test_full_disks
+UNIT_LEFT_OUT += durability/test_restored_logs
+UNIT_LEFT_OUT += broker/consume/test_routes store/test_key_index monitoring/test_probe spark/test_bulk_reader
+UNIT_LEFT_OUT += spark/test_columns spark/test_installed spark/test_outgoing jepsen/test_deployments jepsen/test_disks
+UNIT_LEFT_OUT += jepsen/test_judging jepsen/test_late_sends jepsen/test_leftovers jepsen/test_nats jepsen/test_outside
+UNIT_LEFT_OUT += jepsen/test_porcupine jepsen/test_scenarios jepsen/test_serve
+UNIT_TEST = $(PY) -m pytest -q -p tests.no_sockets -m 'not slow' $(UNIT_LEFT_OUT:%=--ignore=tests/unit/%.py)
+test-unit: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j 2 .unit .unit-others
+.PHONY: test-unit .unit .unit-others
+.unit:
+	@$(UNIT_TEST) $(UNIT_FILES)
+.unit-others:
+	@$(UNIT_TEST) $(UNIT_OTHER_FILES)
+
 sanitize: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh $(ARGS)
 
@@ -114,7 +134,7 @@ fuzz: $(INSTALLED)
 	@PY=$(PY) deploy/sanitize.sh fuzz $(ARGS)
 
 # Three lanes side by side. Real processes wait for each other much of the time, and so does Spark; what only computes
-# gets the time of processors that these leave (docs/decisions/0029). A few failures are run again, and told:
+# gets the time of processors that these leave (docs/decisions/0029). A single failure is run again, and told:
 # docs/decisions/0008.
 LANES := .lane-processes .lane-in-process .lane-simulation
 test-all: $(INSTALLED)
@@ -137,7 +157,7 @@ IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-checks:
 	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate .lane-simulation
 .lane-simulation:
-	$(IN_TURN) .part-python-simulation .part-simulation
+	$(IN_TURN) .part-simulation
 
 PART := @deploy/part.sh
 TWICE := env PY=$(PY) deploy/pytest-twice.sh
@@ -171,13 +191,10 @@ IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/br
 # Failed seeds fail again, so there is no second run.
 .part-simulation:
 	$(PART) --last simulation $(PY) -m pytest -o cache_dir=.pytest_cache/simulation $(IN_CI) tests/simulation
-.part-python-simulation:
-	$(PART) --last python-simulation env RAFTMQ_PURE_PYTHON=1 $(PY) -m pytest -p no:cacheprovider \
-	    tests/simulation/test_brokers.py -k a_few_seeds
 
 .PHONY: .test-brokers .test-others .lane-processes .lane-in-process .lane-checks .lane-simulation .part-processes
 .PHONY: .part-in-process .part-python-forms .part-spark .part-check .part-sanitize .part-sanitize-threads .part-fuzz
-.PHONY: .part-gate .part-simulation .part-python-simulation .lint
+.PHONY: .part-gate .part-simulation .lint
 .test-brokers:
 	$(PY) -m pytest $(SELECTED) tests/broker tests/simulation tests/attacks tests/unit/jepsen
 .test-others:

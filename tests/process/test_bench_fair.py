@@ -15,8 +15,8 @@ from benchmarks.store_load import Plan
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.trio]
 
-ALWAYS_RUN = ("alone", "pulls")
-"""Without and with demanding clients; the others differ in what these do."""
+ALWAYS_RUN = ("pulls",)
+"""The others differ in what demanding clients do, if there are any."""
 
 
 @pytest.mark.parametrize(

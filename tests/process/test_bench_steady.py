@@ -12,6 +12,7 @@ from benchmarks.figures import Figure
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
+@pytest.mark.nightly
 @pytest.mark.trio
 async def test_pipelined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steady, "IDLE_CORE", 100.0)

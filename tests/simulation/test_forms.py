@@ -56,7 +56,7 @@ def test_both_forms_have_the_same_events() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ALL_WORKLOADS)
 def test_both_forms_have_the_same_events_in_whole_runs(workload: str) -> None:
-    for seed in range(5):
+    for seed in range(2):
         (python,) = outcomes_in_python(seed, LONG_SECONDS, (workload,))
         assert repr(simulate_seed(seed, LONG_SECONDS, workload)) == python
 
