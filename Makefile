@@ -165,7 +165,7 @@ IN_CI := -m 'not nightly'
 # What compiled modules do in the tests above, the code in Python has to do in these; of tests that run both forms
 # themselves, only some are here.
 IN_BOTH_FORMS := tests/broker/produce tests/broker/write_path tests/broker/net tests/broker/replication tests/unit/replica
-IN_BOTH_FORMS += tests/unit/store tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
+IN_BOTH_FORMS += tests/unit/store/test_dispatch.py tests/unit/segment/test_threaded_writers.py tests/unit/compiled/test_checked_records.py
 IN_BOTH_FORMS += --ignore=tests/broker/net/test_cut_streams.py --ignore=tests/broker/net/test_bad_frames.py
 .part-processes:
 	$(PART) processes $(TWICE) processes $(IN_CI) tests/process
