@@ -264,6 +264,8 @@ class Broker:
     def apply(self, entries: Sequence[CommittedEntry]) -> None:
         """Apply committed entries to queues and metadata, then answer and wake those who wait for them."""
         for entry in entries:
+            # Otherwise queues and metadata lack what was in between, and every later checkpoint as well.
+            assert entry.index == self._applied_index + 1, f"entry {entry.index} is applied after {self._applied_index}"
             if entry.kind == EntryKind.NORMAL:
                 try:
                     self._dispatch(entry)
@@ -328,6 +330,8 @@ class Broker:
 
     def _lead(self, term: Term) -> None:
         """Everything before this term is applied: queue offsets are known, so messages can be accepted."""
+        assert not self.appender.is_open, f"term {term} begins while messages of term {self._led_term} are accepted"
+        assert term > self._led_term, f"this broker leads in term {term} after term {self._led_term}"
         self._led_term = term
         self.appender.open()
         self.services.lead()

@@ -166,6 +166,7 @@ def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
 
 def join_commands(spans: Sequence[Span], annotation: bytes) -> bytes:
     """The annotation of an entry with commands at ``spans``; ``annotation`` is the one without them."""
+    assert spans, f"an annotation of {len(annotation)} bytes is joined to no commands"
     return b"".join(
         [_COMMANDS_HEAD.pack(COMMANDS_FORMAT, len(spans)), *[_COMMANDS_ROW.pack(*span) for span in spans], annotation]
     )

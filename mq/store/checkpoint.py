@@ -304,6 +304,10 @@ class Checkpointer:
         """
         last = self._last
         _ = self.floor_pos  # record the last one before it is replaced
+        if last is not None:
+            before = last.checkpoint
+            assert before.applied_index <= applied_index, f"checkpoint {applied_index} behind {before.applied_index}"
+            assert before.applied_pos <= applied_pos, f"checkpoint at {applied_pos} behind {before.applied_pos}"
         if last is not None and last.sync_failure is not None:
             raise CheckpointImpossible(self._queues.root, str(last.sync_failure))
         changes = self._queues.take_changes()

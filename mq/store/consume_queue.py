@@ -214,6 +214,8 @@ class ConsumeQueue:
             self._tail = self._tail[(end - offset) * QUEUE_ENTRY_BYTES :]  # captures may still read the old one
             self._flushed_offset = end
             self._checksum = checksum
+            left = self.max_offset - end
+            assert len(self._tail) == left * QUEUE_ENTRY_BYTES, f"{self}: {len(self._tail)} bytes behind {end}"
 
     def damaged_entries(self, start: QueueOffset) -> tuple[QueueOffset, QueueOffset] | None:
         """The entries to restore in the damaged block at queue offset ``start``, as [first, end).
@@ -229,6 +231,7 @@ class ConsumeQueue:
 
         Returns whether it is complete then; not if it has grown since `damaged_entries`. Raises OSError.
         """
+        assert start % self._entries_per_block == 0, f"{self}: no block begins at {start}"
         wanted = self.damaged_entries(start)
         if wanted is not None:
             if wanted[0] < first or wanted[1] != first + len(entries) // QUEUE_ENTRY_BYTES:
@@ -269,6 +272,7 @@ class ConsumeQueue:
                 self._flushed_offset = low
                 self._checksum = None
             self.min_offset = low
+            assert low <= self._flushed_offset <= self.max_offset, f"{self}: files end at {self._flushed_offset}"
 
     def check_files(self, log_end: PhysicalOffset) -> None:
         """After opening, verify that the files contain what the tail does not, and cut anything after that.
@@ -364,6 +368,7 @@ class ConsumeQueue:
     def _load(self, start: QueueOffset) -> bytes:
         """The entries in files of the block at ``start``, verified and cached."""
         count = min(self._flushed_offset - start, self._entries_per_block)
+        assert count > 0, f"{self}: the block at {start} is read, files end at {self._flushed_offset}"
         data, seed = self._read_block(start), self._seed(start)
         try:
             if count == self._entries_per_block:

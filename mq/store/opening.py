@@ -146,6 +146,8 @@ def open_store(
     newest = max((c for c in candidates if c is not None), key=lambda c: c.applied_index, default=None)
     if newest is None:
         raise StoreLost(directory, log.base_index, "; ".join(faults) or "there is no checkpoint")
+    # Otherwise the queues' entries between both would be missing for ever.
+    assert newest.applied_index >= log.base_index, f"snapshot of {newest.applied_index}, base is {log.base_index}"
     snapshot = msgspec.structs.replace(newest, queues=ends_of(newest.queues))
     # Durable before the checkpoint is removed: after a crash in between, one of the two exists.
     write_checkpoint(directory, SNAPSHOT_NAME, snapshot)

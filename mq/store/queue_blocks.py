@@ -55,7 +55,9 @@ def seed_of(queue: int, first: QueueOffset) -> int:
 
 def seal(entries: bytes | bytearray, first: QueueOffset, seed: int, entries_per_block: int) -> tuple[bytes, int]:
     """A block for writing, from all its entries so far; returns it and the checksum of the entries."""
-    count = len(entries) // QUEUE_ENTRY_BYTES
+    count, rest = divmod(len(entries), QUEUE_ENTRY_BYTES)
+    assert rest == 0, f"a block at {first} of {len(entries)} bytes"
+    assert count <= entries_per_block, f"a block at {first} of {count} entries, {entries_per_block} fit"
     checksum = zlib.crc32(entries, seed)
     padding = bytes((entries_per_block - count) * QUEUE_ENTRY_BYTES)
     return b"".join((entries, padding, TRAILER.pack(first, count, checksum))), checksum

@@ -43,6 +43,7 @@ class QueueCapture:
 
     def gather(self, count: int) -> None:
         """Capture the next ``count`` queues."""
+        assert count > 0, f"{count} queues are to be captured"
         begin = self._begun
         self._begun = begin + count
         for queue in self._queues[begin : begin + count]:
@@ -69,4 +70,5 @@ class QueueCapture:
 
     def _row(self, at: int) -> QueueRow:
         low, high, tail_bytes = self._offsets[3 * at : 3 * at + 3]
+        assert tail_bytes <= len(self._tails[at]), f"{self._taken[at]}: {len(self._tails[at])} of {tail_bytes} bytes"
         return self._taken[at].queue_id, QueueOffset(low), QueueOffset(high), bytes(self._tails[at][:tail_bytes])

@@ -118,6 +118,7 @@ class QueueFiles:
 
         Raises OSError; a prefix of the data may have been written, and writing again is safe.
         """
+        assert position >= 0, f"{path} is written at byte {position}"
         descriptor = self._descriptor(path, create=True)
         self._changes.files.add(path)
         view = memoryview(data)
@@ -128,6 +129,7 @@ class QueueFiles:
 
     def truncate(self, path: str, size: int) -> None:
         """Cut the file to ``size`` bytes. Raises OSError."""
+        assert size > 0, f"{path} is cut to {size} bytes, instead of removed"
         os.ftruncate(self._descriptor(path, create=False), size)
         self._changes.files.add(path)
 
@@ -196,6 +198,7 @@ class QueueFiles:
         if len(self._descriptors) > self._open_files_max:
             _, oldest = self._descriptors.popitem(last=False)
             os.close(oldest)
+            assert len(self._descriptors) <= self._open_files_max, f"{len(self._descriptors)} files are open"
         return descriptor
 
     def _open(self, path: str, *, create: bool) -> int:

@@ -47,6 +47,7 @@ class BlockRebuild:
     """Finds `WantedEntries`: call `step` until it returns True, then `result`."""
 
     def __init__(self, wanted: WantedEntries, read: Read, segment_bytes: int) -> None:
+        assert wanted.first < wanted.end, f"entries {wanted.first} to {wanted.end} of {wanted.topic} are wanted"
         self.wanted = wanted
         self._read = read
         self._segment_bytes = segment_bytes

@@ -267,6 +267,7 @@ class QueueStore:
         most, fewer when files have to be created for them. Returns whether more is due. Raises OSError; entries not
         written stay in memory.
         """
+        assert limit > 0, f"{limit} queues are to be written"
         self._flush_call += 1
         left = limit
         while (key := self._next_due()) is not None:
@@ -474,6 +475,7 @@ class QueueStore:
         if self._capture is not None:
             self._capture.take(queue)
         queue.flush()
+        assert key in self._dirty, f"{queue} was written, and was not due"
         del self._dirty[key]
         self._full.pop(key, None)
 

@@ -144,6 +144,8 @@ class Retention:
             deletion = self._droppable(segments, now)
             if deletion is not None and deletion.early and self._hands_over():
                 deletion = None
+            # Whatever the disk: without these files, a restart could not derive the state again.
+            assert deletion is None or deletion.base_pos <= now.floor_pos, f"{deletion}, needed from {now.floor_pos} on"
             early = None if deletion is None or not deletion.early else self._early_note(deletion)
             if deletion is not None and not self._replica.drop_prefix(deletion.base_pos, early):
                 return

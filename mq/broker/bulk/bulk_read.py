@@ -232,6 +232,7 @@ class BulkReads(Service):
 
     def _done(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
         self._running -= 1
+        assert self._running >= 0, f"{self._running} bulk reads are running"
         if self._replica.is_leader and not read.call.request.ext.allow_leader:
             head, records = self._not_follower(), []  # it became the leader in the meantime
         else:
@@ -243,6 +244,7 @@ class BulkReads(Service):
 
     def _failed(self, read: _Read, error: SegmentError) -> None:
         self._running -= 1
+        assert self._running >= 0, f"{self._running} bulk reads are running"
         ext = read.call.request.ext
         if isinstance(error, EntryGone):
             # The log was truncated, but the queues are not updated yet.

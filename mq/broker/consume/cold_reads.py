@@ -181,8 +181,10 @@ class ColdReads:
 
     def _arrived(self, waiting: _Waiting) -> None:
         waiting.missing -= 1
+        assert waiting.missing >= 0, f"a read waits for {waiting.missing} chunks"
         if waiting.missing == 0:
             self.waiting -= 1
+            assert self.waiting >= 0, f"{self.waiting} reads wait"
             waiting.then()
 
 

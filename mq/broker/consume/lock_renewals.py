@@ -45,6 +45,7 @@ class LockRenewals:
         if not queues:
             del self._tables[table]
         self._of_host[renewed[1]] -= 1
+        assert self._of_host[renewed[1]] >= 0, f"{renewed[1]!r} has renewed {self._of_host[renewed[1]]} locks"
         if not self._of_host[renewed[1]]:
             del self._of_host[renewed[1]]
 

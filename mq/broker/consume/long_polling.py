@@ -206,6 +206,8 @@ class LongPolling(Generic[PullT]):
             del self._by_connection[held.connection]
         self._count -= 1
         self.nbytes -= held.nbytes
+        assert self._count >= 0, f"{self._count} pulls are held"
+        assert self.nbytes >= 0, f"{self._count} pulls of {self.nbytes} bytes are held"
         # Answered pulls stay in the heap until their deadline; on a busy queue they would accumulate.
         if len(self._heap) > 2 * self._count + 64:
             self._heap = [waiting for waiting in self._heap if waiting.pull is not None]

@@ -179,6 +179,7 @@ class Pulls(Service):
         """Answer a held pull with what there is now."""
         connection = pull.call.connection
         connection.held_pulls -= 1
+        assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"
         if not connection.closed:
             self._answer(pull, may_hold=False)
 

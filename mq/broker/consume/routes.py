@@ -127,6 +127,7 @@ class Routes:
     def _settle(self, topic: str, queues: Queues | None) -> None:
         waiting = self._waiting.pop(topic, [])
         self._waiting_count -= len(waiting)
+        assert self._waiting_count >= 0, f"{self._waiting_count} requests wait for routes"
         for on_queues in waiting:
             on_queues(queues)
 

@@ -405,6 +405,7 @@ class ClientRegistry(Generic[ConnectionT]):
     def _forget_producer(self, client_id: str, connection: ConnectionT) -> None:
         at = self._producers_at[client_id]
         at[connection] -= 1
+        assert at[connection] >= 0, f"{client_id} is in {at[connection]} producer groups on a connection"
         if not at[connection]:
             del at[connection]
             if not at:

@@ -62,6 +62,7 @@ class LinearizableReads:
         for on_read, until in failed:
             if until <= now:
                 self._open -= 1
+                assert self._open >= 0, f"{self._open} reads are open"
                 on_read(False)
             else:
                 self._attempt(on_read, until)
@@ -77,6 +78,7 @@ class LinearizableReads:
         def known(is_known: bool) -> None:
             if is_known:
                 self._open -= 1
+                assert self._open >= 0, f"{self._open} reads are open"
                 on_read(True)
             else:
                 self._failed.append((on_read, until))

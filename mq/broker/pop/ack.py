@@ -69,12 +69,16 @@ class AcksInFlight:
 
     def begin(self, checkpoint_id: CheckpointId, bits: int) -> None:
         """Mark them as in flight; none of them was before."""
+        twice = self._bits.get(checkpoint_id, 0) & bits
+        assert not twice, f"{checkpoint_id}: {twice:#x} is in flight already, and {bits:#x} as well"
         if checkpoint_id not in self._bits:
             self._queues[checkpoint_id.queue] = self._queues.get(checkpoint_id.queue, 0) + 1
         self._bits[checkpoint_id] = self._bits.get(checkpoint_id, 0) | bits
 
     def end(self, checkpoint_id: CheckpointId, bits: int) -> None:
-        """Mark them as settled."""
+        """Mark them as settled; all of them were in flight."""
+        settled = self._bits[checkpoint_id] & bits
+        assert settled == bits, f"{checkpoint_id}: of {bits:#x} only {settled:#x} was in flight"
         left = self._bits[checkpoint_id] & ~bits
         if left:
             self._bits[checkpoint_id] = left

@@ -279,6 +279,7 @@ class Pops(Service):
     def _resume(self, pop: HeldPop) -> None:
         """Serve a held pop with what there is now."""
         pop.call.connection.held_pulls -= 1
+        assert pop.call.connection.held_pulls >= 0, f"{pop.call.connection.held_pulls} requests of a client are held"
         self._serve_again(pop)
 
     def _serve_again(self, pop: HeldPop) -> None:
@@ -375,6 +376,7 @@ class Pops(Service):
             if leadership is not self._leadership:
                 return
             self._read_bytes -= nbytes
+            assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
             if known:
                 for each in taken:
                     if each.messages:

@@ -234,6 +234,8 @@ class PopQueues:
             work = self._works.get(each.key)
             if work is None:
                 work = self._works[each.key] = _Work()
+            reached = each.command.next_offset
+            assert reached >= work.next_offset, f"{each.key}: popped up to {reached} after {work.next_offset}"
             work.in_flight += 1
             work.in_order |= _is_in_order(each)
             work.next_offset = each.command.next_offset

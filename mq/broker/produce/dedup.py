@@ -61,7 +61,11 @@ class InFlightSends:
     def add(self, flight: InFlightSend) -> None:
         """Add a send that overlaps no other one."""
         flights = self._flights.setdefault(flight.numbers.producer, [])
-        flights.insert(bisect_left(flights, flight.numbers.first, key=_first_number), flight)
+        at = bisect_left(flights, flight.numbers.first, key=_first_number)
+        before, behind = flights[at - 1 : at], flights[at : at + 1]
+        assert not before or before[0].numbers.last < flight.numbers.first, f"{flight.numbers} and {before[0].numbers}"
+        assert not behind or flight.numbers.last < behind[0].numbers.first, f"{flight.numbers} and {behind[0].numbers}"
+        flights.insert(at, flight)
 
     def remove(self, flight: InFlightSend) -> None:
         """Remove it if it is there."""
@@ -229,6 +233,7 @@ class Dedup(Service):
 
     def _release(self, nbytes: int) -> None:
         self._appender.pending_bytes -= nbytes
+        assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {nbytes}"
 
     def _answer(
         self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, stored: Stored

@@ -254,9 +254,11 @@ class Replies(Service):
 
     def _advance(self, reply: _Reply) -> None:
         reply.waits -= 1
+        assert reply.waits >= 0, f"a reply waits for {reply.waits} outcomes"
         if reply.waits:
             return
         self._under_way_bytes -= reply.body_bytes
+        assert self._under_way_bytes >= 0, f"replies of {self._under_way_bytes} bytes are under way"
         answer = ReplyStored(region="DefaultRegion", trace_on=True)
         if reply.at is not None:
             host = self._store_host

@@ -242,6 +242,7 @@ class Sends(Service):
 
         def created(outcome: Outcome) -> None:
             self._appender.pending_bytes -= size
+            assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {size}"
             match outcome:
                 case Stored() | LeadershipLost():
                     call.dispatch()

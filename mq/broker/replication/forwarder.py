@@ -273,7 +273,7 @@ class Forwarder(Service):
         held, self._held = self._held, []
         for forwarded in held:
             if forwarded.connection.closed and not forwarded.oneway:
-                self._bytes -= len(forwarded.frame)
+                self._release(forwarded)
                 continue
             self._sent[forwarded.sequence] = forwarded
             upstream.send(forwarded.frame)
@@ -286,7 +286,7 @@ class Forwarder(Service):
         held, self._held = self._held, []
         self._serve_locally()
         for forwarded in held:
-            self._bytes -= len(forwarded.frame)
+            self._release(forwarded)
             [(request, body, _)], _ = decode_chunk(forwarded.frame[forwarded.inner_at :])
             forwarded.connection.dispatch(request, body, forwarded.serialization)
 
@@ -295,7 +295,7 @@ class Forwarder(Service):
         if forwarded is None:
             return
         if answer.code == ResponseCode.SUCCESS:
-            self._bytes -= len(forwarded.frame)
+            self._release(forwarded)
             if body and not forwarded.oneway:
                 assert self._upstream is not None, "an answer without a connection"
                 forwarded.connection.send(mark_forwarded(body, self._upstream.address))
@@ -332,9 +332,14 @@ class Forwarder(Service):
         else:
             self._fail_in_doubt(forwarded, reason)
 
+    def _release(self, forwarded: _Forwarded) -> None:
+        """A request is not in memory any more."""
+        self._bytes -= len(forwarded.frame)
+        assert self._bytes >= 0, f"requests of {self._bytes} bytes are being forwarded"
+
     def _fail_in_doubt(self, forwarded: _Forwarded, reason: str) -> None:
         self._unknown += 1
-        self._bytes -= len(forwarded.frame)
+        self._release(forwarded)
         if not forwarded.oneway:
             forwarded.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
 
@@ -386,7 +391,7 @@ class Forwarder(Service):
                 self._fail_in_doubt(forwarded, self._why)
                 continue
             self._refused += 1
-            self._bytes -= len(forwarded.frame)
+            self._release(forwarded)
             if not forwarded.oneway:
                 code, encoding = ResponseCode.SERVICE_NOT_AVAILABLE, forwarded.serialization
                 forwarded.connection.send(

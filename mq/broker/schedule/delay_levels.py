@@ -212,6 +212,7 @@ class _Level:
         else:
             # Messages before the first skipped one are in this entry, or were appended before.
             first_open = min(offset for _, offset in self._passed_over)
+            assert first_open < self._next_offset, f"level {number} passed over {first_open} before {self._next_offset}"
             if marks_of(self._metadata, number).low < first_open:
                 commands.append(SkipEntries(topic=SCHEDULE_TOPIC, queue_id=queue_id, offset=first_open))
                 commands.append(AdvanceDelay(level=number, offset=first_open))

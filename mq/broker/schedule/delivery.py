@@ -159,6 +159,7 @@ class Delivery(Generic[K]):
             self._log.warning("delivery_paused", error=str(error))
         if not moved:
             return False
+        assert len(moved) <= self._messages_max, f"{len(moved)} due messages in one entry"
         commands, on_outcome = self._source.mark(moved, now_ms)
         *others, last = map(encode_command, commands)
         group: PendingGroup = [record for _, record in moved if record is not None]
@@ -232,6 +233,7 @@ class Delivery(Generic[K]):
 
     def _settled(self, on_outcome: OnOutcome, outcome: Outcome) -> None:
         self._groups -= 1
+        assert self._groups >= 0, f"{self._groups} groups of due messages are in flight"
         on_outcome(outcome)
         if not isinstance(outcome, Stored):
             self._failed = True

@@ -163,6 +163,7 @@ class TimerWheel:
         _, number, run = self._runs[0]
         run.position += 1
         self.gathered -= 1
+        assert self.gathered >= 0, f"{self.gathered} timers are gathered"
         if run.position < len(run.entries):
             heapq.heapreplace(self._runs, (run.entries[run.position] >> _INDEX_BITS, number, run))
         else:

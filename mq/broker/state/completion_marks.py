@@ -116,6 +116,7 @@ class QueueMarks:
                 bits += bytes(missing)
             bits[at >> 3] |= 1 << (at & 7)
         self._settle(low)
+        assert self.low >= low, f"everything was finished below {low}, now below {self.low}"
 
     def skip_to(self, offset: QueueOffset) -> None:
         """Mark everything below ``offset`` as finished."""
@@ -124,6 +125,7 @@ class QueueMarks:
             del self.bits[:drop]
             self.low = offset
             self._settle(offset)
+            assert self.low >= offset, f"everything is finished below {offset}, marked below {self.low}"
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests.

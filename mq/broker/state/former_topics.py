@@ -93,6 +93,7 @@ class FormerTopics:
         if former is None:
             return FormerTopic(self.begins.pop(topic, ()))
         self._rows -= former.rows
+        assert self._rows >= 0, f"{self._rows} rows are left without {topic}"
         return former
 
     def apply(self, command: TableCommand) -> None:

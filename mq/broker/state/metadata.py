@@ -501,12 +501,14 @@ class Metadata:
                 locks = self.queue_locks.to_change(key)
                 del locks[queue_id]
                 self.lock_count -= 1
+                assert self.lock_count >= 0, f"{self.lock_count} queues are locked"
                 if not locks:
                     del self.queue_locks[key]
 
     def _remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
         for key in [key for key in self.queue_locks if key[0] == group or key[1] == topic]:
             self.lock_count -= len(self.queue_locks.pop(key))
+        assert self.lock_count >= 0, f"{self.lock_count} queues are locked"
 
 
 def as_registered(config: TopicConfig) -> bodies.TopicConfig:

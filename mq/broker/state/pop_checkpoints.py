@@ -280,12 +280,14 @@ class PopCheckpoints:
         """Adjust a group's number of open checkpoints."""
         self.count += more
         self.of_groups[group] = count = self.of_groups.get(group, 0) + more
+        assert 0 <= count <= self.count, f"{group} has {count} open checkpoints, all have {self.count}"
         if not count:
             del self.of_groups[group]
 
     def _add(
         self, key: QueueOfGroup, queue: PopQueue, start: QueueOffset, pop_time_ms: int, invisible_ms: int, bits: int
     ) -> None:
+        assert bits > 0, f"{key[0]} popped {bits} from {start} on in {key[1]}/{key[2]}"
         there = queue.open.get((start, pop_time_ms))
         if there is None:
             self._count(key[0], 1)

@@ -185,12 +185,14 @@ class ProducerSequences:
             oldest, window = windows.popitem(last=False)
             self.count -= len(window.firsts)
             self._wide.pop(oldest, None)
+            assert self.count >= 0, f"{self.count} ranges are left without {oldest}"
         while self.count > self._ranges_max:
             producer, _ = self._wide.popitem(last=False)
             window = windows[producer]
             if window.epoch != self._epoch:
                 window = windows[producer] = window.copy(self._epoch)
             excess = len(window.firsts) - self._narrow
+            assert excess > 0, f"{producer} is trimmed by {excess} ranges"
             window.drop(excess)
             self.count -= excess
 

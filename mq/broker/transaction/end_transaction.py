@@ -226,6 +226,8 @@ class Transactions(Service):
 
         None of them may have an end in flight.
         """
+        again = self._ending.keys() & offsets
+        assert not again, f"half messages {sorted(again)} are given up while they end"
         ends = _Ends()
         ends.offsets = ends.discarded = offsets
         self._ending.update(dict.fromkeys(offsets, ends))
@@ -291,6 +293,8 @@ class Transactions(Service):
         self._ending[offset] = ends
 
     def _start(self, ends: _Ends) -> None:
+        kept, gone, all_of_them = len(ends.copies), len(ends.discarded), len(ends.offsets)
+        assert kept + gone == all_of_them, f"of {all_of_them} half messages {kept} become visible, {gone} do not"
         now_ms = self._wall_clock_ms()
         ended = InternalRecord(
             tail=self._tails.get(HALF_OP_TOPIC, HALF_QUEUE_ID),

@@ -131,6 +131,7 @@ class Appender:
         for item in pending:
             self.pending_bytes -= item.nbytes
             item.give_back(outcome)
+        assert self.pending_bytes >= 0, f"{self.pending_bytes} bytes are pending without {len(pending)} items"
 
     def add(self, item: PendingItem) -> None:
         """Store an item in one entry, behind all that were added before."""
@@ -200,6 +201,8 @@ class Appender:
                 self.pending = pending[start:] + self.pending
                 self.waiting_senders = sum([item.sender_count for item in self.pending])
                 break
+            behind = self._committing[-1].index if self._committing else 0
+            assert index > behind, f"entry {index} is behind {behind}, so answers would be out of order"
             entry.index = last_index = index
             self.messages += entry.messages
             for framed in entry.framed:
@@ -223,6 +226,7 @@ class Appender:
                 sender.send(replies[0] if len(replies) == 1 else b"".join(replies))
             for on_outcome, stored in entry.callbacks:
                 on_outcome(stored)
+        assert self.pending_bytes >= 0, f"{self.pending_bytes} bytes are pending after entry {index}"
         while self._round_ends and self._round_ends[0] <= index:
             self._round_ends.popleft()
             if not self._round_ends:
@@ -259,8 +263,9 @@ class Appender:
         """Assert what holds between two turns; for tests.
 
         - Nothing waits for a round unless this replica leads: whoever adds something later would never be answered.
-        - What is counted as pending is at least what waits and what is in flight; resends that wait for the outcome of
-          the first one come on top. Otherwise the limit would let too much in, or nothing at all.
+        - What is counted as pending is at least what waits and what is in flight; messages that wait outside, for the
+          first send of their number or for their topic, come on top. Otherwise the limit would let too much in, or
+          nothing at all.
         - Entries are answered in the order of the log, and the last one in flight ends the last round: otherwise rounds
           that nobody waits for would keep the next ones from starting.
         """

@@ -244,6 +244,8 @@ class EntryDraft:
     def finish(self) -> tuple[bytes, bytes]:
         """The records, and the annotation."""
         entry = self.entry
+        nbytes = self.position - self._begin
+        assert nbytes == entry.nbytes, f"{nbytes} bytes of records at {self._begin}, {entry.nbytes} were announced"
         # As `encode_runs`, without a run in between: with thousands of queues there is one for nearly every message.
         shipped, pack_run = [ANNOTATION_START], RUN_HEAD.pack
         for tail in self._touched:
