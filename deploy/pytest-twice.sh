@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Run pytest; if one test fails, run it once more. Usage: deploy/pytest-twice.sh NAME ARGUMENT...
+# Run pytest; if a few tests fail, run those once more. Usage: deploy/pytest-twice.sh NAME ARGUMENT...
 #
 # Tests with real sockets, disks and processes share a machine with whatever else runs there. A test that fails twice is
 # broken. One that passes the second time is named as FLAKY at the end, with its first failure above: a bug of the test or
-# of the product that somebody has to look at. Two failures are never chance, and nothing is run again.
+# of the product that somebody has to look at. Many failures are never chance, and nothing is run again.
 # NAME keeps what failed apart from other runs of pytest at the same time.
 set -uo pipefail
 PY=${PY:-.venv/bin/python}
@@ -17,7 +17,7 @@ code=$?
 [ "$code" -eq 1 ] && [ -s "$failed" ] || exit "$code"
 names=$(sed -n 's/^ *"\(.*\)": true,\{0,1\}$/\1/p' "$failed")
 count=$(printf '%s\n' "$names" | wc -l)
-[ "$count" -le "${RERUN_TESTS_MAX:-1}" ] || exit "$code"
+[ "$count" -le "${RERUN_TESTS_MAX:-3}" ] || exit "$code"
 
 echo "raftmq: $count failed; run once more"
 "$PY" -m pytest -o cache_dir="$cache" --last-failed --last-failed-no-failures none "$@" || exit 1
