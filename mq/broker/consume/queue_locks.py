@@ -43,6 +43,16 @@ _Key = tuple[str, str, int]
 """Group, topic and queue id."""
 
 
+class _Grant:
+    """Locks that one request asked for, until it is known whether they are stored."""
+
+    __slots__ = ("client_id", "host")
+
+    def __init__(self, client_id: str, host: bytes) -> None:
+        self.client_id = client_id
+        self.host = host
+
+
 class QueueLockService(Service):
     """The handlers for queue locks (leader only).
 
@@ -63,7 +73,7 @@ class QueueLockService(Service):
         self._renewed = LockRenewals()
         self._to_expire: deque[tuple[str, str]] = deque()
         self._expire_count = 0
-        self._granting: dict[_Key, str] = {}
+        self._granting: dict[_Key, _Grant] = {}
         self._granting_to: Counter[bytes] = Counter()
         self._releasing: set[_Key] = set()
         self._reported: set[tuple[str, str]] = set()
@@ -100,23 +110,23 @@ class QueueLockService(Service):
         wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
         host = call.connection.host[:4]
+        grant = _Grant(client_id, host)
         free: list[tuple[str, int]] = []
         for ref in wanted.queues:
             key = (group, ref.topic, ref.queue_id)
-            if self._exists(ref) and (self._is_free(key) or self._granting.get(key) == client_id):
-                if key not in self._granting:
-                    if not self._has_room(host):
-                        continue
-                    self._granting_to[host] += 1
-                self._granting[key] = client_id
+            pending = self._granting.get(key)
+            if self._exists(ref) and (self._is_free(key) or (pending is not None and pending.client_id == client_id)):
+                if pending is not None:
+                    self._forget_grant(key, pending)
+                elif not self._has_room(host):
+                    continue
+                self._granting[key] = grant
+                self._granting_to[host] += 1
                 free.append((ref.topic, ref.queue_id))
 
         def settle() -> None:
             for topic, queue_id in free:
-                if self._granting.pop((group, topic, queue_id), None) is not None:
-                    self._granting_to[host] -= 1
-            if not self._granting_to[host]:
-                del self._granting_to[host]
+                self._forget_grant((group, topic, queue_id), grant)
 
         def confirmed(known: bool) -> None:
             settle()
@@ -288,7 +298,18 @@ class QueueLockService(Service):
 
     def _next_holder(self, key: _Key) -> str | None:
         """The holder of this queue after the changes in flight."""
-        return self._granting.get(key) or self._metadata.lock_holder(*key)
+        pending = self._granting.get(key)
+        return self._metadata.lock_holder(*key) if pending is None else pending.client_id
+
+    def _forget_grant(self, key: _Key, grant: _Grant) -> None:
+        """A grant in flight ends, unless it has ended: by another request of its client, or with the leadership."""
+        if self._granting.get(key) is not grant:
+            return
+        del self._granting[key]
+        self._granting_to[grant.host] -= 1
+        assert self._granting_to[grant.host] >= 0, f"{self._granting_to[grant.host]} grants in flight to {grant.host!r}"
+        if not self._granting_to[grant.host]:
+            del self._granting_to[grant.host]
 
     def _renew(self, wanted: QueueLocks, host: bytes) -> list[QueueRef]:
         """Renew the locks of a client; returns those in force."""
@@ -298,8 +319,9 @@ class QueueLockService(Service):
             key = (wanted.group, ref.topic, ref.queue_id)
             # While its request was in flight, an expired lock may have been granted to another client. A grant or
             # release in flight belongs to no client: if leadership is lost now, it may or may not take effect.
-            granted_to = self._granting.get(key, wanted.client_id)
-            if self._metadata.lock_holder(*key) == wanted.client_id == granted_to and key not in self._releasing:
+            if self._metadata.lock_holder(*key) == wanted.client_id == self._next_holder(key) and (
+                key not in self._releasing
+            ):
                 self._renewed.note((wanted.group, ref.topic), ref.queue_id, now, host)
                 ours.append(ref)
         return ours

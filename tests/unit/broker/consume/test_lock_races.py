@@ -53,26 +53,25 @@ class Stage:
     def make_topic(self) -> None:
         self.metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=1, write_queues=1), timestamp_ms=1))
 
-    def lock(self, client_id: str) -> None:
-        self._ask(client_id, RequestCode.LOCK_BATCH_MQ, self.locks.handle_lock)
+    def lock(self, client_id: str, host: bytes = bytes(4)) -> None:
+        self._ask(client_id, RequestCode.LOCK_BATCH_MQ, self.locks.handle_lock, host)
 
     def unlock(self, client_id: str) -> None:
         self._ask(client_id, RequestCode.UNLOCK_BATCH_MQ, self.locks.handle_unlock)
 
-    def _ask(self, client_id: str, code: int, handle: Callable[..., bytes | None]) -> None:
+    def _ask(self, client_id: str, code: int, handle: Callable[..., bytes | None], host: bytes = bytes(4)) -> None:
         queues = [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]
         body = json.dumps({"clientId": client_id, "consumerGroup": "G", "mqSet": queues}).encode()
         [(request, _, _)], _ = decode_chunk(encode_request(code, 1))
-        connection: Any = _Connection(self.told, client_id)
+        connection: Any = _Connection(self.told, client_id, host)
         handle(Call(connection, request, body, JSON))
 
 
 class _Connection:
     """Notes the queues that a client was told are its own."""
 
-    host = bytes(8)
-
-    def __init__(self, told: dict[str, list[int]], client_id: str) -> None:
+    def __init__(self, told: dict[str, list[int]], client_id: str, host: bytes) -> None:
+        self.host = host + bytes(4)
         self._told = told
         self._client_id = client_id
 
@@ -130,6 +129,18 @@ def test_a_lock_that_is_being_taken_away_is_not_told() -> None:
     assert stage.told["c1"] == []
     stage.rounds.commit(1)
     assert stage.metadata.lock_holder("G", "T", 0) is None
+
+
+def test_grants_of_an_earlier_leadership_leave_counts_alone() -> None:
+    """A request is given back after the leadership ended and another host got the queue."""
+    stage = Stage()
+    stage.lock("c1", b"aaaa")
+    stage.locks.lead()
+    stage.lock("c2", b"bbbb")
+    stage.rounds.commit(1)
+    assert stage.locks._granting_to == {b"bbbb": 1}
+    stage.rounds.commit(1)
+    assert not stage.locks._granting_to
 
 
 def test_what_was_known_about_locks_goes_with_them() -> None:
