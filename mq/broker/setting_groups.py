@@ -9,8 +9,7 @@ import ipaddress
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
@@ -42,7 +41,7 @@ def parse_networks(text: str) -> list[Network]:
 class SettingGroup(BaseModel):
     """Base of the groups."""
 
-    model_config = SettingsConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class PlaceInGroup(SettingGroup):

@@ -78,7 +78,10 @@ class BrokerSettings(
     The fields of the last base come first.
     """
 
-    model_config = SettingsConfigDict(env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False)
+    # The groups are plain models, whose configurations have fewer keys.
+    model_config = SettingsConfigDict(  # type: ignore[mutable-override]
+        env_prefix="RAFTMQ_BROKER_", extra="forbid", frozen=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> BrokerSettings:

@@ -293,7 +293,8 @@ class Handling:
             self._finish(process_queue, part)
             return None
         policy = self._policy(error, part[0])
-        if policy is not error:
+        is_asked_for = policy is error
+        if not is_asked_for:
             log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
         if trace is not None:
             trace.ended(ContextCode.EXCEPTION)
