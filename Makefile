@@ -23,7 +23,7 @@ SERVERS := raftlog mq/namesrv mq/broker
 ASYNC_TEXT := async (def|with|for)|[^a-z](trio|anyio)[^a-z]|BaseException
 ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manager=$(STARTABLE)
 # Functions with task_status, so that `nursery.start_soon` on one of them is noticed.
-STARTABLE := run,serve,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes,_run_clients
+STARTABLE := run,serve,drain_on_signals,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes,_run_clients
 
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
@@ -215,7 +215,7 @@ coverage: $(INSTALLED)
 
 check: .lint
 	$(PY) -m mypy
-	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS) | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF)
+	git grep -lE '$(ASYNC_TEXT)' -- $(SERVERS:%='%/*.py') | $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF)
 	git grep -lE '$(ASYNC_TEXT)' -- '*.py' ':!tests' $(addprefix :!,$(SERVERS)) | \
 	    $(ASYNC_LINT) --disable=$(ASYNC_RULES_OFF),ASYNC910,ASYNC911
 	$(PY) -m pytest -q tests/test_tidy.py
