@@ -206,6 +206,8 @@ class PythonPlainWrites:
     ) -> bool:
         """See `PlainQueue.run`."""
         due = time.monotonic() + due_seconds
+        # What is told if nothing comes in time.
+        self.failure, self.end_pos, self.commit_hint = 0, end_pos, LogIndex(commit_hint)
         while self._wait(max(0.0, due - time.monotonic()) if is_due else None):
             done = self.turn(fd, file_pos, limit_pos, end_pos, commit_hint)
             if done == Turn.NOT_PLAIN:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -206,6 +206,52 @@ def test_markers_follow_when_the_writer_is_idle(home: Home) -> None:
         if (home.log.end_pos, 1) in found:
             break
         assert not deadline.wait(0.01), "the marker is written after a tenth of a second"
+
+
+def pause_until_marked(home: Home) -> None:
+    """Wait until the writer, which has nothing to do, has written the markers that are due."""
+    meta, deadline = home.directory / "meta", threading.Event()
+    before = meta.read_bytes()
+    for _ in range(WAIT_MS // 10):
+        if deadline.wait(0.01) or meta.read_bytes() != before:
+            return
+    raise AssertionError("no marker was written")
+
+
+def reopened(home: Home) -> None:
+    home.put(b"1", b"2")
+    home.wait()
+    home.log.close()
+    home.open()
+    home.submit(term=Term(2), vote="n1", commit_hint=LogIndex(1))
+
+
+def voted_with_an_entry(home: Home) -> None:
+    home.put(b"1")
+    home.wait()
+    home.log.append(NORMAL, LogIndex(2), Term(2), b"2")
+    home.submit(term=Term(2), vote="n1", commit_hint=LogIndex(1))
+
+
+def cut(home: Home) -> None:
+    home.put(b"1", b"2" * 6000)
+    home.wait()
+    home.log.truncate(LogIndex(2))
+    home.submit(commit_hint=LogIndex(1))
+
+
+@pytest.mark.parametrize("act", [reopened, voted_with_an_entry, cut])
+def test_idle_writer_knows_the_end_of_the_log(home: Home, act: Callable[[Home], None]) -> None:
+    """Nothing plain was written since the end of the log moved, and nothing comes until markers are due."""
+    act(home)
+    home.wait()
+    pause_until_marked(home)
+    slots = [decode_slot((home.directory / "meta").read_bytes()[at : at + 4096]) for at in (0, 4096)]
+    durable = max((slot[0], slot[1].durable_pos) for slot in slots if slot is not None)[1]
+    assert durable == home.log.end_pos
+    home.put(b"3")
+    home.wait()
+    assert not home.failures
 
 
 def test_next_file_is_made_ahead(home: Home) -> None:
