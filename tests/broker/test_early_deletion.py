@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from structlog.testing import capture_logs
 
+from mq.broker.base.retention import EarlyDeletion
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.group_admin import GroupAnswer, GroupCommand
 from raftlog import prefix_refill
+from raftlog.segment import EARLY, EARLY_ELSEWHERE
 from tests.support.replies import three_replicas
-from tests.support.running_broker import Client, RunningBroker
+from tests.support.running_broker import Client, RunningBroker, note_brokers
 from tests.support.short_logs import MIB, SMALL, body, fill
 from tests.support.waiting import until
 
@@ -149,6 +153,23 @@ async def test_expired_messages_are_gone_though_a_reader_holds_them_elsewhere(tm
             ]:
                 answer = await client.request(code, fields)
                 assert answer.code == 0, (code, answer)
+
+
+async def test_copied_log_notes_when_missing_entries_expire(
+    tmp_path: Path, disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Software of the release before, too, must be able to read the note."""
+    started = note_brokers(monkeypatch)
+    async with three_replicas(tmp_path, **KEPT) as brokers:
+        short, _ = await deleted_early(brokers, disks)
+        [replica] = [broker._replica for broker in started if broker._replica.core.base.index > 0]
+        assert await base(short) > 0
+        replica.note_early(EARLY_ELSEWHERE)
+        await until(lambda: replica.log.notes[EARLY] != EARLY_ELSEWHERE)
+        noted = msgspec.json.decode(replica.log.notes[EARLY], type=EarlyDeletion)
+        assert noted.base_index == 0
+        assert noted.newest_ms == pytest.approx(time.time() * 1000, abs=600_000)
+        assert replica.core.began_early
 
 
 async def test_replica_that_deleted_early_does_not_lead(tmp_path: Path, disks: Disks) -> None:

@@ -129,6 +129,7 @@ class Retention:
         wall_ms = self._wall_clock_ms()
         now_ms = self._plausible_ms(segments, wall_ms)
         self._files.look(segments, now_ms)
+        self._complete_note(segments, now_ms)
         now = Situation(
             now_ms=now_ms,
             hour=time.localtime(wall_ms / 1000).tm_hour,
@@ -203,13 +204,15 @@ class Retention:
             base_index, newest = min(base_index, known.base_index), max(newest, known.newest_ms)
         return encode_early(base_index, newest)
 
+    def _complete_note(self, segments: Sequence[SegmentInfo], now_ms: int) -> None:
+        """Note until when entries count that perhaps the replica has deleted from which this one fetched its log."""
+        if self._replica.log.notes.get(EARLY) == EARLY_ELSEWHERE:
+            # They are no newer than what is here.
+            newest_ms = next((self._files.newest_ms(segment) for segment in segments if segment.closed), None)
+            self._replica.note_early(encode_early(0, now_ms if newest_ms is None else newest_ms))
+
     def _noted(self) -> EarlyDeletion | None:
         note = self._replica.log.notes.get(EARLY)
-        if note == EARLY_ELSEWHERE:
-            # The replica whose log this one has fetched lacks them: they are no newer than what is here.
-            first = next((segment for segment in self._replica.log.segments() if segment.closed), None)
-            newest_ms = None if first is None else self._files.newest_ms(first)
-            return EarlyDeletion(0, self._wall_clock_ms() if newest_ms is None else newest_ms)
         return None if note is None else msgspec.json.decode(note, type=EarlyDeletion)
 
     def _tell_of_early(self, deletion: Deletion, used: float) -> None:
