@@ -377,6 +377,7 @@ class PulledMessages:
                     self._consumer._returned(process_queue, message)
                     return message
                 process_queue.block([message], anyio.current_time() + LATER_SECONDS)
+                self._board.offer(process_queue)  # it was taken from the board with its last message
         raise StopAsyncIteration
 
     def _is_left(self, ends: Mapping[MessageQueue, int]) -> bool:

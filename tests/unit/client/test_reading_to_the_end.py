@@ -7,6 +7,7 @@ import pytest
 
 from mq.client import ClientError, Message, Producer, PullConsumer
 from mq.client.sync import SyncPullConsumer
+from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 
@@ -70,6 +71,27 @@ async def test_loop_that_is_left_loses_nothing() -> None:
         await cluster.kill(cluster.leader)
         with pytest.raises(ClientError):
             await reader.read_to_end()
+
+
+@pytest.mark.anyio
+async def test_late_message_of_finished_queue_is_read_next() -> None:
+    async with (
+        FakeCluster.start(topics={"T": 2}) as cluster,
+        PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,
+    ):
+        first, other = await reader.queues("T")
+        for number in range(3):
+            cluster.group.append("T", other.queue_id, stored(b"%d" % number))
+        await reader.assign([first, other])
+        with anyio.fail_after(60):
+            messages = await reader.read_to_end()
+            read = [(await anext(messages)).body]
+            cluster.group.append("T", first.queue_id, stored(b"late"))
+            # The queues take turns: the late message is looked at before the last one of the other queue.
+            await until(lambda: reader._pullers[first].process_queue.ready_count == 1)
+            read += [message.body async for message in messages]
+            assert read == [b"0", b"1", b"2"]
+            assert [message.body for message in await reader.poll(timeout=30)] == [b"late"]
 
 
 def test_threads_read_to_the_end(threads: FakeCluster) -> None:
