@@ -28,6 +28,7 @@ __all__ = [
     "failure_of",
     "program_end_in",
     "runs_on_asyncio",
+    "task_finder",
 ]
 
 T = TypeVar("T")
@@ -57,6 +58,17 @@ def calling_task() -> asyncio.Task[Any] | None:
     import asyncio
 
     return asyncio.current_task()
+
+
+def task_finder() -> Callable[[], object]:
+    """The function that returns the current task of the caller's event loop."""
+    if runs_on_asyncio():
+        import asyncio
+
+        return asyncio.current_task
+    import trio
+
+    return trio.lowlevel.current_task
 
 
 async def failure_of(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from mq.client.application_code import calling_task, failure_of, program_end_in
+from mq.client.application_code import calling_task, failure_of, program_end_in, task_finder
 from mq.client.consume.delivery import RETRY_SECONDS_MAX, DeliveryBoard
 from mq.client.consume.key_lanes import KeyLanes
 from mq.client.consume.policies import (
@@ -24,6 +24,7 @@ from mq.client.consume.policies import (
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.send_back import failure_text
 from mq.client.consume.subscription import Subscribed
+from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.produce.tracing import Tracer
@@ -99,6 +100,9 @@ class Handling:
         self._fallback: Handler | None = None
         self._scope: anyio.CancelScope | None = None
         self._caller: asyncio.Task[Any] | None = None
+        self._current_task: Callable[[], object] = calling_task
+        self._at_work: set[object] = set()
+        """The tasks in which handlers run."""
         self._was_run = False
         self._stopped_by: BaseException | None = None
         self._taking: anyio.CancelScope | None = None
@@ -136,6 +140,7 @@ class Handling:
         self._drains = False
         self._ended = ended = anyio.Event()
         self._caller = calling_task()
+        self._current_task = task_finder()
         try:
             with anyio.CancelScope() as scope:
                 self._scope = scope
@@ -170,9 +175,14 @@ class Handling:
     async def drain(self, seconds: float) -> bool:
         """Take no more messages, wait for running handlers, and end `run`; after `seconds` cancel them.
 
-        Returns whether all of them finished. If cancelled, `run` ends as soon as they have finished.
+        Returns whether all of them finished. If cancelled, `run` ends as soon as they have finished. Raises ClientError
+        in a handler, for which it would wait.
         """
         await anyio.lowlevel.checkpoint()
+        if self._current_task() in self._at_work:
+            raise ClientError(
+                "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another task"
+            )
         ended = self._ended
         if ended is None or ended.is_set() or self._taking is None:
             return True
@@ -185,6 +195,8 @@ class Handling:
         if ended.is_set():
             return True
         self.stop()
+        # A task that a handler has started is cancelled now, and must end before `run` can.
+        await anyio.lowlevel.checkpoint_if_cancelled()
         with anyio.CancelScope(shield=True):
             await ended.wait()
         return False
@@ -286,7 +298,12 @@ class Handling:
         or given back.
         """
         trace = None if self.tracer is None else self.tracer.handling(part)
-        error = await failure_of(handler, part if is_batch else part[0], self._caller)
+        task = self._current_task()
+        self._at_work.add(task)
+        try:
+            error = await failure_of(handler, part if is_batch else part[0], self._caller)
+        finally:
+            self._at_work.discard(task)
         if error is None:
             if trace is not None:
                 trace.ended(ContextCode.SUCCESS)

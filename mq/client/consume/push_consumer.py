@@ -557,7 +557,8 @@ class PushConsumer(PositionedConsumer):
 
         After `timeout` seconds they are cancelled. Returns whether all of them finished; True if `run` is not running.
         Offsets are stored then. What was not handled is delivered again: to other members as soon as the consumer is
-        closed, or by the next `run`. If cancelled, `run` ends all the same when the handlers have finished.
+        closed, or by the next `run`. If cancelled, `run` ends all the same when the handlers have finished. In a
+        handler, for which it would wait, it raises ClientError.
         """
         self._opened()
         check_seconds("timeout", timeout)

@@ -71,7 +71,6 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     resume = at_once(PushConsumer.resume)
     stop = at_once(PushConsumer.stop)
     commit = waits(PushConsumer.commit)
-    drain = waits(PushConsumer.drain)
     lag = waits(PushConsumer.lag)
     reply = waits(PushConsumer.reply)
     dead_letter = waits(PushConsumer.dead_letter)
@@ -118,6 +117,14 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         called = None if handler is None else self._in_thread(handler)
         with self._draining_on_signals(drain_timeout) if signals else contextlib.nullcontext():
             self._call(self._client.run, called)
+
+    def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
+        """As `PushConsumer.drain`; any thread may call it, but no handler. Raises ClientError in one."""
+        if self._runs_here():
+            raise ClientError(
+                "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another thread"
+            )
+        return self._call(self._client.drain, timeout)
 
     @contextlib.contextmanager
     def _draining_on_signals(self, seconds: float) -> Iterator[None]:

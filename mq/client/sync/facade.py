@@ -130,7 +130,7 @@ class Facade(Generic[C_co]):
             self._thread = None  # the parent's thread and connections are not here
             _open.pop(id(self), None)
             return
-        if (self._thread is not None and self._thread.is_current()) or getattr(_running, "facade", None) is self:
+        if self._runs_here():
             raise ClientError(
                 "a handler, check or callback cannot close its client, which waits for it: close it in another thread"
                 + (", or call stop()" if hasattr(self, "stop") else "")
@@ -162,6 +162,11 @@ class Facade(Generic[C_co]):
                 _running.facade = None
 
         return call
+
+    def _runs_here(self) -> bool:
+        """Whether this thread is that of its event loop, or of one of its handlers or checks."""
+        is_loop = self._thread is not None and self._thread.is_current()
+        return is_loop or getattr(_running, "facade", None) is self
 
     def _is_parents(self) -> bool:
         """Whether it was opened in the process from which this one was forked."""

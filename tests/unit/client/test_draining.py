@@ -9,7 +9,7 @@ import threading
 import anyio
 import pytest
 
-from mq.client import ReceivedMessage
+from mq.client import ClientError, ReceivedMessage
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of
@@ -78,6 +78,82 @@ async def test_drain_cancels_what_does_not_end() -> None:
                     assert await consumer.drain(0.05) is False
             assert work.done == []
         assert offset_of(cluster) in (None, 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ordered", [True, False, "key"])
+async def test_handler_cannot_drain_its_own_consumer(ordered: bool | str) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 1)
+        async with consumer_of(cluster, ordered=ordered) as consumer:
+
+            @consumer.on("T")
+            async def handle(message: ReceivedMessage) -> None:
+                with pytest.raises(ClientError, match=r"a handler cannot drain its consumer.*stop\(\)"):
+                    await consumer.drain(0.05)
+                consumer.stop()
+
+            with anyio.fail_after(30):
+                await consumer.run()
+
+
+@pytest.mark.anyio
+async def test_drain_in_a_task_of_a_handler_ends() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 1)
+        calls: list[bytes] = []
+        async with consumer_of(cluster) as consumer:
+
+            @consumer.on("T")
+            async def handle(message: ReceivedMessage) -> None:
+                calls.append(message.body)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(consumer.drain, 0.05)
+
+            with anyio.fail_after(30):
+                await consumer.run()
+        assert calls == [b"000"]
+        assert offset_of(cluster) in (None, 0)
+
+
+@pytest.mark.anyio
+async def test_handler_may_have_another_task_drain() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        finished: list[bool] = []
+        async with consumer_of(cluster) as consumer, anyio.create_task_group() as others:
+
+            async def drain() -> None:
+                finished.append(await consumer.drain(60))
+
+            @consumer.on("T")
+            async def handle(message: ReceivedMessage) -> None:
+                others.start_soon(drain)
+                await until(lambda: consumer._handling._drains)
+
+            with anyio.fail_after(60):
+                await consumer.run()
+        assert finished == [True]
+        assert offset_of(cluster) == 1
+
+
+def test_thread_of_a_handler_cannot_drain(threads: FakeCluster) -> None:
+    fill(threads, 1)
+    errors: list[str] = []
+    with SyncPushConsumer(threads.namesrv, "cg", consume_from="first") as consumer:
+
+        @consumer.on("T")
+        def handle(message: ReceivedMessage) -> None:
+            try:
+                consumer.drain(0.05)
+            except ClientError as error:
+                errors.append(str(error))
+            consumer.stop()
+
+        consumer.run()
+    assert errors == [
+        "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another thread"
+    ]
 
 
 @pytest.mark.anyio
