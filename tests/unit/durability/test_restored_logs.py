@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chaos.watched_files import Left, WatchedFiles, watched
+from mq.cli import backup as backup_command
 from mq.cli.app import app
 from raftlog import NodeId, RealDisk, SegmentError
 from raftlog.backup_restore import restore
@@ -20,6 +21,12 @@ from tests.support.replica_directories import grow, opened
 PEERS = "n0@127.0.0.1:1,n1@127.0.0.1:2"
 ADDRESSES = {NodeId("n0"): "127.0.0.1:1", NodeId("n1"): "127.0.0.1:2"}
 ENTRIES = 60
+
+
+@pytest.fixture(autouse=True)
+def keep_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs in the process of the tests, which must not lose its priority."""
+    monkeypatch.setattr(backup_command, "yield_processors", lambda: None)
 
 
 def command(*arguments: str | Path) -> None:
