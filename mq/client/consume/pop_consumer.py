@@ -27,9 +27,11 @@ from mq.client.events import ClientEvent, OnEvent
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
+from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
+from mq.client.net.replies import LeftOut
 from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -152,6 +154,7 @@ class PopConsumer(Consumer):
         self._inbox = Inbox(ahead, ordered=ordered)
         self._waits: dict[str, LongWait] = {}
         self._warn_at = -math.inf
+        self._tell_left_out_at = -math.inf
         self._unfinished: list[PoppedMessage] = []
         """For ordered consumption: messages that were open when the consumer was closed."""
 
@@ -162,6 +165,8 @@ class PopConsumer(Consumer):
         self._polled.clear()
         self._held.clear()
         self._acks.clear()
+        self._waits.clear()
+        self._warn_at = self._tell_left_out_at = -math.inf
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
         """Raises TopicNotFound, NameServersUnavailable."""
@@ -357,19 +362,25 @@ class PopConsumer(Consumer):
                 del self._held[broker_name]
                 attempt = self._new_attempt()
                 refresh = response.code in _NOT_NOW
-                if refresh:
-                    self._wait_goes_on(wait, f"code {response.code}: {response.remark}", broker_name)
-                else:
-                    wait.is_over()
+                left_out: list[LeftOut] = []
                 if response.code == ResponseCode.SUCCESS:
                     # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
-                    self._inbox.put(read_popped(self.topic, broker_name, response, body, hidden_until))
-                elif response.code == ResponseCode.TOPIC_NOT_EXIST:
+                    messages = read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
+                    self._inbox.put(self._deliverable(messages, left_out))
+                if refresh:
+                    self._wait_goes_on(wait, f"code {response.code}: {response.remark}", broker_name)
+                elif left_out:
+                    self._wait_goes_on(wait, str(left_out[0].error), broker_name)
+                elif response.code == ResponseCode.SUCCESS or response.code in _NOTHING:
+                    wait.is_over()
+                if response.code == ResponseCode.SUCCESS:
+                    continue
+                if response.code == ResponseCode.TOPIC_NOT_EXIST:
                     raise TopicNotFound(self.topic)
-                elif response.code not in _NOTHING and not refresh:
+                if response.code not in _NOTHING and not refresh:
                     raise BrokerError(response.code, response.remark or "", address)
-                elif anyio.current_time() < asked_at + RETRY_SECONDS:
+                if anyio.current_time() < asked_at + RETRY_SECONDS:
                     await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy, or its clock differs
             except BrokerError:
                 raise
@@ -388,6 +399,25 @@ class PopConsumer(Consumer):
                 self._wait_goes_on(wait, str(error), broker_name)
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
+
+    def _deliverable(self, messages: list[PoppedMessage], left_out: list[LeftOut]) -> list[PoppedMessage]:
+        """The popped messages that may be delivered, although some were left out; logs those now and then.
+
+        Those are redelivered when their invisible time is over; in ordered consumption those behind them, too.
+        """
+        if not left_out:
+            return messages
+        now = anyio.current_time()
+        if now >= self._tell_left_out_at:
+            self._tell_left_out_at = now + WARN_SECONDS
+            queue, offset, error = left_out[0]
+            log.error("body_not_inflated", group=self.group, queue=queue, offset=offset, reason=str(error))
+        if not self._ordered:
+            return messages
+        ends: dict[MessageQueue, int] = {}
+        for queue, offset, _ in left_out:
+            ends[queue] = min(offset, ends.get(queue, offset))
+        return [each for each in messages if each.queue_offset < ends.get(each.queue, math.inf)]
 
     def _new_attempt(self) -> str:
         """The attempt id of a pop. With the same id, an ordered pop gets the messages again whose answer was lost."""

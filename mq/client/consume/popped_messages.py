@@ -12,7 +12,7 @@ import msgspec
 
 from mq.client.errors import ClientClosed, UnreadableAnswer
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.net.replies import fields_of, received_messages
+from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
 from mq.protocol.headers import Response
 from mq.protocol.numbers import NO_OFFSET, QueueOffset
@@ -146,9 +146,18 @@ class Inbox:
 
 
 def read_popped(
-    topic: str, broker_name: str, response: Response, body: memoryview, hidden_until: float
+    topic: str,
+    broker_name: str,
+    response: Response,
+    body: memoryview,
+    hidden_until: float,
+    *,
+    left_out: list[LeftOut],
 ) -> list[PoppedMessage]:
-    """The messages of a pop answer, with their receipts. Raises UnreadableAnswer."""
+    """The messages of a pop answer, with their receipts. Those that cannot be read here are added to `left_out`.
+
+    Raises UnreadableAnswer.
+    """
     reply = fields_of(PopReply, response)
     try:
         starts = {}
@@ -159,7 +168,7 @@ def read_popped(
         # A redelivered message carries its receipt; so may one that was forwarded with all its properties.
         may_carry = any(mark != NORMAL for mark, _ in starts)
         messages = []
-        for message in received_messages(broker_name, body):
+        for message in received_messages(broker_name, body, left_out):
             record = message.record
             carried = record.properties.get(props.POP_CK)
             if carried is not None and may_carry:

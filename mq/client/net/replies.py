@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mq.client.errors import CodecNotInstalled, UnreadableAnswer
 from mq.client.logs import log
@@ -14,12 +14,20 @@ from mq.protocol.headers import Response
 from mq.protocol.records import decode_records
 from mq.protocol.replies import Reply, read_reply
 
-__all__ = ["fields_of", "read_body", "received_messages"]
+__all__ = ["LeftOut", "fields_of", "read_body", "received_messages"]
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 T = TypeVar("T")
 ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class LeftOut(NamedTuple):
+    """A message whose body cannot be read here."""
+
+    queue: MessageQueue
+    queue_offset: int
+    error: CodecNotInstalled
 
 
 def fields_of(kind: type[ReplyT], response: Response) -> ReplyT:
@@ -38,19 +46,27 @@ def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
         raise UnreadableAnswer(str(error)) from error
 
 
-def received_messages(broker_name: str, body: memoryview) -> list[ReceivedMessage]:
+def received_messages(
+    broker_name: str, body: memoryview, left_out: list[LeftOut] | None = None
+) -> list[ReceivedMessage]:
     """Stored records as messages; a body that cannot be inflated is returned as stored.
 
-    Raises UnreadableAnswer, CodecNotInstalled.
+    A message whose codec is not installed raises CodecNotInstalled; or, given `left_out`, it is added to that list
+    instead of the result. Raises UnreadableAnswer.
     """
     messages = []
     for record in read_body(decode_records, body):
+        queue = MessageQueue(record.topic, broker_name, record.queue_id)
         try:
             content = inflate(record.sys_flag, record.body, INFLATED_BYTES_MAX)
         except DecompressionError as error:
             log.error("body_not_inflated", offset=record.physical_offset, reason=str(error))
             content = record.body
         except CodecMissing as error:
-            raise CodecNotInstalled(error) from error
-        messages.append(ReceivedMessage(record, MessageQueue(record.topic, broker_name, record.queue_id), content))
+            missing = CodecNotInstalled(error)
+            if left_out is None:
+                raise missing from error
+            left_out.append(LeftOut(queue, record.queue_offset, missing))
+            continue
+        messages.append(ReceivedMessage(record, queue, content))
     return messages

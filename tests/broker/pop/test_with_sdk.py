@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import trio
 
-from mq.client import Message, PopConsumer, Producer, TopicNotFound
+from mq.client import Admin, Message, PopConsumer, Producer, TopicNotFound
+from mq.client.logs import log
 from mq.client.sync import SyncPopConsumer
 from mq.protocol import properties as props
 from mq.protocol.numbers import QueueOffset
@@ -45,6 +47,41 @@ async def test_popped_messages_are_acknowledged_or_come_again(tmp_path: Path) ->
                 await consumer.ack(message)
                 await consumer.ack(message)  # once more changes nothing
         assert sorted(seen) == sorted([*(b"%d" % number for number in range(60)), b"7"])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_message_without_codec_holds_back_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    errors: list[str] = []
+    monkeypatch.setattr(log, "error", lambda event, **fields: errors.append(f"{event} {fields['offset']}"))
+    async with cluster(tmp_path) as namesrv, Admin(namesrv) as admin:
+        await admin.create_topic("T", 2)
+        async with Producer(namesrv, compress="zstd", compress_bytes_min=100) as producer:
+            one, two = await producer.queues("T")
+            for queue, body in ((one, b"0"), (one, b"1" * 1000), (one, b"2"), (two, b"3"), (two, b"4")):
+                await producer.send(Message("T", body), queue=queue)
+        with trio.fail_after(60):
+            with monkeypatch.context() as without:
+                without.setitem(sys.modules, "zstandard", None)
+                async with PopConsumer(
+                    namesrv, "G", "T", ordered=ordered, invisible=1, consume_from="first"
+                ) as consumer:
+                    expected = {b"0", b"3", b"4"} | (set() if ordered else {b"2"})
+                    seen: set[bytes] = set()
+                    async for message in consumer:
+                        seen.add(message.body)
+                        await consumer.ack(message)
+                        if seen == expected:
+                            break
+                    assert errors == ["body_not_inflated 1"]
+            async with PopConsumer(namesrv, "G", "T", ordered=ordered, invisible=30) as consumer:
+                async for message in consumer:
+                    seen.add(message.body)
+                    await consumer.ack(message)
+                    if len(seen) == 5:
+                        break
+        assert b"1" * 1000 in seen
 
 
 async def test_threads_pop_too(tmp_path: Path) -> None:
