@@ -12,7 +12,7 @@ import msgspec
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
 from mq.client.errors import BrokerError, NoRoute, TopicNotFound
-from mq.client.events import OnEvent
+from mq.client.events import OnEvent, check_on_event
 from mq.client.lookups import message_by_id, messages_by_key, trace_of
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
@@ -83,7 +83,7 @@ class Admin(Client):
         remoting: RemotingSettings | None = None,
     ) -> None:
         self._pings_first = ping
-        self._on_event = on_event
+        self._on_event = check_on_event(on_event)
         self._name_servers = parse_addresses(namesrv)
         self._remoting_settings = remoting
         self._remoting: ClientCore | None = None

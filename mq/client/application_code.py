@@ -10,6 +10,7 @@ SystemExit and KeyboardInterrupt are for the whole program, and are always passe
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -26,12 +27,18 @@ __all__ = [
     "ends_program",
     "failure_in",
     "failure_of",
+    "is_async",
     "program_end_in",
     "runs_on_asyncio",
     "task_finder",
 ]
 
 T = TypeVar("T")
+
+
+def is_async(function: object) -> bool:
+    """Whether calling it returns a coroutine: `async def`, or an object with such a `__call__`."""
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def ends_program(error: BaseException) -> bool:

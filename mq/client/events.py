@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mq.client.application_code import failure_in
+from mq.client.application_code import failure_in, is_async
 from mq.client.logs import log
 from mq.client.message import MessageQueue
 
-__all__ = ["ClientEvent", "Health", "OnEvent", "tell"]
+__all__ = ["ClientEvent", "Health", "OnEvent", "check_on_event", "tell"]
 
 EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck"]
 
@@ -20,8 +20,9 @@ class ClientEvent:
     """Something that happened to a client.
 
     `kind` is "connected" or "lost" for a connection, with the address as the `subject`; "assigned" or "revoked" for
-    `queues` of the topic that is the `subject`; "stuck" for a consumer that waits for something for longer than 10 s,
-    and again every half minute. `reason` says why it was lost or is stuck.
+    `queues` of the topic that is the `subject` ("revoked" when their offsets are stored, if their leaders answer);
+    "stuck" for a consumer that waits for something for longer than 10 s, and again every half minute; at once if no
+    name server answers, or a broker denies permission. `reason` says why it was lost or is stuck.
     """
 
     kind: EventKind
@@ -45,6 +46,13 @@ class Health:
 
     def __str__(self) -> str:
         return "; ".join(self.reasons) or "ok"
+
+
+def check_on_event(on_event: OnEvent | None) -> OnEvent | None:
+    """The function itself. Raises TypeError for a coroutine function: it would be called, and never run."""
+    if on_event is not None and (is_async(on_event) or not callable(on_event)):
+        raise TypeError(f"on_event is a plain function (def), which must not wait, not {on_event!r}")
+    return on_event
 
 
 def tell(on_event: OnEvent | None, event: ClientEvent) -> None:

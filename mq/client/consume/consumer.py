@@ -28,7 +28,7 @@ import anyio.abc
 from mq.client.consume.offsets import lag_of
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.errors import NotADeadLetter
-from mq.client.events import OnEvent
+from mq.client.events import OnEvent, check_on_event
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
@@ -73,7 +73,7 @@ class Consumer(Client):
     ) -> None:
         check_group(group)
         self._pings_first = ping
-        self._on_event = on_event
+        self._on_event = check_on_event(on_event)
         self.group = group
         self.client_id = ""
         """Its id at the brokers; a new one each time it is opened."""

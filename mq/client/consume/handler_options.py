@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from inspect import iscoroutinefunction
 
-__all__ = ["attempts_max", "check_handler", "check_order"]
+from mq.client.application_code import is_async
+
+__all__ = ["attempts_max", "check_handler", "check_order", "check_plain"]
 
 ORDERED_RECONSUME_TIMES = 120
 """Default of `max_reconsume_times` for messages that are retried by this member: about an hour by default."""
@@ -29,7 +30,13 @@ def check_order(ordered: object) -> tuple[bool, bool]:
 
 def check_handler(handler: Callable[..., Awaitable[None]]) -> None:
     """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever."""
-    if not iscoroutinefunction(handler) and not iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+    if not is_async(handler):
         raise TypeError(
             f"a handler is a coroutine function (async def), not {handler!r}; SyncPushConsumer takes plain functions"
         )
+
+
+def check_plain(kind: str, function: object) -> None:
+    """Raises TypeError for a coroutine function: called in a thread it would do nothing, and count as successful."""
+    if is_async(function) or not callable(function):
+        raise TypeError(f"{kind} of a synchronous client is a plain function (def), not {function!r}")

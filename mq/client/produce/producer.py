@@ -14,7 +14,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from mq.client.errors import ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
-from mq.client.events import OnEvent
+from mq.client.events import OnEvent, check_on_event
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
@@ -144,7 +144,7 @@ class Producer(Client):
         if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
             raise ValueError(f"batch_bytes is {batch_bytes}; 1 to {BATCH_BYTES_MAX} are allowed")
         self._pings_first = ping
-        self._on_event = on_event
+        self._on_event = check_on_event(on_event)
         self._in_flight_max = in_flight_max
         self._linger = linger
         self._batch_bytes = batch_bytes

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
+from mq.client.consume.handler_options import check_plain
 from mq.client.consume.policies import OnError
 from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
@@ -93,6 +94,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         self._check_process()
 
         def register(handler: SyncHandlerT) -> SyncHandlerT:
+            check_plain("a handler", handler)
             decorate = functools.partial(self._client.on, topic, tags, batch=batch, on_error=on_error)
             self._call_now(lambda: decorate()(self._in_thread(handler)))
             return handler
@@ -102,6 +104,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     def use(self, middleware: SyncMiddlewareT) -> SyncMiddlewareT:
         """As `PushConsumer.use`, for plain functions: `def f(message, call_next)`, in the thread of the handler."""
         self._check_process()
+        check_plain("middleware", middleware)
         self._middleware.append(middleware)
         return middleware
 
@@ -114,6 +117,8 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     ) -> None:
         """As `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
         check_seconds("drain_timeout", drain_timeout)
+        if handler is not None:
+            check_plain("a handler", handler)
         called = None if handler is None else self._in_thread(handler)
         with self._draining_on_signals(drain_timeout) if signals else contextlib.nullcontext():
             self._call(self._client.run, called)

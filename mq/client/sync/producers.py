@@ -9,7 +9,7 @@ from typing import Unpack
 
 import anyio.to_thread
 
-from mq.client.application_code import failure_in
+from mq.client.application_code import failure_in, is_async
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
@@ -93,6 +93,9 @@ class SyncTransactionProducer(SyncProducer, of=TransactionProducer):
         check: Callable[[ReceivedMessage], bool | None],
         **options: Unpack[ProducerOptions],
     ) -> None:
+        if is_async(check):
+            raise TypeError(f"the check of a synchronous producer is a plain function (def), not {check!r}")
+
         def checked(message: ReceivedMessage) -> bool | None:
             try:
                 return check(message)

@@ -27,7 +27,7 @@ from mq.client import (
     sql,
 )
 from mq.client.produce.outgoing_message import Pending, make_ready
-from mq.client.sync import SyncAdmin, SyncProducer, SyncPushConsumer
+from mq.client.sync import SyncAdmin, SyncProducer, SyncPushConsumer, SyncTransactionProducer
 from tests.unit.client.fake_cluster import FakeCluster
 
 NAMESRV = "127.0.0.1:9"
@@ -68,6 +68,44 @@ def test_handlers_are_coroutine_functions() -> None:
     with pytest.raises(TypeError, match=r'@consumer.on\("Orders"\)'):
         consumer.on(plain)
     assert repr(consumer) == "<PushConsumer G of A, B at 127.0.0.1:9, closed>"
+
+
+def test_threads_take_no_coroutine_functions() -> None:
+    class Callables:
+        async def __call__(self, *_: object) -> None: ...
+
+    async def written(*_: object) -> None: ...
+
+    consumer: Any = SyncPushConsumer(NAMESRV, "G")
+    make_producer: Any = SyncTransactionProducer
+    for function in (written, Callables(), partial(written)):
+        with pytest.raises(TypeError, match=r"a handler of a synchronous client is a plain function \(def\)"):
+            consumer.on("A")(function)
+        with pytest.raises(TypeError, match=r"a handler of a synchronous client is a plain function \(def\)"):
+            consumer.run(function)
+        with pytest.raises(TypeError, match=r"middleware of a synchronous client is a plain function \(def\)"):
+            consumer.use(function)
+        with pytest.raises(TypeError, match=r"check of a synchronous producer is a plain function \(def\)"):
+            make_producer(NAMESRV, "G", check=function)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(make_admin, NAMESRV),
+        partial(make_any, NAMESRV, "G"),
+        partial(make_pull, NAMESRV, "G"),
+        partial(PopConsumer, NAMESRV, "G", "T"),
+        partial(Producer, NAMESRV),
+        partial(SyncProducer, NAMESRV),
+    ],
+)
+def test_event_functions_are_plain_functions(make: Callable[..., object]) -> None:
+    async def on_event(event: object) -> None: ...
+
+    with pytest.raises(TypeError, match=r"on_event is a plain function \(def\)"):
+        make(on_event=on_event)
+    make(on_event=print)
 
 
 @pytest.mark.anyio
