@@ -325,7 +325,6 @@ class Assignment:
         """
         if not queues:
             return
-        self._tell("revoked", queues)
         offsets = {}
         idle: set[MessageQueue] = set()
         for queue in queues:
@@ -338,6 +337,7 @@ class Assignment:
             else:
                 idle.add(queue)
         await self._offsets.commit(offsets, seconds=LEAVE_COMMIT_SECONDS if leaving else COMMIT_SECONDS)
+        self._tell("revoked", queues)
         if self._locker is not None:
             owed = await self._locker.unlock(idle)
             if owed and leaving:

@@ -301,9 +301,9 @@ class ClientCore:
                 await connection.run()  # ends the stream and returns
                 raise ClientClosed("this client is closed")
             self._connections[address] = connection
-            self.tell(ClientEvent("connected", address))
             self._tasks.start_soon(self._run_connection, connection)
             self._send_heartbeat(connection)
+            self.tell(ClientEvent("connected", address))  # last: it may raise what ends the program
             return connection
 
     async def _run_connection(self, connection: Connection) -> None:
@@ -365,6 +365,7 @@ class ClientCore:
     def prefer_name_server(self, address: str) -> None:
         """Ask this one next: it has just answered."""
         self._name_server = self.name_servers.index(address)
+        self._unavailable = None
 
     def known_route(self, topic: str) -> TopicRoute | None:
         """The cached route."""

@@ -114,7 +114,7 @@ class Facade(Generic[C_co]):
         """Whether the client can work now, and what keeps it from that; it asks nobody."""
         try:
             return self._call_now(self._client.health)
-        except ClientForked as error:
+        except (ClientForked, ClientClosed) as error:  # closed by another thread meanwhile
             return Health((str(error),))
 
     def __enter__(self) -> Self:

@@ -27,9 +27,10 @@ from mq.client import (
     TopicNotFound,
     long_wait,
 )
+from mq.client.long_wait import LongWait
 from mq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer, SyncPushConsumer
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill, stored, take
+from tests.unit.client.consuming import consumer_of, fill, offset_of, stored, take
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.strange_servers import black_hole, strange_server
 
@@ -175,6 +176,56 @@ async def test_application_hears_what_happens(monkeypatch: pytest.MonkeyPatch) -
     assert "code 14" in stuck.reason
     lost = next(event for event in events if event.kind == "lost")
     assert lost.reason
+
+
+@pytest.mark.anyio
+async def test_offsets_are_stored_when_revoked_is_told() -> None:
+    seen: list[int | None] = []
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+
+        def note(event: ClientEvent) -> None:
+            if event.kind == "revoked":
+                seen.append(offset_of(cluster))
+
+        async with consumer_of(cluster, on_event=note, commit_seconds=3600.0) as consumer:
+            consumer.subscribe("T")
+            await take(consumer, 3)
+            consumer.unsubscribe("T")
+            await until(lambda: seen)
+    assert seen == [2]
+
+
+@pytest.mark.anyio
+async def test_ping_ends_unavailable_name_server() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
+        assert producer._remoting is not None
+        producer._remoting._unavailable = NameServersUnavailable({cluster.namesrv: "no answer"})
+        assert not producer.health()
+        await producer.ping()
+        assert producer.health()
+
+
+@pytest.mark.anyio
+async def test_reopened_pop_consumer_forgets_its_troubles() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        consumer = PopConsumer(cluster.namesrv, "cg", "T")
+        async with consumer:
+            await until(lambda: consumer._waits)
+            consumer._waits["gone"] = wait = LongWait("cannot_pop")
+            wait.goes_on("its broker group is gone")
+            assert not consumer.health()
+        async with consumer:
+            assert consumer.health()
+
+
+def test_health_of_a_client_that_closes_is_no_error(threads: FakeCluster) -> None:
+    producer = SyncProducer(threads.namesrv).open()
+    thread = producer._thread
+    producer.close()
+    producer._thread = thread  # as another thread saw it just before
+    assert str(producer.health()) == "it is closed"
+    producer._thread = None
 
 
 @pytest.mark.anyio
