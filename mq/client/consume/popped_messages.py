@@ -152,11 +152,11 @@ def read_popped(
     body: memoryview,
     hidden_until: float,
     *,
-    left_out: list[LeftOut],
+    left_out: list[LeftOut] | None = None,
 ) -> list[PoppedMessage]:
-    """The messages of a pop answer, with their receipts. Those that cannot be read here are added to `left_out`.
+    """The messages of a pop answer, with their receipts. Raises UnreadableAnswer.
 
-    Raises UnreadableAnswer.
+    Those whose codec is not installed are added to `left_out`; without that list they raise CodecNotInstalled.
     """
     reply = fields_of(PopReply, response)
     try:
