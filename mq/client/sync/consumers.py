@@ -7,6 +7,7 @@ import functools
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -133,8 +134,12 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
 
     @contextlib.contextmanager
     def _draining_on_signals(self, seconds: float) -> Iterator[None]:
-        """The signals of this process drain the consumer within the block. Raises ValueError in another thread."""
-        thread, drained = self._opened(), False
+        """The signals of this process drain the consumer within the block, which ends after that.
+
+        Raises ValueError in another thread.
+        """
+        thread = self._opened()
+        draining: Future[None] | None = None
 
         async def drain() -> None:
             await self._client.drain(seconds)
@@ -143,11 +148,12 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
             self._client.stop()
 
         def handle(number: int, _: FrameType | None) -> None:
-            nonlocal drained
-            if not drained:
-                note_signal(number, self, seconds)
-            thread.portal.start_task_soon(stop if drained else drain)
-            drained = True
+            nonlocal draining
+            if draining is not None:
+                thread.portal.start_task_soon(stop)
+                return
+            note_signal(number, self, seconds)
+            draining = thread.portal.start_task_soon(drain)
 
         before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
@@ -155,6 +161,9 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         finally:
             for number, former in before.items():
                 signal.signal(number, former)
+            if draining is not None:  # it stores the offsets after `run` has ended
+                with contextlib.suppress(ClientError, CancelledError):  # closed meanwhile, which stores them, too
+                    draining.result()
 
     def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
         def within_middleware(messages: Any) -> None:

@@ -7,9 +7,11 @@ import signal
 import threading
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from mq.client import ClientError, ReceivedMessage
+from mq.client.consume.member import GroupMember
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, offset_of
@@ -223,6 +225,27 @@ def test_signal_drains_threads(threads: FakeCluster) -> None:
     assert 1 <= len(done) <= 2, "the third message is left to the next member"
     assert threads.group.offsets["cg", "T", 0] == len(done)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_offsets_are_stored_when_drained_run_returns(threads: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(threads, 1)
+    commit = GroupMember.commit
+    consumer = SyncPushConsumer(threads.namesrv, "cg", consume_from="first", commit_seconds=3600)
+
+    async def commit_late(self: GroupMember) -> None:
+        for _ in range(1000):
+            await anyio.lowlevel.checkpoint()
+        await commit(self)
+
+    monkeypatch.setattr(GroupMember, "commit", commit_late)
+
+    @consumer.on("T")
+    def handle(message: ReceivedMessage) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with consumer:
+        consumer.run(signals=True)
+        assert threads.group.offsets["cg", "T", 0] == 1
 
 
 def test_times_must_be_positive(threads: FakeCluster) -> None:
