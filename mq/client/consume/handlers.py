@@ -328,7 +328,7 @@ class Handling:
             self._finish(process_queue, part)
         elif isinstance(policy, DeadLetter) and await self._are_dead(error, process_queue, part):
             pass
-        elif self._give_back is not None and (seconds is None or seconds > KEPT_SECONDS_MAX):
+        elif self._give_back is not None and (seconds is None or seconds > KEPT_SECONDS_MAX or self._is_last(part[0])):
             await self._give_all_back(self._give_back, error, process_queue, part, retry_at, seconds)
         elif self._give_back is not None:
             self._count_failure(part)
@@ -365,9 +365,11 @@ class Handling:
         """How many messages the handler gets next, from `message` on: one at a time before they are given up."""
         if self._attempts:
             message.attempt = max(message.attempt, self._attempts.get(_place(message), 1))
-        if self._attempts_max is not None and message.attempt >= self._attempts_max:
-            return 1
-        return batch or 1
+        return 1 if self._is_last(message) else batch or 1
+
+    def _is_last(self, message: ReceivedMessage) -> bool:
+        """Whether this is the last attempt of this process."""
+        return self._attempts_max is not None and message.attempt >= self._attempts_max
 
     def _count_failure(self, messages: Sequence[ReceivedMessage]) -> None:
         for message in messages:
@@ -388,7 +390,7 @@ class Handling:
     ) -> bool:
         """Make a message that failed too often a dead letter; returns whether it is one."""
         message = messages[0]
-        if self._attempts_max is None or message.attempt < self._attempts_max or len(messages) > 1:
+        if not self._is_last(message) or len(messages) > 1:
             return False
         if process_queue.dropped:
             return False  # the next owner of the queue gets it
@@ -412,7 +414,7 @@ class Handling:
 
         async def give(message: ReceivedMessage) -> None:
             if await give_back(message, error, seconds):
-                self._board.finish(process_queue, message)
+                self._finish(process_queue, [message])
             else:
                 message.attempt += 1
                 process_queue.give_back([message], retry_at)

@@ -110,6 +110,24 @@ async def test_message_is_retried_after_its_seconds(ordered: bool) -> None:
 
 
 @pytest.mark.anyio
+async def test_short_retries_end_at_the_broker() -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 1)
+        consumer = consumer_of(cluster, ordered=False, max_reconsume_times=2)
+        attempts: list[int] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            if not cluster.leader.count(SEND_BACK):
+                attempts.append(message.attempt)
+                raise RetryLater(0.01)
+
+        async with running(consumer):
+            await until(lambda: cluster.leader.count(SEND_BACK) == 1 or len(attempts) > 9)
+        assert attempts == [1, 2, 3]
+
+
+@pytest.mark.anyio
 async def test_long_wait_is_left_to_the_broker() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
         fill(cluster, 3)
