@@ -1,9 +1,11 @@
 """Handles the messages of each sharding key in order, and those of different keys at the same time.
 
 Theory of operation. A *lane* has the unfinished messages of one key of one queue, in order, and a task that handles
-them one after the other; it ends with the last one. A failed message is retried in its lane, and only its lane waits. A
-message without a key has a lane of its own. At most `concurrency` handlers run at once; lanes that wait for a retry do
-not count. What a lane has not finished when it is told to end goes back to its queue.
+them one after the other; it ends with the last one. A failed message is retried in its lane, and only its lane waits,
+until pulling pauses: the failed message holds the offset of its queue, and at most `span_max` offsets from there on
+are pulled (`FlowLimits`). If its queue is dropped, it is not retried here, and the lane goes on at once. A message
+without a key has a lane of its own. At most `concurrency` handlers run at once; lanes that wait for a retry do not
+count. What a lane has not finished when it is told to end goes back to its queue.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class KeyLanes:
         self._handle = handle
         self._give_back = give_back
         self._lanes: dict[Hashable, Lane] = {}
-        self._ending = anyio.Event()
+        self._waiting: set[anyio.Event] = set()
+        self._is_ending = False
 
     def add(self, tasks: anyio.abc.TaskGroup, process_queue: ProcessQueue, messages: Iterable[ReceivedMessage]) -> None:
         """Put messages into their lanes; new ones run in `tasks`."""
@@ -53,15 +56,17 @@ class KeyLanes:
 
     def end(self) -> None:
         """Handle no further message; those that are being handled are finished."""
-        self._ending.set()
+        self._is_ending = True
+        for wakes in self._waiting:
+            wakes.set()
 
     async def _run(self, key: Hashable, lane: Lane) -> None:
         try:
-            while lane and not self._ending.is_set():
+            while lane and not self._is_ending:
                 process_queue, message = lane[0]
                 retry_at: float | None = None
                 async with self._slots:
-                    if self._ending.is_set():
+                    if self._is_ending:
                         return
                     if process_queue.may_go_on(anyio.current_time()):
                         retry_at = await self._handle(process_queue, message)
@@ -69,10 +74,19 @@ class KeyLanes:
                         return  # paused, or its lock has expired
                 if retry_at is None:
                     lane.popleft()
-                else:
-                    with anyio.move_on_after(retry_at - anyio.current_time()):
-                        await self._ending.wait()
+                elif not process_queue.dropped:
+                    await self._wait(process_queue, retry_at)
         finally:
             del self._lanes[key]
             for process_queue, message in lane:
                 self._give_back(process_queue, message)
+
+    async def _wait(self, process_queue: ProcessQueue, until: float) -> None:
+        """Wait until a time, until the queue is dropped, or for `end`."""
+        wakes = anyio.Event()
+        self._waiting.add(wakes)
+        try:
+            with process_queue.watched(wakes.set), anyio.move_on_at(until):
+                await wakes.wait()
+        finally:
+            self._waiting.discard(wakes)

@@ -7,7 +7,8 @@ acknowledged; a message that keeps failing holds it back, so a restart skips not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 
 from mq.client.message import MessageQueue, ReceivedMessage
@@ -47,6 +48,7 @@ class ProcessQueue:
         "_later",
         "_ready",
         "_unacknowledged",
+        "_watchers",
         "blocked_until",
         "cached_bytes",
         "cached_count",
@@ -72,6 +74,7 @@ class ProcessQueue:
         self._later: list[tuple[float, int, ReceivedMessage]] = []
         self._unacknowledged: deque[int] = deque()
         self._acknowledged: set[int] = set()
+        self._watchers: set[Callable[[], None]] = set()
 
     @property
     def commit_offset(self) -> int:
@@ -99,8 +102,35 @@ class ProcessQueue:
         return (
             self.cached_count >= limits.count_max
             or self.cached_bytes >= limits.bytes_max
-            or self.next_offset - self.commit_offset >= limits.span_max
+            or self._span() >= limits.span_max
         )
+
+    def drop(self) -> None:
+        """Deliver nothing more: the queue is no longer ours, or it is read anew from another offset."""
+        self.dropped = True
+        for watcher in list(self._watchers):
+            watcher()
+
+    @contextmanager
+    def watched(self, watcher: Callable[[], None]) -> Iterator[None]:
+        """Within the block, call `watcher` when the queue is dropped."""
+        self._watchers.add(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.discard(watcher)
+
+    def why_full(self, limits: FlowLimits) -> str:
+        """Why pulling pauses, if `is_full`."""
+        if self._span() >= limits.span_max and self.cached_count < self._span():
+            return (
+                f"the message at offset {self.commit_offset} is not finished, and {self._span()} offsets were pulled "
+                "from it on, as many as span_max allows"
+            )
+        return "too many messages were pulled, and none of them is handled, acknowledged or polled"
+
+    def _span(self) -> int:
+        return self.next_offset - self.commit_offset
 
     def put(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
         """Add the messages of a pull (increasing offsets), and continue at `next_offset`."""

@@ -116,7 +116,7 @@ class Puller:
 
     def stop(self) -> None:
         """End `run`; the queue is dropped and delivers nothing more."""
-        self.process_queue.dropped = True
+        self.process_queue.drop()
         self._scope.cancel()
 
     def note_progress(self) -> None:
@@ -164,7 +164,7 @@ class Puller:
                 queue=str(self._queue),
                 unfinished=queue.cached_count,
                 offset=queue.commit_offset,
-                reason="too many messages were pulled, and none of them is handled, acknowledged or polled",
+                reason=queue.why_full(self._settings.limits),
                 seconds=round(long_wait.WARN_AFTER_SECONDS),
             )
         await progress.wait()

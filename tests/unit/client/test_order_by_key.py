@@ -7,7 +7,7 @@ from collections import defaultdict
 import anyio
 import pytest
 
-from mq.client import DeadLetter, PushConsumer, ReceivedMessage, StopConsumer
+from mq.client import DeadLetter, PushConsumer, ReceivedMessage, RetryLater, StopConsumer
 from mq.client.sync import SyncPushConsumer
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, offset_of, running
@@ -95,6 +95,30 @@ async def test_failing_message_holds_back_its_key_only() -> None:
         assert [number for number in got if number % 4 == 1] == [1, 5, 9]
         assert sorted(cluster.group.bodies("%DLQ%cg")) == [b"0", b"1"]
         assert offset_of(cluster) == 12
+
+
+@pytest.mark.anyio
+async def test_dropped_message_does_not_hold_back_its_key() -> None:
+    """The group is reset beyond a message that waits for its retry."""
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 8)
+        done: list[int] = []
+        consumer = consumer_of(cluster, ordered="key")
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            if message.body == b"0":
+                raise RetryLater(7200)
+            done.append(int(message.body))
+
+        async with running(consumer):
+            await until(lambda: len(done) == 6)
+            assert 4 not in done
+            assert consumer._member is not None
+            [queue] = consumer.assignment
+            consumer._member.reset({queue: 4})
+            await until(lambda: 4 in done, seconds=20)
+        assert offset_of(cluster) == 8
 
 
 @pytest.mark.anyio

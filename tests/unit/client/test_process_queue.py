@@ -68,7 +68,7 @@ def test_a_blocked_queue_gives_nothing_and_then_the_same_messages_in_order() -> 
 def test_a_dropped_queue_gives_nothing() -> None:
     queue = ProcessQueue(QUEUE, 0)
     queue.put(messages(0), 1)
-    queue.dropped = True
+    queue.drop()
     assert queue.take(1, 0.0) == []
     assert queue.available_at(0.0) is None
 

@@ -21,12 +21,14 @@ from mq.client import (
     Producer,
     PullConsumer,
     PullSettings,
+    ReceivedMessage,
     RemotingSettings,
+    RetryLater,
     TransactionProducer,
     long_wait,
 )
 from tests.support.waiting import until
-from tests.unit.client.consuming import consumer_of, fill
+from tests.unit.client.consuming import consumer_of, fill, running
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.strange_servers import strange_server
 
@@ -179,6 +181,29 @@ async def test_a_full_queue_says_why_it_is_not_pulled(
                 each.ack()
             with anyio.fail_after(60):
                 assert (await anext(deliveries)).message.body == b"004"
+
+
+async def test_message_that_keeps_failing_is_named_when_pulling_pauses(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `ordered="key"` the others are handled, but the first one holds the offset."""
+    monkeypatch.setattr(long_wait, "WARN_AFTER_SECONDS", 0.1)
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 12)
+        pull = PullSettings(batch_max=4, limits=FlowLimits(span_max=4))
+        consumer = consumer_of(cluster, ordered="key", pull=pull)
+        done: list[bytes] = []
+
+        @consumer.on("T")
+        async def handle(message: ReceivedMessage) -> None:
+            if message.body == b"000":
+                raise RetryLater(7200)
+            done.append(message.body)
+
+        async with running(consumer):
+            await until(lambda: "pulling_paused" in caplog.text, seconds=60)
+            assert done == [b"001", b"002", b"003"]
+    assert "the message at offset 0 is not finished, and 4 offsets were pulled from it on" in caplog.text
 
 
 @pytest.mark.parametrize("linger", [None, 0.01])
