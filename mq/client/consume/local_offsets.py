@@ -30,15 +30,23 @@ class LocalOffsets:
         self._consume_from = consume_from
         self._stored = {} if path is None else _read(path)
         self._known_topics = {queue.topic for queue in self._stored}
+        self._at_first: dict[str, frozenset[MessageQueue]] = {}
+        """The queues that a topic had when the first one was begun."""
 
     async def begin(self, queue: MessageQueue) -> int:
         """Where to begin consuming `queue`. Raises ClientError."""
         stored = self._stored.get(queue)
         if stored is not None:
             return stored
-        # A member reads all queues of a topic: one that is missing was added later, and nothing of it was read.
-        was_added = queue.topic in self._known_topics
+        route = self._remoting.known_route(queue.topic)
+        queues = frozenset((queue,)) if route is None else frozenset(route.read_queues)
+        # A member reads all queues of a topic: one that is not known was added later, and nothing of it was read.
+        was_added = queue.topic in self._known_topics or queue not in self._at_first.setdefault(queue.topic, queues)
         return await queue_offset(self._remoting, queue, "first" if was_added else self._consume_from)
+
+    def note_missing(self, topic: str) -> None:
+        """The topic does not exist: when it does, all its messages are new."""
+        self._known_topics.add(topic)
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
         """Write the file durably if offsets changed. Returns the empty set."""

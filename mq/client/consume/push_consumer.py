@@ -136,8 +136,8 @@ class PushConsumer(PositionedConsumer):
     queues of a member that died are blocked until its locks expire, up to 60 s.
 
     With `broadcast` every member gets all messages, and keeps its offsets in that file, which must be its own, or with
-    True in memory: then it begins at `consume_from` each time it is opened. Failed
-    messages are retried by the member itself.
+    True in memory: then it begins at `consume_from` each time it is opened. Queues that are added later begin at their
+    first message. Failed messages are retried by the member itself.
 
     `on_error` are the policies of all handlers, see `on`.
 

@@ -190,6 +190,8 @@ class Assignment:
         missing = False
         if isinstance(error, TopicNotFound) and topic != retry_topic(self._group):
             missing = now - self._missing_since.setdefault(topic, now) >= MISSING_SECONDS
+        if missing and isinstance(self._offsets, LocalOffsets):
+            self._offsets.note_missing(topic)
         is_told = denied or missing or isinstance(error, NameServersUnavailable)
         about = topic if missing else ""  # the others concern all topics
         if is_told and now >= self._warn_at.get(about, now):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
-from mq.client import ClientError, Message, Producer, PullConsumer
+from mq.client import ClientError, Message, Producer, PullConsumer, RemotingSettings
 from mq.client.sync import SyncPullConsumer
 from tests.support.waiting import until
 from tests.unit.client.consuming import consumer_of, fill, stored, take
@@ -101,6 +103,39 @@ def test_threads_read_to_the_end(threads: FakeCluster) -> None:
         assert next(iter(reader)).body == bodies[0]
         assert [message.body for message in reader.read_to_end()] == bodies[1:]
         assert list(reader.read_to_end()) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_in_file", [True, False])
+async def test_broadcast_reads_added_queue_from_its_first_message(is_in_file: bool, tmp_path: Path) -> None:
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        fill(cluster, 3)
+        member = consumer_of(
+            cluster,
+            broadcast=tmp_path / "offsets" if is_in_file else True,
+            consume_from="last",
+            rebalance_seconds=0.02,
+            remoting=RemotingSettings(route_refresh_seconds=0.02),
+        )
+        async with member:
+            member.subscribe("T")
+            await member.wait_assigned()
+            cluster.group.append("T", 1, stored(b"new"))
+            cluster.group.topics["T"] = 2
+            assert [message.body for message in await take(member, 1)] == [b"new"]
+
+
+@pytest.mark.anyio
+async def test_broadcast_reads_missing_topic_from_its_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.client.consume.rebalance.MISSING_SECONDS", 0.0)
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        member = consumer_of(cluster, broadcast=True, consume_from="last")
+        async with member:
+            member.subscribe("U")
+            await until(lambda: "does not exist" in str(member.health()))
+            cluster.group.append("U", 0, stored(b"new"))
+            cluster.group.topics["U"] = 1
+            assert [message.body for message in await take(member, 1)] == [b"new"]
 
 
 @pytest.mark.anyio
