@@ -57,7 +57,7 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     ),
     "messages": _Named("raftmq_messages_appended", _C, "Messages appended to the log by this replica as the leader."),
     "messages_compiled": _Named(
-        "raftmq_messages_appended_compiled", _C, "Messages among them that the compiled send path received."
+        "raftmq_messages_appended_compiled", _C, "Appended messages that the compiled send path received."
     ),
     "elections": _Named("raftmq_elections_won", _C, "Elections won by this replica."),
     "pending_bytes": _Named(

@@ -18,7 +18,7 @@ from tests.support.running_broker import Answer, Client, properties, running
 from tests.support.stored_messages import stored, wait_stored
 from tests.support.waiting_messages import WallClock, beats
 
-pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("often")]
+pytestmark = pytest.mark.trio
 
 
 async def give_back(client: Client, sent: Answer) -> Answer:
@@ -106,7 +106,7 @@ async def wait_stored_at(client: Client, offset: int) -> StoredMessage:
     return (await client.pull("T", 0, offset)).records[0]
 
 
-async def test_a_damaged_half_message_that_was_given_up_is_not_resumed(tmp_path: Path, often: None) -> None:
+async def test_a_damaged_half_message_that_was_given_up_is_not_resumed(tmp_path: Path) -> None:
     one_check = FAST | {"transaction_checks_max": 1}
     async with running(tmp_path, **one_check) as broker:
         client = await broker.connect()

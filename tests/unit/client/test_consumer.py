@@ -78,9 +78,8 @@ async def test_missing_name_server_is_reported_once(
                 consumer.subscribe("T")
                 consumer.subscribe("U")
                 await until(lambda: caplog.text.count("rebalance_postponed") >= 9, seconds=60)
-    assert [record.getMessage()[:14] for record in caplog.records if record.levelname == "WARNING"] == [
-        "cannot_consume"
-    ]
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "cannot_consume" in warning.getMessage()
 
 
 async def test_a_consumer_of_a_topic_that_stays_missing_says_so(

@@ -200,7 +200,8 @@ def _close_and_hear(client: Any, go_on: threading.Event, caplog: pytest.LogCaptu
 
 
 def test_a_callback_cannot_close_its_producer(threads: FakeCluster) -> None:
-    producer = SyncProducer(threads.namesrv).open()
+    producer = SyncProducer(threads.namesrv, attempt_timeout=0.5).open()
+    threads.leader.misdeeds = [Misdeed("silence")]  # so that the send is under way when the callback is added
     raised: list[BaseException] = []
 
     def close(_: object) -> None:
