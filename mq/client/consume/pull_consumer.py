@@ -258,7 +258,8 @@ class PullConsumer(PositionedConsumer):
         """The messages up to the present ends of the assigned queues: `async for message in await ...read_to_end()`.
 
         It ends when all of them were read, also those that no filter lets through; messages that come later stay for
-        `poll`. Raises ClientError if a leader does not answer.
+        `poll`. It does not end while one with unread messages is paused. Raises ClientError if a leader does not
+        answer.
         """
         remoting, positions = self._opened(), self.positions
         lag = await lag_of(remoting, positions)

@@ -381,7 +381,7 @@ class Connection:
     def _with_hint(self, reason: str) -> str:
         if self._heard or isinstance(self._stream, anyio.streams.tls.TLSStream):
             return reason
-        return f"{reason} before it sent anything; does it require TLS? Else check host:port"
+        return f"{reason} before it sent anything; does it require TLS? If not, check whether host and port are right"
 
     def _receive_frame(self, serialization: int, header: memoryview, body: memoryview) -> None:
         try:
