@@ -197,6 +197,18 @@ async def test_offsets_are_stored_when_revoked_is_told() -> None:
 
 
 @pytest.mark.anyio
+async def test_connection_is_closed_when_its_event_ends_the_program() -> None:
+    def end(event: ClientEvent) -> None:
+        raise SystemExit(3)
+
+    async with FakeCluster.start(topics={"T": 1}) as cluster:
+        with pytest.raises(SystemExit):
+            async with Producer(cluster.namesrv, on_event=end) as producer:
+                await producer.queues("T")
+        await until(lambda: not cluster.name_servers[0].connections, seconds=20)
+
+
+@pytest.mark.anyio
 async def test_ping_ends_unavailable_name_server() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv) as producer:
         assert producer._remoting is not None
