@@ -202,7 +202,7 @@ async def test_message_that_keeps_failing_is_named_when_pulling_pauses(
 
         async with running(consumer):
             await until(lambda: "pulling_paused" in caplog.text, seconds=60)
-            assert done == [b"001", b"002", b"003"]
+            assert sorted(done) == [b"001", b"002", b"003"]  # without keys they have no order
     assert "the message at offset 0 is not finished, and 4 offsets were pulled from it on" in caplog.text
 
 
