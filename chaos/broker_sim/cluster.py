@@ -32,6 +32,7 @@ CLIENT_PORT, PEER_PORT = 10911, 40911
 EPOCH_MS = 1_700_000_000_000
 _RAM = Path("/dev/shm")  # noqa: S108 - a directory of our own is made there
 _QUIET_SECONDS = 60.0
+_EXPIRY_SECONDS = 20.0
 
 
 class BrokerCluster(Cluster):
@@ -242,6 +243,8 @@ class BrokerCluster(Cluster):
             running = self._members()
             if self.now > begun + 4.0:  # every request was answered, or has timed out
                 self.workload.stop()
+            if self.now > begun + _EXPIRY_SECONDS:
+                self._expire_what_learners_hold()
             if not self.workload.stopped or not any(process.leads for process in running):
                 continue
             ends = {(process.replica.applied_index, process.log.last_index) for process in running}
@@ -263,6 +266,21 @@ class BrokerCluster(Cluster):
             f"format levels {[process.metadata.format_level.level for process in self.brokers()]}; "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
+
+    def _expire_what_learners_hold(self) -> None:
+        """Expire messages that all voters deleted early, if a learner still has them.
+
+        A learner can neither lead nor serve them. The leader refuses to say that they are gone, until an operator makes
+        it a voter or until they expire, which takes as long as retention: days.
+        """
+        leader = self.leader()
+        if leader is None:
+            return
+        _, holder = leader.replica.beginning()
+        if holder is not None and not leader.core.conf.is_voter(holder):
+            for process in self._members():
+                if process.core.began_early:
+                    process.replica.note_early(None)
 
     def _has_level(self, running: list[BrokerProcess]) -> bool:
         """Whether the format level is the highest that all members support.
