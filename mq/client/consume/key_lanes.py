@@ -62,7 +62,7 @@ class KeyLanes:
 
     async def _run(self, key: Hashable, lane: Lane) -> None:
         try:
-            while lane and not self._is_ending:
+            while lane:
                 process_queue, message = lane[0]
                 retry_at: float | None = None
                 async with self._slots:
