@@ -21,6 +21,7 @@ import msgspec
 
 from mq.client.consume.consumer import Consumer
 from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
+from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
 from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
 from mq.client.events import ClientEvent, OnEvent
@@ -31,14 +32,16 @@ from mq.client.message import MessageQueue
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
-from mq.client.net.replies import LeftOut
+from mq.client.net.replies import LeftOut, fields_of
 from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.headers import Response
 from mq.protocol.names import check_topic, pop_retry_topic
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.pop_requests import ChangeInvisibleExt, PopExt
 from mq.protocol.receipts import NORMAL, AckRow, BatchAck, Receipt, encode_bits
+from mq.protocol.replies import PopTimes
 
 __all__ = ["PopConsumer", "PopConsumerOptions"]
 
@@ -75,6 +78,7 @@ class PopConsumerOptions(TypedDict, total=False):
 
     ordered: bool
     invisible: float
+    renew: bool
     consume_from: Literal["first", "last"]
     ahead: int
     hold_seconds: float
@@ -100,8 +104,13 @@ class PopConsumer(Consumer):
 
     A message is hidden from the rest of the group for `invisible` seconds. If it is neither acknowledged nor returned
     by then, it is redelivered to any member of the group, with a higher `reconsume_times`. `tags` filters messages as
-    in `PushConsumer.subscribe`. A new group begins at `consume_from`. `ahead` is the maximum number of messages that
-    wait here; popping pauses above it, and waiting messages whose invisible time ends are dropped.
+    in `PushConsumer.subscribe`. A new group begins at `consume_from`. `ahead` is the maximum number of messages of a
+    broker group that wait here; popping pauses above it, and waiting messages whose invisible time ends are dropped.
+    With `ahead=0` one message is popped at a time, and only while a task waits for it.
+
+    With `renew`, a message stays hidden until it is acknowledged or returned, however long that takes: the consumer
+    extends its invisible time, also while it waits here. `invisible` is then the time after which the messages of a
+    consumer that died are redelivered. One that is closed returns what it holds at once. Not with `ordered`.
 
     With `ordered`, the messages of a queue are delivered in order, each after the previous one was acknowledged, and
     the whole group handles one message of a queue at a time. A message that is returned or not acknowledged in time is
@@ -121,6 +130,7 @@ class PopConsumer(Consumer):
         *,
         ordered: bool = False,
         invisible: float = 60.0,
+        renew: bool = False,
         consume_from: Literal["first", "last"] = "last",
         ahead: int = BATCH_MAX,
         hold_seconds: float = 15.0,
@@ -137,8 +147,12 @@ class PopConsumer(Consumer):
             raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
         if consume_from not in ("first", "last"):
             raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
-        if ahead < 1 or hold_seconds <= 0 or timeout <= 0:
-            raise ValueError(f"ahead {ahead}, hold_seconds {hold_seconds} and timeout {timeout} must be positive")
+        if ahead < 0 or (ordered and not ahead):
+            raise ValueError(f"ahead is {ahead}; with ordered at least 1, otherwise at least 0")
+        if hold_seconds <= 0 or timeout <= 0:
+            raise ValueError(f"hold_seconds {hold_seconds} and timeout {timeout} must be positive")
+        if ordered and renew:
+            raise ValueError("renew is for consumers without order: choose an invisible time that covers the handling")
         self.topic = topic
         self.invisible = invisible
         self.timeout = timeout
@@ -152,11 +166,14 @@ class PopConsumer(Consumer):
         self._polled: set[str] = set()
         self._acks: dict[str, _AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
+        self._renewals = Renewals(invisible, self._renew_message) if renew else None
         self._waits: dict[str, LongWait] = {}
         self._warn_at = -math.inf
         self._tell_left_out_at = -math.inf
         self._unfinished: list[PoppedMessage] = []
-        """For ordered consumption: messages that were open when the consumer was closed."""
+        """Messages that were open when the consumer was closed, and are returned: in ordered consumption, and with
+        `renew`.
+        """
 
     # Life cycle.
 
@@ -167,16 +184,22 @@ class PopConsumer(Consumer):
         self._acks.clear()
         self._waits.clear()
         self._warn_at = self._tell_left_out_at = -math.inf
+        if self._renewals is not None:
+            self._renewals = Renewals(self.invisible, self._renew_message)
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
         """Raises TopicNotFound, NameServersUnavailable."""
         self._note_route(await remoting.route(self.topic, refresh=True))
+        if self._renewals is not None:
+            tasks.start_soon(self._renewals.run)
 
     def _closed(self) -> None:
         for batch in self._acks.values():
             batch.fail()
         self._acks.clear()
         self._unfinished = self._inbox.close()
+        if self._renewals is not None:
+            self._unfinished = self._renewals.close()
 
     def _checked_topics(self) -> Collection[str]:
         return (self.topic,)
@@ -226,8 +249,10 @@ class PopConsumer(Consumer):
         """Acknowledge a message; returns when that is stored. Raises ClientError if it is not confirmed in time.
 
         If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
-        queue may be delivered from this call on.
+        queue may be delivered from this call on. If cancelled, it may be acknowledged.
         """
+        if self._renewals is not None:
+            await self._renewals.release(message)
         self._opened()
         assert self._tasks is not None, "open without tasks"
         self._inbox.done(message)
@@ -249,29 +274,64 @@ class PopConsumer(Consumer):
         """
         if not 0 <= delay <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
+        if self._renewals is not None:
+            await self._renewals.release(message)
         self._opened()
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
             errors = await self._give_back(self._inbox.drop(message), delay)
             if errors:
                 raise errors[0]
 
+    async def extend(self, message: PoppedMessage, seconds: float) -> bool:
+        """Hide a message for `seconds` from now on. Returns whether it was still hidden for this consumer.
+
+        If not, it is redelivered, and acknowledging it has no effect. Raises ClientError if no answer came in time, and
+        ValueError with `ordered`; then, as after a cancellation, the message may be redelivered although it is
+        acknowledged.
+        """
+        if self._ordered:
+            raise ValueError("extend is for consumers without order: choose an invisible time that covers the handling")
+        if not 0.001 <= seconds <= INVISIBLE_SECONDS_MAX:
+            raise ValueError(f"seconds is {seconds}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
+        self._opened()
+        asked_at = anyio.current_time()
+        response = await self._change_invisible(message, seconds)
+        if response is None:
+            return False
+        # From now on the message has a checkpoint of its own, that begins at its offset.
+        times = fields_of(PopTimes, response)
+        message.receipt = message.receipt._replace(
+            start=message.receipt.offset,
+            pop_time_ms=times.pop_time_ms,
+            invisible_ms=times.invisible_ms,
+            revive_queue=times.revive_queue,
+        )
+        message.hidden_until = asked_at + seconds
+        return True
+
+    async def _renew_message(self, message: PoppedMessage) -> bool:
+        return await self.extend(message, self.invisible)
+
+    async def _change_invisible(self, message: PoppedMessage, seconds: float) -> Response | None:
+        """Let the invisible time end in `seconds`. None if the message is not hidden. Raises ClientError."""
+        receipt = message.receipt
+        ext = ChangeInvisibleExt(
+            consumer_group=self.group,
+            topic=self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
+            queue_id=receipt.queue_id,
+            extra_info=receipt.encode(),
+            offset=receipt.offset,
+            invisible_ms=math.ceil(seconds * 1000),
+        )
+        return await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
+
     async def _give_back(self, messages: Sequence[PoppedMessage], delay: float) -> list[ClientError]:
         """Return messages for redelivery; returns the errors."""
         errors: list[ClientError] = []
 
         async def change(message: PoppedMessage) -> None:
-            receipt = message.receipt
-            ext = ChangeInvisibleExt(
-                consumer_group=self.group,
-                topic=self.topic if receipt.mark == NORMAL else pop_retry_topic(self.group, self.topic),
-                queue_id=receipt.queue_id,
-                extra_info=receipt.encode(),
-                offset=receipt.offset,
-                invisible_ms=math.ceil(delay * 1000),
-            )
-            code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
             try:
-                await self._say(message.queue.broker_name, code, ext.fields(), b"")
+                await self._change_invisible(message, delay)
             except ClientError as error:
                 errors.append(error)
 
@@ -316,12 +376,15 @@ class PopConsumer(Consumer):
         ]
         return msgspec.json.encode(BatchAck(acks=acks, broker_name=broker_name))
 
-    async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> None:
-        """Send a request about popped messages and retry it while there is time: it is idempotent."""
+    async def _say(self, broker_name: str, code: int, ext: dict[str, str] | None, body: bytes) -> Response | None:
+        """Send a request about popped messages and retry it while there is time: it is idempotent.
+
+        None if the broker does not know these messages as hidden any more.
+        """
         remoting = self._remoting
         assert remoting is not None, "something is said of messages before there are any"
         try:
-            await call_leader(
+            response, _ = await call_leader(
                 remoting,
                 self.topic,
                 broker_name,
@@ -336,6 +399,8 @@ class PopConsumer(Consumer):
             if error.code not in (ResponseCode.NO_MESSAGE, ResponseCode.TOPIC_NOT_EXIST):
                 raise
             log.info("popped_message_gone", topic=self.topic, group=self.group, reason=error.remark)
+            return None
+        return response
 
     # Pops.
 
@@ -367,7 +432,10 @@ class PopConsumer(Consumer):
                     # Only now: the pop may have been held for longer than the invisible time.
                     hidden_until = anyio.current_time() + self.invisible
                     messages = read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
-                    self._inbox.put(self._deliverable(messages, left_out))
+                    deliverable = self._deliverable(messages, left_out)
+                    if self._renewals is not None:
+                        self._renewals.hold(deliverable)
+                    self._inbox.put(deliverable)
                 if refresh:
                     self._wait_goes_on(wait, f"code {response.code}: {response.remark}", broker_name)
                 elif left_out:
@@ -430,7 +498,7 @@ class PopConsumer(Consumer):
             consumer_group=self.group,
             topic=self.topic,
             queue_id=-1,
-            max_messages=min(BATCH_MAX, self._ahead) if self._ordered else BATCH_MAX,
+            max_messages=min(BATCH_MAX, max(1, self._ahead)),
             invisible_ms=math.ceil(self.invisible * 1000),
             poll_ms=int(self._hold_seconds * 1000),
             born_ms=time.time_ns() // 1_000_000,

@@ -44,6 +44,8 @@ class PoppedMessage(ReceivedMessage):
 class Inbox:
     """Popped messages waiting to be handled; tasks wait for `room` before they pop.
 
+    With `ahead` 0 there is room while somebody waits in `get`.
+
     With `ordered`, a message comes out when the previous one popped with it from its queue is `done`.
     """
 
@@ -57,13 +59,15 @@ class Inbox:
         """
         self._count = 0
         """Messages that are ready, and those behind an open message."""
+        self._waiting = 0
+        """Callers of `get`."""
         self._came = anyio.Event()
         self._left = anyio.Event()
         self._closed = False
 
     async def room(self) -> None:
         """Wait until fewer than `ahead` messages are here."""
-        while self._count >= self._ahead:
+        while self._count >= (self._ahead or self._waiting):
             if self._left.is_set():
                 self._left = anyio.Event()
             # Messages behind one that is never done stay only until their invisible time is over.
@@ -107,7 +111,12 @@ class Inbox:
                 raise ClientClosed("the consumer is closed")
             if self._came.is_set():
                 self._came = anyio.Event()
-            await self._came.wait()
+            self._waiting += 1
+            self._left.set()
+            try:
+                await self._came.wait()
+            finally:
+                self._waiting -= 1
 
     def done(self, message: PoppedMessage) -> None:
         """Release the next message of its queue."""

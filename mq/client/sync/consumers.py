@@ -364,6 +364,7 @@ class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
 
     ack = waits(PopConsumer.ack)
     nack = waits(PopConsumer.nack)
+    extend = waits(PopConsumer.extend)
     reply = waits(PopConsumer.reply)
     dead_letter = waits(PopConsumer.dead_letter)
 

@@ -16,6 +16,7 @@ from mq.protocol.numbers import QueueOffset
 from mq.protocol.receipts import Receipt
 from tests.support.name_server_and_broker import cluster, cluster_and_broker
 from tests.support.running_broker import properties
+from tests.support.waiting_messages import WallClock
 
 pytestmark = pytest.mark.trio
 
@@ -124,7 +125,13 @@ async def test_what_cannot_be_popped_is_said(tmp_path: Path) -> None:
         with pytest.raises(TopicNotFound):
             async with PopConsumer(namesrv, "G", "Nowhere"):
                 pass
-        for wrong in ({"invisible": 0}, {"consume_from": "now"}, {"ahead": 0}):
+        for wrong in (
+            {"invisible": 0},
+            {"consume_from": "now"},
+            {"ahead": -1},
+            {"ordered": True, "ahead": 0},
+            {"renew": True, "ordered": True},
+        ):
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 PopConsumer(namesrv, "G", "T", **wrong)
 
@@ -172,3 +179,56 @@ async def test_receipts_are_those_of_the_broker(tmp_path: Path, monkeypatch: pyt
                         left.discard(message.body)
                 assert len(again) == 4
         assert (await client.info())["raftmq.popCheckpoints"] == "0"
+
+
+async def test_an_extended_message_stays_hidden_and_can_be_acknowledged(tmp_path: Path, clock: WallClock) -> None:
+    async with cluster_and_broker(tmp_path) as (namesrv, _), Producer(namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        with trio.fail_after(60):
+            async with PopConsumer(namesrv, "G", "T", invisible=30, consume_from="first", ahead=0) as consumer:
+                message = await anext(consumer)
+                for _ in range(3):
+                    clock.now_ms += 20_000
+                    assert await consumer.extend(message, 30)
+                clock.now_ms += 20_000
+                await consumer.ack(message)
+                assert not await consumer.extend(message, 30)  # nothing is left of it
+                await producer.send(Message("T", b"y"))
+                message = await anext(consumer)
+                assert (message.body, message.reconsume_times) == (b"y", 0)
+                assert await consumer.extend(message, 30)
+                clock.now_ms += 31_000
+                message = await anext(consumer)
+                assert (message.body, message.reconsume_times) == (b"y", 1)
+                assert await consumer.extend(message, 30)  # in the topic of retries, too
+                await consumer.ack(message)
+
+
+async def test_a_consumer_that_renews_returns_at_its_end_what_it_holds(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        for body in (b"0", b"1", b"2"):
+            await producer.send(Message("T", body))
+        with trio.fail_after(60):
+            async with PopConsumer(namesrv, "G", "T", invisible=3600, renew=True, consume_from="first") as first:
+                done, _ = await anext(first), await anext(first)
+                await first.ack(done)
+            async with PopConsumer(namesrv, "G", "T", invisible=30) as second:
+                assert {(await anext(second)).body for _ in range(2)} == {b"0", b"1", b"2"} - {done.body}
+
+
+async def test_a_message_that_is_renewed_is_handled_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        await producer.send(Message("T", b"x"))
+        with trio.fail_after(60):
+            async with (
+                PopConsumer(namesrv, "G", "T", invisible=0.4, renew=True, consume_from="first", ahead=0) as consumer,
+                PopConsumer(namesrv, "G", "T", invisible=30, ahead=0) as other,
+            ):
+                message = await anext(consumer)
+                receipts = {message.receipt}
+                while len(receipts) < 5:  # longer than two invisible times
+                    await trio.sleep(0.01)
+                    receipts.add(message.receipt)
+                await consumer.ack(message)
+                await producer.send(Message("T", b"y"))
+                assert (await anext(other)).body == b"y"

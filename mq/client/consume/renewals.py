@@ -1,0 +1,103 @@
+"""Keeps messages hidden from the rest of the group for as long as a pop consumer holds them.
+
+A message is renewed when half of its invisible time is over, until it is acknowledged or returned. So the invisible
+time only says how long the message of a dead consumer waits for another one, and not how long a message may be handled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+
+from mq.client.consume.popped_messages import PoppedMessage
+from mq.client.errors import ClientError
+from mq.client.logs import log
+
+__all__ = ["Renewals"]
+
+RETRY_SECONDS = 0.5
+TOGETHER = 0.1
+"""The part of the invisible time within which renewals that become due are made at once."""
+
+
+class Renewals:
+    """The held messages of a consumer. `extend` hides one for the invisible time, `seconds`, from now on; it returns
+    False if the message belongs to the consumer no more, and raises ClientError if that is not known.
+    """
+
+    def __init__(self, seconds: float, extend: Callable[[PoppedMessage], Awaitable[bool]]) -> None:
+        self._seconds = seconds
+        self._extend = extend
+        self._held: dict[int, PoppedMessage] = {}
+        self._in_flight: dict[int, anyio.Event] = {}
+        self._retry_at: dict[int, float] = {}
+        self._changed = anyio.Event()
+
+    def hold(self, messages: Iterable[PoppedMessage]) -> None:
+        """Renew these messages from now on."""
+        self._held.update((id(message), message) for message in messages)
+        self._changed.set()
+
+    def held(self) -> list[PoppedMessage]:
+        """The messages that are renewed."""
+        return list(self._held.values())
+
+    async def release(self, message: PoppedMessage) -> None:
+        """Renew this message no more, and wait for a renewal in flight: the receipt is valid afterwards."""
+        self._forget(message)
+        if (answered := self._in_flight.get(id(message))) is not None:
+            await answered.wait()
+
+    async def run(self) -> None:
+        """Renew for ever."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._changed = anyio.Event()
+                due = min(map(self._due, self._held.values()), default=math.inf)
+                with anyio.move_on_at(due):
+                    await self._changed.wait()
+                now = anyio.current_time()
+                if due > now:
+                    continue
+                for message in self.held():
+                    if self._due(message) <= now + TOGETHER * self._seconds:
+                        self._in_flight[id(message)] = anyio.Event()
+                        tasks.start_soon(self._renew, message)
+
+    def close(self) -> list[PoppedMessage]:
+        """`run` was cancelled. Returns the messages that are held."""
+        for answered in self._in_flight.values():
+            answered.set()
+        held, self._held = self.held(), {}
+        return held
+
+    def _due(self, message: PoppedMessage) -> float:
+        if id(message) in self._in_flight:
+            return math.inf
+        return max(message.hidden_until - self._seconds / 2, self._retry_at.get(id(message), -math.inf))
+
+    async def _renew(self, message: PoppedMessage) -> None:
+        try:
+            if not await self._extend(message):
+                self._lose(message, "it is not hidden for this consumer any more")
+            self._retry_at.pop(id(message), None)
+        except ClientError as error:
+            if message.hidden_until <= anyio.current_time():
+                self._lose(message, str(error))
+            elif id(message) in self._held:
+                self._retry_at[id(message)] = anyio.current_time() + RETRY_SECONDS
+        finally:
+            self._in_flight.pop(id(message)).set()
+            self._changed.set()
+
+    def _lose(self, message: PoppedMessage, reason: str) -> None:
+        if id(message) in self._held:
+            self._forget(message)
+            message.hidden_until = -math.inf
+            log.warning("message_not_renewed", message=message, reason=reason)
+
+    def _forget(self, message: PoppedMessage) -> None:
+        self._held.pop(id(message), None)
+        self._retry_at.pop(id(message), None)
