@@ -375,6 +375,7 @@ CALLED_BY_LIBRARIES = frozenset(
         "SourcesHook",  # hatch
         "getDefaultReadLimit",  # Spark's data source API
         "initialOffset",
+        "kick",  # Taskiq
         "log_message",  # http.server
         "prepareForTriggerAvailableNow",
         "reportLatestOffset",

@@ -95,6 +95,9 @@ def test_copies_in_distributions_are_equal(name: str) -> None:
         assert contents[0] == (ROOT / name).read_bytes()
 
 
+NEED_AN_EXTRA = {"raftmq.taskiq": "taskiq"}
+"""Modules of the client that need more than the client has, and the extra that brings it."""
+
 IMPORT_ALL = """
 import importlib, sys
 
@@ -117,11 +120,19 @@ print(len(modules))
 def test_client_imports_only_what_it_has() -> None:
     files = {path for path in client_files() if path.endswith(".py")}
     modules = sorted(path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files)
+    modules = [module for module in modules if module not in NEED_AN_EXTRA]
     needed = {"anyio", "msgspec", "idna", "sniffio", "typing_extensions", "mq", "raftmq", *sys.stdlib_module_names}
     command = [sys.executable, "-c", IMPORT_ALL, " ".join(modules), " ".join(needed)]
     result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert result.stderr == ""
     assert int(result.stdout) == len(modules) > 100
+
+
+def test_module_without_its_extra_says_what_to_install() -> None:
+    for module, extra in NEED_AN_EXTRA.items():
+        source = f"import sys; sys.modules[{extra!r}] = None; import {module}"
+        result = subprocess.run([sys.executable, "-c", source], check=False, capture_output=True, text=True, cwd=ROOT)
+        assert result.stderr.endswith(f"pip install 'raftmq[{extra}]'\n")
 
 
 def test_client_imports_no_modules_of_unix() -> None:
