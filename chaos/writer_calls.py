@@ -17,30 +17,24 @@ from random import Random
 from typing import Final
 
 from chaos.disk import Buffer, MemoryDisk
+from raftlog.segment.plain_writes import ThreadCalls
 
 _SHORT_SHARE: Final = 0.05
 _INTERRUPTED_SHARE: Final = 0.02
 
 
-class DiskCalls:
-    """See `raftlog.segment.plain_writes.SystemCalls`.
+class DiskCalls(ThreadCalls):
+    """See `raftlog.segment.plain_writes.SystemCalls`; for a writer that has a thread.
 
     Args:
         on_done: called with each reported ticket.
-        on_wake: called when an operation was queued for a writer that waits.
         faults: draws which writes are short or interrupted; None: none of them.
     """
 
-    def __init__(
-        self,
-        disk: MemoryDisk,
-        on_done: Callable[[int], None],
-        on_wake: Callable[[], None] = lambda: None,
-        faults: Random | None = None,
-    ) -> None:
+    def __init__(self, disk: MemoryDisk, on_done: Callable[[int], None], faults: Random | None = None) -> None:
+        super().__init__()
         self._disk = disk
         self._on_done = on_done
-        self._on_wake = on_wake
         self._faults = faults
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
@@ -53,13 +47,47 @@ class DiskCalls:
         synced = flags & os.RWF_DSYNC
         return (self._disk.write_synced if synced else self._disk.pwritev)(fd, buffers, offset)
 
-    def wake(self) -> None:
-        """See `SystemCalls.wake`."""
-        self._on_wake()
-
     def report(self, ticket: int) -> None:
         """See `SystemCalls.report`."""
         self._on_done(ticket)
+
+
+class SteppedCalls(DiskCalls):
+    """For a writer without a thread, which a simulation calls whenever its thread would go on.
+
+    Args:
+        clock: seconds of the simulation.
+        on_wait: called with the seconds that the writer waits for, at most; it waits when the call has returned.
+        on_wake: called when an operation was queued for a writer that waits.
+    """
+
+    def __init__(
+        self,
+        disk: MemoryDisk,
+        on_done: Callable[[int], None],
+        faults: Random | None,
+        *,
+        clock: Callable[[], float],
+        on_wait: Callable[[float | None], None],
+        on_wake: Callable[[], None],
+    ) -> None:
+        super().__init__(disk, on_done, faults)
+        self._clock = clock
+        self._on_wait = on_wait
+        self._on_wake = on_wake
+
+    def monotonic(self) -> float:
+        """See `SystemCalls.monotonic`."""
+        return self._clock()
+
+    def wait(self, seconds: float | None) -> bool:
+        """See `SystemCalls.wait`."""
+        self._on_wait(seconds)
+        return False
+
+    def wake(self) -> None:
+        """See `SystemCalls.wake`."""
+        self._on_wake()
 
 
 def _beginning(buffers: Sequence[Buffer], rng: Random) -> list[Buffer]:

@@ -1,8 +1,9 @@
 """A log's writer in simulated time: the real code writes what was submitted, after a latency.
 
-It is the code of a writer's thread (`raftlog.segment.writer.QueueTurns`) and of its queue, in Cython or in Python, one
-turn after the other. Instead of the kernel, the queue calls a simulated disk. The queue wakes the writer, as it wakes a
-thread: one that is not woken writes nothing. Whatever the queue reports must be on the disk at that moment.
+It is the code of a writer's thread (`raftlog.segment.writer.QueueTurns`) and of its queue, in Cython or in Python, with
+the loop in which the queue waits and writes. Instead of the kernel, the queue calls a simulated disk and a simulated
+clock. The queue wakes the writer, as it wakes a thread: one that is not woken goes on only when the time is over for
+which it waits. Whatever the queue reports must be on the disk at that moment.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from random import Random
 from chaos.buggify import Buggify
 from chaos.disk import MemoryDisk, PowerCut
 from chaos.violation import Violation
-from chaos.writer_calls import DiskCalls
+from chaos.writer_calls import SteppedCalls
 from raftlog.compiled.loaded import IS_COMPILED, PlainWrites
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import Store, WriteOp
 from raftlog.segment.plain_writes import PythonPlainWrites
 from raftlog.segment.writer import QueueTurns
+
+_TIMER_SECONDS_MIN = 0.001
+"""A thread never goes on before its time, although the sum of two floats may be."""
 
 Later = Callable[[float, Callable[[], None]], None]
 """``later(seconds, step)``: run ``step`` at this node after so many seconds, unless its process has ended."""
@@ -60,12 +64,13 @@ class SimWriter:
         self._buggify = buggify
         self._queue: deque[WriteOp] = deque()
         self._batch: list[WriteOp] = []
-        calls = DiskCalls(disk, self._reported, self._woken, faults)
+        calls = SteppedCalls(disk, self._reported, faults, clock=clock, on_wait=self._waits, on_wake=self._woken)
         self._sync_bytes_max = sync_bytes_max
         self._writes = (PlainWrites if IS_COMPILED else PythonPlainWrites)(-1, sync_bytes_max, calls)
         self._turns: QueueTurns | None = None
         self._store: Store | None = None
-        self._markers_awaited = False
+        self._is_waiting = False
+        self._is_timer_set = False
 
     @property
     def busy(self) -> bool:
@@ -76,7 +81,7 @@ class SimWriter:
         """See `LogWriter.start`."""
         self._store = store
         self._turns = QueueTurns(self._writes, store, self._clock, lambda seconds: None, prepare_ahead=False)
-        self._turns.step()  # it waits from now on
+        self._run(self._turns)  # it waits from now on
 
     def submit(self, op: WriteOp) -> None:
         """See `LogWriter.submit`."""
@@ -90,9 +95,10 @@ class SimWriter:
         if turns is None:
             return
         self._batch += self._queue
-        for op in self._queue:
+        for op in (*self._queue, None):
             self._writes.submit(op)
-        self._run(turns)
+        while turns.wait():
+            pass
         if clean:
             turns.commit.close(clean=True)
 
@@ -141,15 +147,34 @@ class SimWriter:
             return
         if self._queue and not self._batch:
             self._begin()
-        if not self._markers_awaited and (delay := turns.commit.marker_delay()) is not None:
-            self._markers_awaited = True
-            self._later(delay + (0.5 if self._buggify("late-markers") else 0.0), self._write_markers)
         self._on_done(self.done_ticket)
 
     def _run(self, turns: QueueTurns) -> None:
-        """Turns until nothing is queued."""
-        while turns.step():
-            pass
+        """Go on until the writer waits. Raises `StorageFailed`."""
+        self._is_waiting = False
+        while not self._is_waiting:
+            assert turns.wait(), "nobody has closed the writer"
+
+    def _waits(self, seconds: float | None) -> None:
+        """The writer waits; for at most so many seconds, if they are given."""
+        if seconds == 0.0:
+            return
+        self._is_waiting = True
+        if seconds is not None and not self._is_timer_set:
+            self._is_timer_set = True
+            late = 0.5 if self._buggify("late-markers") else 0.0
+            self._later(max(seconds, _TIMER_SECONDS_MIN) + late, self._timer_ends)
+
+    def _timer_ends(self) -> None:
+        """The time of a wait is over; what is queued has woken the writer, and is being written."""
+        self._is_timer_set = False
+        turns = self._turns
+        if turns is None or self._batch:
+            return
+        try:
+            self._run(turns)
+        except StorageFailed as error:
+            self._fail(error)
 
     def _reported(self, ticket: int) -> None:
         """The queue says that everything up to ``ticket`` is durable."""
@@ -171,16 +196,6 @@ class SimWriter:
             if op.cut is not None:
                 end = op.cut.pos if end is None else min(end, op.cut.pos)
         self.done_ticket = ticket
-
-    def _write_markers(self) -> None:
-        self._markers_awaited = False
-        turns = self._turns
-        if turns is None or turns.commit.marker_delay() is None:
-            return
-        try:
-            turns.commit.write_markers()
-        except StorageFailed as error:
-            self._fail(error)
 
     def _fail(self, error: StorageFailed) -> None:
         self._turns = None

@@ -7,9 +7,8 @@ one synced write, and reports them, until something else is due. `raftlog.segmen
 reference: it makes the same calls of the system in the same order. `raftlog.segment.group_commit.GroupCommit` carries
 out all other operations.
 
-A simulation runs this module, too. It gives an object for the three calls of the system that this module makes: to
-write, to wake the writer's thread, and to report. And it has no thread, but calls `PlainWrites.turn`: `run` is a loop
-of waiting and the same turn.
+A simulation runs this module, too, and so does a test that tries all orders in which threads may run. They give an
+object for the calls of the system that this module makes; see `raftlog.segment.plain_writes.SystemCalls`.
 
 Who may touch what: operations are appended by any thread with the interpreter's lock, and removed by the writer's
 thread. The mutex protects both lists; nobody holds it while waiting for anything else. References to objects are
@@ -17,13 +16,12 @@ released with the interpreter's lock, by the next `submit` or when `run` returns
 in neither list, and keeps its reference.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.errno cimport EINTR, EIO, errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.errno cimport EINTR, EIO
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.unistd cimport write
+from posix.time cimport CLOCK_MONOTONIC, timespec
 
 
 cdef extern from *:
@@ -69,8 +67,7 @@ cdef enum:
     IOVECS_MAX = 1024
     # A run returns at the latest when the markers are due, after a tenth of a second.
     DURATIONS_MAX = 4096
-    # As in `raftlog.segment.plain_writes.Turn`.
-    IDLE = 0
+    # What a turn has done.
     WRITTEN = 1
     NOT_PLAIN = 2
     FAILED = 3
@@ -92,56 +89,7 @@ cdef struct Operation:
     iovec *buffers  # directly behind this struct
 
 
-cdef double monotonic_seconds() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
-
-
-# The calls of the system. Each gets the `PlainWrites` that makes it.
-ctypedef ssize_t (*Write)(
-    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
-) noexcept nogil
-ctypedef void (*Report)(void *writes, int64_t ticket) noexcept nogil
-
-
-cdef ssize_t kernel_write(
-    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
-) noexcept nogil:
-    """As pwritev2, but returns an error as a negative number."""
-    cdef ssize_t written = pwritev2(fd, buffers, count, offset, flags)
-    return written if written >= 0 else -errno
-
-
-cdef void kernel_report(void *writes, int64_t ticket) noexcept nogil:
-    cdef uint64_t one = 1
-    # It can only fail if somebody closed it, and then nobody waits for it.
-    write((<PlainWrites>writes)._done_fd, &one, sizeof(one))
-
-
-cdef ssize_t given_write(
-    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
-) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
-    cdef list parts = []
-    cdef int number
-    try:
-        for number in range(count):
-            parts.append(PyBytes_FromStringAndSize(buffers[number].iov_base, <Py_ssize_t>buffers[number].iov_len))
-        return self._calls.write(fd, parts, offset, flags)
-    except OSError as error:
-        return -(error.errno or EIO)
-    except BaseException as error:
-        self._raised = error
-        return -EIO
-
-
-cdef void given_report(void *writes, int64_t ticket) noexcept with gil:
-    cdef PlainWrites self = <PlainWrites>writes
-    try:
-        self._calls.report(ticket)
-    except BaseException as error:
-        self._raised = error
+include "system_calls.pxi"  # SystemCalls, kernel_..., given_...
 
 
 cdef class PlainWrites:
@@ -176,8 +124,7 @@ cdef class PlainWrites:
     cdef double _durations[DURATIONS_MAX]
     cdef int _durations_count
     cdef double _written_at
-    cdef Write _write
-    cdef Report _tell
+    cdef SystemCalls _system
     cdef object _calls
     cdef object _raised
     cdef readonly int64_t end_pos
@@ -189,8 +136,12 @@ cdef class PlainWrites:
     def __cinit__(self, int done_fd, int64_t sync_bytes_max, calls=None):
         cdef pthread_condattr_t attributes
         self._calls = calls
-        self._write = kernel_write if calls is None else given_write
-        self._tell = kernel_report if calls is None else given_report
+        if calls is None:
+            self._system = SystemCalls(
+                kernel_monotonic, kernel_lock, kernel_wait, kernel_wake, kernel_write, kernel_report
+            )
+        else:
+            self._system = SystemCalls(given_monotonic, given_lock, given_wait, given_wake, given_write, given_report)
         self._first = self._last = self._finished = NULL
         self._done_fd = done_fd
         self._sync_bytes_max = sync_bytes_max
@@ -234,11 +185,11 @@ cdef class PlainWrites:
             self._is_waiting = False
         pthread_mutex_unlock(&self._mutex)
         # Without the mutex, which the woken thread needs at once.
-        if is_waited_for:
-            pthread_cond_signal(&self._changed)
-            if self._calls is not None:
-                self._calls.wake()
-        release(finished)
+        try:
+            if is_waited_for:
+                self._system.wake(<void *>self)
+        finally:
+            release(finished)
 
     def stop(self):
         """Drop what is queued, and everything that is submitted from now on."""
@@ -300,31 +251,15 @@ cdef class PlainWrites:
             is_due: whether to return after ``due_seconds``, although nothing is queued; so also if anything has
                 changed.
 
-        Returns whether an operation is next that is not plain. Otherwise the time is up, or a write failed.
+        Returns whether an operation is next that is not plain. Otherwise the time is up, or a write failed. Raises what
+        an object has raised that was given for the system, unless it was an OSError of a write.
         """
         cdef bint found
         self._begin(end_pos, commit_hint)
         with nogil:
-            found = self._run(fd, file_pos, limit_pos, is_due, monotonic_seconds() + due_seconds)
+            found = self._run(fd, file_pos, limit_pos, is_due, self._system.monotonic(<void *>self) + due_seconds)
         self._end()
         return found
-
-    def turn(self, int fd, int64_t file_pos, int64_t limit_pos, int64_t end_pos, int64_t commit_hint):
-        """One turn of `run`, without waiting; the arguments are those of `run`.
-
-        Returns a `raftlog.segment.plain_writes.Turn`. After ``IDLE``, the next operation wakes the writer.
-        """
-        cdef int done = IDLE
-        self._begin(end_pos, commit_hint)
-        with nogil:
-            pthread_mutex_lock(&self._mutex)
-            self._is_waiting = self._first == NULL
-            if self._is_waiting:
-                pthread_mutex_unlock(&self._mutex)
-            else:
-                done = self._turn(fd, file_pos, limit_pos)
-        self._end()
-        return done
 
     cdef void _begin(self, int64_t end_pos, int64_t commit_hint):
         self.failure = 0
@@ -358,7 +293,7 @@ cdef class PlainWrites:
     cdef bint _run(self, int fd, int64_t file_pos, int64_t limit_pos, bint is_due, double due) noexcept nogil:
         cdef int done
         while True:
-            pthread_mutex_lock(&self._mutex)
+            self._system.lock(<void *>self)
             if not self._wait(is_due, due):
                 pthread_mutex_unlock(&self._mutex)
                 return False
@@ -383,9 +318,9 @@ cdef class PlainWrites:
         pthread_mutex_unlock(&self._mutex)
         if last == NULL:
             return NOT_PLAIN
-        began = monotonic_seconds()
+        began = self._system.monotonic(<void *>self)
         self.failure = self._write_synced(fd, self._buffers, count, pos - file_pos)
-        self._written_at = monotonic_seconds()
+        self._written_at = self._system.monotonic(<void *>self)
         if self.failure == 0:
             self._durations[self._durations_count] = self._written_at - began
             self._durations_count += 1
@@ -402,7 +337,7 @@ cdef class PlainWrites:
         """Write all buffers, durably; returns 0, or the error. Changes the buffers."""
         cdef ssize_t written
         while count > 0:
-            written = self._write(<void *>self, fd, buffers, count, offset, RWF_DSYNC)
+            written = self._system.write(<void *>self, fd, buffers, count, offset, RWF_DSYNC)
             if written < 0:
                 if written == -EINTR:
                     continue
@@ -422,18 +357,13 @@ cdef class PlainWrites:
 
     cdef bint _wait(self, bint is_due, double due) noexcept nogil:
         """Wait for an operation, with the mutex; returns False when the time is up."""
-        cdef timespec until
-        if is_due:
-            until.tv_sec = <long>due
-            until.tv_nsec = <long>(1e9 * (due - <double>until.tv_sec))
         while self._first == NULL:
+            # It stays so when the time is up, until there is an operation: a needless wake-up does no harm.
             self._is_waiting = True
-            if not is_due:
-                pthread_cond_wait(&self._changed, &self._mutex)
-            elif pthread_cond_timedwait(&self._changed, &self._mutex, &until) and self._first == NULL:
-                break
+            if not self._system.wait(<void *>self, is_due, due) and self._first == NULL:
+                return False
         self._is_waiting = False
-        return self._first != NULL
+        return True
 
     cdef Operation *_cut_plain(self, int64_t limit_pos, int *count) noexcept nogil:
         """Cut off the first operations that one write can do, with the mutex; returns the last one, NULL for none.
@@ -484,7 +414,7 @@ cdef class PlainWrites:
 
     cdef void _report(self, int64_t ticket) noexcept nogil:
         store_release(&self._done_ticket, ticket)
-        self._tell(<void *>self, ticket)
+        self._system.report(<void *>self, ticket)
 
 
 cdef Operation *new_operation(op, int64_t sync_bytes_max) except NULL:

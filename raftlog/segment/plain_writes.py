@@ -10,9 +10,9 @@ system in the same order.
 
 from __future__ import annotations
 
-import enum
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,27 +30,31 @@ _Queued = tuple[WriteOp | None, bool]
 """An operation, and whether it is plain, apart from its place in the log and in the queue."""
 
 
-class Turn(enum.IntEnum):
-    """What a turn of a writer has done."""
-
-    IDLE = 0
-    """Nothing is queued."""
-    WRITTEN = 1
-    """Plain operations are durable and reported."""
-    NOT_PLAIN = 2
-    """Nothing: an operation is next that is not plain."""
-    FAILED = 3
-    """A write failed; see `PlainQueue.failure`."""
-
-
 class SystemCalls(Protocol):
-    """The calls of the system that a queue makes. A simulation passes its own."""
+    """The calls of the system that a queue makes. A simulation passes its own, and so does a model of threads."""
+
+    def monotonic(self) -> float:
+        """As `time.monotonic`. Called on the writer's thread."""
+
+    def locking(self) -> None:
+        """The writer's thread is about to lock the queue, to look what is next: the last moment for other threads."""
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait on the writer's thread until `wake`, for at most so many seconds; returns False if they are over.
+
+        Called without the lock of the queue. It may return early, as the queue looks whether there is an operation. A
+        simulation, which has no thread to keep waiting, always says that the seconds are over, and calls `run` again
+        after `wake`, or when they really are.
+        """
+
+    def wake(self) -> None:
+        """An operation was queued, and the writer waits for one, or has not looked for one since it waited.
+
+        Called on the thread that queues.
+        """
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
         """As `os.pwritev`. Raises `OSError`."""
-
-    def wake(self) -> None:
-        """An operation was queued, and the writer waits for one. Called on the thread that queues."""
 
     def report(self, ticket: int) -> None:
         """Everything up to ``ticket`` is durable. Called on the writer's thread."""
@@ -59,7 +63,7 @@ class SystemCalls(Protocol):
 class PlainQueue(Protocol):
     """The queue of one writer, compiled or not.
 
-    Everything up to ``done_ticket`` is durable; any thread may read it. The others are as of the last `run` or `turn`:
+    Everything up to ``done_ticket`` is durable; any thread may read it. The others are as of the last `run`:
     where the log ends, the highest commit hint, and the error of the write that ended it (0: none failed).
     """
 
@@ -100,7 +104,7 @@ class PlainQueue(Protocol):
         is_due: bool,
         due_seconds: float,
     ) -> bool:
-        """Wait for operations, and carry out plain ones.
+        """Wait for operations, and carry out plain ones. Raises what a `SystemCalls` raises that is no `OSError`.
 
         Args:
             fd, file_pos: the file to write to, and the position of its first byte. It must stay open meanwhile.
@@ -112,25 +116,47 @@ class PlainQueue(Protocol):
         Returns whether an operation is next that is not plain. Otherwise the time is up, or a write failed.
         """
 
-    def turn(self, fd: int, file_pos: int, limit_pos: int, end_pos: int, commit_hint: int) -> int:
-        """One turn of `run`, without waiting; returns a `Turn`. After ``IDLE``, the next operation wakes the writer."""
-
     def durations(self) -> list[float]:
         """How long each write since the last call took, in seconds."""
 
 
-class KernelCalls:
+class ThreadCalls:
+    """What a writer calls that has a thread of its own."""
+
+    def __init__(self) -> None:
+        # A token for each call of `wake`. One that comes late only makes the next `wait` return early.
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+
+    def monotonic(self) -> float:
+        """See `SystemCalls.monotonic`."""
+        return time.monotonic()
+
+    def locking(self) -> None:
+        """See `SystemCalls.locking`: other threads need no permission."""
+
+    def wait(self, seconds: float | None) -> bool:
+        """See `SystemCalls.wait`."""
+        try:
+            self._tokens.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """See `SystemCalls.wake`."""
+        self._tokens.put(None)
+
+
+class KernelCalls(ThreadCalls):
     """The system itself; reports are added to an eventfd."""
 
     def __init__(self, done_fd: int) -> None:
+        super().__init__()
         self._done_fd = done_fd
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int, flags: int) -> int:
         """See `SystemCalls.write`."""
         return os.pwritev(fd, buffers, offset, flags)
-
-    def wake(self) -> None:
-        """The queue itself wakes its thread."""
 
     def report(self, ticket: int) -> None:
         """See `SystemCalls.report`."""
@@ -155,38 +181,41 @@ class PythonPlainWrites:
         self.failure = 0
         self._calls = KernelCalls(done_fd) if calls is None else calls
         self._sync_bytes_max = sync_bytes_max
-        self._submitted: SimpleQueue[_Queued] = SimpleQueue()
-        self._head: deque[_Queued] = deque()  # of the queue; the writer's thread owns it
-        self._is_waiting = False
+        self._lock = threading.Lock()  # of the next three
+        self._queue: deque[_Queued] = deque()
+        self._is_waiting = False  # the next operation must wake the writer
         self._is_stopped = False
         self._durations: list[float] = []
 
     def submit(self, op: WriteOp | None) -> None:
         """See `PlainQueue.submit`."""
-        if self._is_stopped:
-            return
-        self._submitted.put((op, op is not None and self._is_plain(op)))
-        if self._is_waiting:
-            self._is_waiting = False
+        queued = op, op is not None and self._is_plain(op)
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._queue.append(queued)
+            is_waited_for, self._is_waiting = self._is_waiting, False
+        # Without the lock, which the woken thread needs at once.
+        if is_waited_for:
             self._calls.wake()
 
     def stop(self) -> None:
         """See `PlainQueue.stop`."""
-        self._is_stopped = True
-        self._refill()
-        self._head.clear()
+        with self._lock:
+            self._is_stopped = True
+            self._queue.clear()
 
     def take(self, bytes_min: int) -> tuple[list[WriteOp], bool]:
         """See `PlainQueue.take`."""
-        self._refill()
         taken: list[WriteOp] = []
         nbytes = 0
-        while self._head and nbytes < bytes_min:
-            op, _ = self._head.popleft()
-            if op is None:
-                return taken, False
-            nbytes += op.nbytes
-            taken.append(op)
+        with self._lock:
+            while self._queue and nbytes < bytes_min:
+                op, _ = self._queue.popleft()
+                if op is None:
+                    return taken, False
+                nbytes += op.nbytes
+                taken.append(op)
         return taken, True
 
     def report(self, ticket: int) -> None:
@@ -205,47 +234,42 @@ class PythonPlainWrites:
         due_seconds: float,
     ) -> bool:
         """See `PlainQueue.run`."""
-        due = time.monotonic() + due_seconds
+        calls = self._calls
+        due = calls.monotonic() + due_seconds
         # What is told if nothing comes in time.
         self.failure, self.end_pos, self.commit_hint = 0, end_pos, LogIndex(commit_hint)
-        while self._wait(max(0.0, due - time.monotonic()) if is_due else None):
-            done = self.turn(fd, file_pos, limit_pos, end_pos, commit_hint)
-            if done == Turn.NOT_PLAIN:
+        while True:
+            calls.locking()
+            with self._lock:
+                if not self._wait(due if is_due else None):
+                    return False
+                ops = self._cut_plain(limit_pos)
+            if not ops:
                 return True
-            is_due = is_due or (self.end_pos, self.commit_hint) != (end_pos, commit_hint)
-            is_late = is_due and time.monotonic() >= due
-            if done == Turn.FAILED or is_late or len(self._durations) == _DURATIONS_MAX:
+            is_changed = self._carry_out(fd, file_pos, ops)
+            is_due = is_due or is_changed
+            is_late = is_due and calls.monotonic() >= due
+            if self.failure or is_late or len(self._durations) == _DURATIONS_MAX:
                 return False
-            end_pos, commit_hint = self.end_pos, self.commit_hint
-        return False
 
-    def turn(self, fd: int, file_pos: int, limit_pos: int, end_pos: int, commit_hint: int) -> int:
-        """See `PlainQueue.turn`."""
-        self.failure = 0
-        self.end_pos = end_pos
-        self.commit_hint = LogIndex(commit_hint)
-        self._refill()
-        self._is_waiting = not self._head
-        if self._is_waiting:
-            return Turn.IDLE
-        ops = self._cut_plain(limit_pos)
-        if not ops:
-            return Turn.NOT_PLAIN
+    def _carry_out(self, fd: int, file_pos: int, ops: Sequence[WriteOp]) -> bool:
+        """Write plain operations and report them, or set ``failure``; returns whether they change anything."""
+        calls, before = self._calls, (self.end_pos, self.commit_hint)
         entries = [entry for op in ops for entry in op.entries]
-        began = time.monotonic()
+        began = calls.monotonic()
         try:
             if entries:
                 buffers = [buffer for entry in entries for buffer in (entry.header, entry.body)]
-                write_fully(self._write, fd, buffers, end_pos - file_pos)
+                write_fully(self._write, fd, buffers, self.end_pos - file_pos)
         except OSError as error:
             self.failure = error.errno or errno.EIO
-            return Turn.FAILED
-        self._durations.append(time.monotonic() - began)
+            return False
+        self._durations.append(calls.monotonic() - began)
         if entries:
             self._note(entries[-1])
         self.commit_hint = max(self.commit_hint, *[op.commit_hint or NO_INDEX for op in ops])
         self.report(ops[-1].ticket)
-        return Turn.WRITTEN
+        return before != (self.end_pos, self.commit_hint)
 
     def durations(self) -> list[float]:
         """See `PlainQueue.durations`."""
@@ -264,25 +288,28 @@ class PythonPlainWrites:
         self.last_index = last.index
         self.chain = last.chain
 
-    def _wait(self, seconds: float | None) -> bool:
-        """Wait for an operation; returns False when the time is up."""
-        if not self._head:
+    def _wait(self, due: float | None) -> bool:
+        """Wait for an operation, with the lock; returns False when the time is up."""
+        calls = self._calls
+        while not self._queue:
+            # It stays so when the time is up, until there is an operation: a needless call of `wake` does no harm.
+            self._is_waiting = True
+            self._lock.release()
             try:
-                self._head.append(self._submitted.get(timeout=seconds))
-            except Empty:
+                is_over = not calls.wait(None if due is None else max(0.0, due - calls.monotonic()))
+            finally:
+                self._lock.acquire()
+            if is_over and not self._queue:
                 return False
+        self._is_waiting = False
         return True
 
-    def _refill(self) -> None:
-        while not self._submitted.empty():
-            self._head.append(self._submitted.get())
-
     def _cut_plain(self, limit_pos: int) -> list[WriteOp]:
-        """Cut off the first operations that one write can do."""
+        """Cut off the first operations that one write can do, with the lock."""
         ops: list[WriteOp] = []
         pos, buffers = self.end_pos, 0
-        while self._head:
-            op, is_plain = self._head[0]
+        while self._queue:
+            op, is_plain = self._queue[0]
             if op is None or not is_plain:
                 break
             if op.entries:
@@ -293,7 +320,7 @@ class PythonPlainWrites:
                     break
                 pos = end
             ops.append(op)
-            self._head.popleft()
+            self._queue.popleft()
         return ops
 
     def _is_plain(self, op: WriteOp) -> bool:

@@ -13,7 +13,7 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import SYNC_BYTES_MAX
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
-from raftlog.segment.plain_writes import PlainQueue, PythonPlainWrites, Turn
+from raftlog.segment.plain_writes import PlainQueue, PythonPlainWrites
 
 OnDone = Callable[[int], None]
 OnFailed = Callable[[Exception], None]
@@ -131,16 +131,6 @@ class QueueTurns:
             commit.write_markers()
         return is_open
 
-    def step(self) -> bool:
-        """One turn without waiting; returns whether there was anything to do. Raises `StorageFailed`."""
-        commit = self.commit
-        with self._opened() as (fd, start, limit):
-            done = self._queue.turn(fd, start, limit, commit.end_pos, commit.commit_hint)
-        self._note_written(start)
-        if done == Turn.NOT_PLAIN:
-            self._carry_out_others()
-        return done != Turn.IDLE
-
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int, int]]:
         """The file that plain operations may be written to, where it starts, and up to where they may be written."""
@@ -184,14 +174,20 @@ class Writer:
             try would succeed without the data.
         observe: called on that thread with the seconds that each write took, including its sync, up to
             `MARKER_SECONDS` later.
+        clock: seconds; a model of threads passes its own.
     """
 
     def __init__(
-        self, queue: PlainQueue, on_failed: OnFailed, observe: Callable[[float], None] = lambda seconds: None
+        self,
+        queue: PlainQueue,
+        on_failed: OnFailed,
+        observe: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._on_failed = on_failed
         self._observe = observe
+        self._clock = clock
         self._thread: threading.Thread | None = None
         self._clean = False
 
@@ -220,7 +216,7 @@ class Writer:
 
     def _run(self, store: Store) -> None:
         try:
-            turns = QueueTurns(self._queue, store, time.monotonic, self._observe, prepare_ahead=True)
+            turns = QueueTurns(self._queue, store, self._clock, self._observe, prepare_ahead=True)
             while turns.wait():
                 pass
             if self._clean:

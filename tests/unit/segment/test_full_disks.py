@@ -68,7 +68,8 @@ def test_writer_fails_on_a_full_disk_and_reports_what_fitted(
         written: list[WriteOp] = []
         for op in (fits, exceeds):
             writes.submit(op)
-            if writes.turn(fd, 0, 1 << 40, writes.end_pos, 0) == 1:
+            assert not writes.run(fd, 0, 1 << 40, writes.end_pos, 0, True, 0.0)
+            if writes.done_ticket == op.ticket:
                 written.append(op)
         assert written == [fits]
         assert (writes.done_ticket, writes.end_pos, writes.failure) == (1, 48 + PAGE_BYTES, errno.ENOSPC)

@@ -1,0 +1,140 @@
+"""The calls of the system that a `PlainWrites` makes; the reference is `raftlog.segment.plain_writes.SystemCalls`.
+
+Each gets the `PlainWrites` that makes it. The system itself answers, or an object that was given for it.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport EIO, errno
+from libc.stdint cimport int64_t, uint64_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport write
+
+ctypedef double (*Monotonic)(void *writes) noexcept nogil
+ctypedef void (*Lock)(void *writes) noexcept nogil
+ctypedef bint (*Wait)(void *writes, bint is_due, double due) noexcept nogil
+ctypedef void (*Wake)(void *writes)
+ctypedef ssize_t (*Write)(
+    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
+) noexcept nogil
+ctypedef void (*Report)(void *writes, int64_t ticket) noexcept nogil
+
+cdef struct SystemCalls:
+    Monotonic monotonic
+    Lock lock
+    Wait wait
+    Wake wake
+    Write write
+    Report report
+
+
+cdef double kernel_monotonic(void *writes) noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <double>now.tv_sec + 1e-9 * <double>now.tv_nsec
+
+
+cdef void kernel_lock(void *writes) noexcept nogil:
+    pthread_mutex_lock(&(<PlainWrites>writes)._mutex)
+
+
+cdef bint kernel_wait(void *writes, bint is_due, double due) noexcept nogil:
+    """Called with the mutex, which it releases meanwhile. Returns False when ``due`` is over."""
+    cdef pthread_cond_t *changed = &(<PlainWrites>writes)._changed
+    cdef pthread_mutex_t *mutex = &(<PlainWrites>writes)._mutex
+    cdef timespec until
+    if not is_due:
+        pthread_cond_wait(changed, mutex)
+        return True
+    until.tv_sec = <long>due
+    until.tv_nsec = <long>(1e9 * (due - <double>until.tv_sec))
+    return pthread_cond_timedwait(changed, mutex, &until) == 0
+
+
+cdef void kernel_wake(void *writes):
+    pthread_cond_signal(&(<PlainWrites>writes)._changed)
+
+
+cdef ssize_t kernel_write(
+    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
+) noexcept nogil:
+    """As pwritev2, but returns an error as a negative number."""
+    cdef ssize_t written = pwritev2(fd, buffers, count, offset, flags)
+    return written if written >= 0 else -errno
+
+
+cdef void kernel_report(void *writes, int64_t ticket) noexcept nogil:
+    cdef uint64_t one = 1
+    # It can only fail if somebody closed it, and then nobody waits for it.
+    write((<PlainWrites>writes)._done_fd, &one, sizeof(one))
+
+
+# The same calls, of an object that was given. They keep what it raises until `run` returns; see `_raise`.
+
+
+cdef double given_monotonic(void *writes) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    try:
+        return self._calls.monotonic()
+    except BaseException as error:
+        self._raised = error
+        return 0.0
+
+
+cdef void given_locking(void *writes) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    try:
+        self._calls.locking()
+    except BaseException as error:
+        self._raised = error
+
+
+cdef void given_lock(void *writes) noexcept nogil:
+    given_locking(writes)
+    pthread_mutex_lock(&(<PlainWrites>writes)._mutex)
+
+
+cdef bint given_waiting(void *writes, bint is_due, double due) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    try:
+        return self._calls.wait(max(0.0, due - self._calls.monotonic()) if is_due else None)
+    except BaseException as error:
+        self._raised = error
+        return False
+
+
+cdef bint given_wait(void *writes, bint is_due, double due) noexcept nogil:
+    # Without the mutex, so that nobody waits for it who has the interpreter's lock.
+    cdef bint is_woken
+    pthread_mutex_unlock(&(<PlainWrites>writes)._mutex)
+    is_woken = given_waiting(writes, is_due, due)
+    pthread_mutex_lock(&(<PlainWrites>writes)._mutex)
+    return is_woken
+
+
+cdef void given_wake(void *writes):
+    (<PlainWrites>writes)._calls.wake()
+
+
+cdef ssize_t given_write(
+    void *writes, int fd, const iovec *buffers, int count, int64_t offset, int flags
+) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    cdef list parts = []
+    cdef int number
+    try:
+        for number in range(count):
+            parts.append(PyBytes_FromStringAndSize(buffers[number].iov_base, <Py_ssize_t>buffers[number].iov_len))
+        return self._calls.write(fd, parts, offset, flags)
+    except OSError as error:
+        return -(error.errno or EIO)
+    except BaseException as error:
+        self._raised = error
+        return -EIO
+
+
+cdef void given_report(void *writes, int64_t ticket) noexcept with gil:
+    cdef PlainWrites self = <PlainWrites>writes
+    try:
+        self._calls.report(ticket)
+    except BaseException as error:
+        self._raised = error
