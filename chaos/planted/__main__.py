@@ -95,7 +95,7 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, bui
         shutil.copytree(PROJECT / package, directory / package, ignore=ignored)
     patch = (PATCHES / f"{name}.patch").read_bytes()
     done = subprocess.run(
-        ["patch", "--strip=1", "--batch", "--forward", f"--directory={directory}"],
+        ["patch", "--strip=1", "--batch", "--forward", "--fuzz=0", f"--directory={directory}"],
         input=patch,
         capture_output=True,
         check=False,
