@@ -1,0 +1,42 @@
+"""The pages for those who come from other clients: the programs "after" do what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import threading
+
+import pytest
+
+from tests.frameworks.pages import PAGES, examples
+
+MOVING = sorted(path.name for path in PAGES.glob("from-*.md"))
+
+
+def test_the_pages_are_there() -> None:
+    assert MOVING == ["from-aio-pika.md", "from-kafka-clients.md", "from-nats-py.md"]
+
+
+@pytest.mark.parametrize("page", MOVING)
+def test_programs_of_a_page_print_what_they_say(namesrv: str, page: str) -> None:
+    found = examples(page, namesrv)
+    assert found
+    for source in found:
+        code = compile(source, page, "exec", dont_inherit=True)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            program = threading.Thread(target=exec, args=(code, {"__name__": "__main__"}), daemon=True)
+            program.start()
+            program.join(30)
+        assert not program.is_alive(), f"{page}: a program does not end"
+        assert output.getvalue().splitlines() == re.findall(r"# -> (.*)$", source, re.MULTILINE), page
+
+
+@pytest.mark.parametrize("page", MOVING)
+def test_programs_before_are_python(page: str) -> None:
+    text = (PAGES / page).read_text()
+    before = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(before) == len(re.findall(r"^Before:$", text, re.MULTILINE)) > 0
+    for source in before:
+        compile(source, page, "exec", flags=0x2000)  # with `await` at the top
