@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import django
-import httpx
+import httpx2
 import pytest
 
 from mq.client import PushConsumer
@@ -35,8 +35,8 @@ async def first_body(namesrv: str, topic: str) -> bytes:
             return (await anext(aiter(consumer))).body
 
 
-def client_of(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop")
+def client_of(app: Any) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://shop")
 
 
 async def test_fastapi_sends_and_says_whether_it_can(namesrv: str) -> None:
