@@ -53,6 +53,8 @@ from mq.protocol.trace import TRACE_TOPIC, MessageTrace
 __all__ = ["Admin"]
 
 TOPIC_VISIBLE_SECONDS = 5.0
+LEADER_SECONDS = 5.0
+"""A group that lost its leader has a new one before, unless most of its replicas are down."""
 TRACE_MESSAGES_MAX = 64
 POLL_SECONDS = 0.05
 MESSAGE_TYPE_ATTRIBUTE = "message.type"
@@ -129,25 +131,24 @@ class Admin(Client):
         return read_body(GroupAnswer.decode, answer)
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
-        """Leader address by broker name, of one cluster, of one broker group, or of all. Raises NoRoute."""
-        info = await self.cluster_info()
-        names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
-        if broker is not None:
-            names &= {broker}
-        leaders: dict[str, str] = {}
-        for name in sorted(names):
-            group = info.brokers.get(name)
-            address = group.broker_addrs.get(LEADER_ID) if group is not None else None
-            if address is None:
-                raise NoRoute("", f"broker group {name} has no leader")
-            leaders[name] = address
-        if not leaders and not info.brokers:
-            raise NoRoute(
-                "", "no broker is registered at the name servers yet; one that was just started takes seconds"
-            )
-        if not leaders:
-            raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
-        return leaders
+        """Leader address by broker name, of one cluster, of one broker group, or of all.
+
+        Waits up to `LEADER_SECONDS` for groups that elect a leader, and for the first broker to register. Raises
+        NoRoute.
+        """
+        deadline = anyio.current_time() + LEADER_SECONDS
+        while True:
+            leaders = _leaders_in(await self.cluster_info(), cluster, broker)
+            led = {name: address for name, address in leaders.items() if address is not None}
+            if led and len(led) == len(leaders):
+                return led
+            if anyio.current_time() >= deadline:
+                break
+            await anyio.sleep(POLL_SECONDS)
+        if leaders:
+            leaderless = next(name for name in leaders if name not in led)
+            raise NoRoute("", f"broker group {leaderless} has no leader")
+        raise NoRoute("", "no broker is registered at the name servers yet; one that was just started takes seconds")
 
     # Topics.
 
@@ -172,8 +173,8 @@ class Admin(Client):
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients behind RocketMQ's proxy, is one of `MESSAGE_TYPES`; None keeps the current one. `attributes` sets
         further attributes, and removes those with the value None; others are kept. Returns the route once the name
-        servers know all the groups. Raises NameRefused, and NoRoute if a group has no leader or the route
-        does not appear within 5 s.
+        servers know all the groups. Raises NameRefused, and NoRoute if a group has no leader for 5 s or the
+        route does not appear within 5 s.
         """
         check_topic(topic)
         if message_type is not None and message_type not in MESSAGE_TYPES:
@@ -442,6 +443,17 @@ class Admin(Client):
         """The stored offset of `group` in `queue`, or None if there is none."""
         remoting = self._opened()
         return await stored_offset(remoting, group, queue, seconds=remoting.settings.request_seconds)
+
+
+def _leaders_in(info: ClusterInfo, cluster: str | None, broker: str | None) -> dict[str, str | None]:
+    """The leader of each broker group that is asked for, None while it has none. Raises NoRoute if none matches."""
+    names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
+    if broker is not None:
+        names &= {broker}
+    if info.brokers and not names:
+        raise NoRoute("", f"no broker group matches cluster {cluster or 'any'} and broker {broker or 'any'}")
+    groups = {name: info.brokers.get(name) for name in sorted(names)}
+    return {name: None if group is None else group.broker_addrs.get(LEADER_ID) for name, group in groups.items()}
 
 
 def _topic_request(config: TopicConfig, changes: Mapping[str, str | None]) -> tuple[int, dict[str, str] | None, bytes]:

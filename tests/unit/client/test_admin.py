@@ -7,6 +7,7 @@ import datetime as dt
 import pytest
 
 from mq.client import Admin, BrokerError, Message, MessageQueue, NoRoute, Producer, PushConsumer, TopicNotFound
+from mq.protocol.bodies import ClusterInfo
 from tests.unit.client.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +28,8 @@ async def test_a_topic_may_be_created_on_one_group() -> None:
         assert route.write_queues == (MessageQueue("T", "b-1", 0),)
 
 
-async def test_creating_needs_a_leader_in_each_group() -> None:
+async def test_creating_needs_a_leader_in_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.client.admin.LEADER_SECONDS", 0.1)
     async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
         cluster.groups["b-1"].leader = None
         with pytest.raises(NoRoute, match="b-1 has no leader"):
@@ -36,7 +38,26 @@ async def test_creating_needs_a_leader_in_each_group() -> None:
             await admin.create_topic("T", cluster="other")
 
 
-async def test_before_any_broker_has_registered_the_error_says_to_wait() -> None:
+async def test_creating_waits_for_the_election_of_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster.start(groups=2) as cluster, Admin(cluster.namesrv) as admin:
+        group = cluster.groups["b-1"]
+        elected, group.leader = group.leader, None
+        seen: list[ClusterInfo] = []
+
+        async def elect_after_two_answers() -> ClusterInfo:
+            seen.append(await Admin.cluster_info(admin))
+            if len(seen) == 2:
+                group.leader = elected
+            return seen[-1]
+
+        monkeypatch.setattr(admin, "cluster_info", elect_after_two_answers)
+        await admin.create_topic("T", queues=3)
+        assert len(seen) == 3
+        assert group.topics == {"T": 3}
+
+
+async def test_before_any_broker_has_registered_the_error_says_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq.client.admin.LEADER_SECONDS", 0.1)
     async with FakeCluster.start(groups=1) as cluster, Admin(cluster.namesrv) as admin:
         cluster.groups.clear()
         with pytest.raises(NoRoute, match="no broker is registered at the name servers yet"):
