@@ -103,7 +103,8 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, bui
     if done.returncode:
         raise PatchRefused(f"{name}: {done.stdout.decode(errors='replace').strip()}")
     for package in changed if build else ():
-        compile_package(package.replace("/", "."), directory / package)
+        # Such a copy runs for seconds, and to optimize it would take longer.
+        compile_package(package.replace("/", "."), directory / package, optimization="-O0")
 
 
 def _environment(name: str, directory: Path) -> dict[str, str]:

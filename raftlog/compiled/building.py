@@ -20,12 +20,12 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-package, directory, build, sha256 = sys.argv[1:]
+package, directory, build, sha256, optimization = sys.argv[1:]
 extensions = [
     Extension(
         f"{package}.{source.stem}",
         [str(source)],
-        extra_compile_args=["-O2"],
+        extra_compile_args=[optimization],
         define_macros=[("SOURCE_SHA256", f'"{sha256}"')],
     )
     for source in sorted(Path(directory).glob("*.pyx"))
@@ -54,11 +54,11 @@ def missing_tool() -> str | None:
     return None
 
 
-def compile_package(package: str, directory: Path, *, to: Path | None = None) -> list[Path]:
+def compile_package(package: str, directory: Path, *, to: Path | None = None, optimization: str = "-O2") -> list[Path]:
     """Compile all modules of ``package``, whose sources are in ``directory``; put the libraries beside them, or ``to``.
 
     Each ``.pyx`` file becomes a module; it may include ``.pxi`` files, and import from ``.pxd`` files, of the same
-    directory. Returns the libraries, which are in place then.
+    directory. Returns the libraries, which are in place then. ``optimization`` is the compiler's option for it.
 
     Raises RuntimeError with what the compiler said; OSError if the directory cannot be written.
     """
@@ -67,7 +67,7 @@ def compile_package(package: str, directory: Path, *, to: Path | None = None) ->
     to = to or directory
     with tempfile.TemporaryDirectory(prefix="build-", dir=to) as build:
         result = subprocess.run(
-            [sys.executable, "-c", _BUILD, package, str(directory), build, source_sha256(directory)],
+            [sys.executable, "-c", _BUILD, package, str(directory), build, source_sha256(directory), optimization],
             capture_output=True,
             text=True,
             check=False,
