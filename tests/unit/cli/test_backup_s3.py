@@ -6,10 +6,12 @@ import builtins
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.loaders import JSONFileLoader
 from typer.testing import CliRunner, Result
 
 from mq.cli.app import app
@@ -29,7 +31,10 @@ PEERS = "n0@127.0.0.1:1,n1@127.0.0.1:2,n2@127.0.0.1:3"
 
 @pytest.fixture(scope="module")
 def running_storage() -> Iterator[ObjectStorage]:
-    with object_storage() as storage:
+    """Each command makes a session of its own, and each session would parse megabytes that describe the API."""
+    load = cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch, object_storage() as storage:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: load(path))
         yield storage
 
 
