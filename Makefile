@@ -151,9 +151,9 @@ test-nightly: $(INSTALLED)
 
 IN_TURN = @$(MAKE) --no-print-directory --keep-going -j 1
 .lane-processes:
-	$(IN_TURN) .part-processes
+	$(IN_TURN) .part-processes .part-python-forms
 .lane-in-process:
-	$(IN_TURN) .part-in-process .part-python-forms .part-spark
+	$(IN_TURN) .part-in-process .part-spark
 .lane-checks:
 	$(IN_TURN) .part-check .part-sanitize .part-sanitize-threads .part-fuzz .part-gate .lane-simulation
 .lane-simulation:
