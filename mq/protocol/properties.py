@@ -67,6 +67,13 @@ PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 PRODUCER_ID: Final = "RAFTMQ_PRODUCER"
 SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 """Not RocketMQ's, and set by applications; see `mq.protocol.sequencing`."""
+COPIED: Final = "RAFTMQ_COPIED"
+"""Of a batch with sequence numbers: its messages are copies from another cluster. They are stored as they are, without
+the effect of properties that ask for a delay or a transaction; each may have the time of its birth in `BORN_TIMESTAMP`.
+"""
+BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+SOURCE: Final = "RAFTMQ_SOURCE"
+"""Of a message copied from another cluster: topic, broker, queue, queue offset and store time there, with slashes."""
 POP_CK: Final = "POP_CK"
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 ORIGIN_GROUP: Final = "ORIGIN_GROUP"
@@ -150,7 +157,8 @@ RESERVED: Final = frozenset(
         "INNER_BASE",
         "TRACE_CONTEXT",
         "__BORNHOST",
-        "BORN_TIMESTAMP",
+        BORN_TIMESTAMP,
+        SOURCE,
         ORIGIN_BROKER,
         ORIGIN_QUEUE_ID,
         ORIGIN_OFFSET,

@@ -1,4 +1,7 @@
-"""Client batches, SEND_BATCH_MESSAGE (request code 320): validated as a whole, stored in one entry, answered once."""
+"""Client batches, SEND_BATCH_MESSAGE (request code 320): validated as a whole, stored in one entry, answered once.
+
+A batch with sequence numbers may consist of copies from another cluster: `mq.protocol.properties.COPIED` says so.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from mq.protocol.headers import SendReplyTemplate
 from mq.protocol.sequencing import SEQUENCE_MARK, SequenceRange, range_properties
 
 _NOT_SHARED = (UNIQUE_KEY, RECEIPT.encode())
-_OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode())
+_COPIED = f"{props.COPIED}{props.NAME_END}".encode()
+_OF_NUMBERS = (SEQUENCE_MARK, f"{props.PRODUCER_ID}{props.NAME_END}".encode(), _COPIED)
+_BORN = f"{props.BORN_TIMESTAMP}{props.NAME_END}".encode()
+_BORN_MS_MAX = 2**63 - 1
 
 
 class BatchSends:
@@ -65,8 +71,8 @@ class BatchSends:
             return
         try:
             batch.call = flight.call
-            _keep_new(batch, numbers, flight.stored)
-            self._check_bytes(batch.nbytes, len(batch.messages))
+            _keep_new(batch, numbers, flight.stored, is_copy=is_copied(call.request.ext.properties))
+            self._check_bytes(batch.nbytes, batch.messages)
         except RequestRefused:
             flight.end()
             raise
@@ -86,15 +92,19 @@ class BatchSends:
         """
         parts = self._split(call.body, tail)
         shared, numbers = self._shared(call.request, len(parts))
+        is_copy = numbers is not None and is_copied(call.request.ext.properties)
         messages: list[QueuedMessage] = []
         keys: list[bytes] = []
         nbytes = 0
         for flag, body, given in parts:
-            unique_key, properties, code = self._properties(given, shared, len(messages), unique_keys)
+            born_ms: int | None = None
+            if is_copy:
+                given, born_ms = _born(given)
+            unique_key, properties, code = self._properties(given, shared, len(messages), unique_keys, is_copy=is_copy)
             size = tail.fixed_bytes + len(body) + len(properties)
             nbytes += size
-            self._check_bytes(nbytes, len(parts))
-            messages.append(QueuedMessage(size, flag, body, properties, code))
+            messages.append(QueuedMessage(size, flag, body, properties, code, born_ms))
+            self._check_bytes(nbytes, messages)
             keys.append(unique_key)
         joined = b",".join(keys)
         self._check_answer(len(messages), joined)
@@ -127,7 +137,7 @@ class BatchSends:
         return shared, numbers
 
     def _properties(
-        self, properties: bytes, shared: bytes, number: int, unique_keys: UniqKeyGenerator | None
+        self, properties: bytes, shared: bytes, number: int, unique_keys: UniqKeyGenerator | None, *, is_copy: bool
     ) -> tuple[bytes, bytes, int]:
         """Unique key, encoded properties and tag code of a message."""
         if properties and properties[-1] != VALUE_END:
@@ -140,7 +150,7 @@ class BatchSends:
             ) from error
         if RECEIPT in text:
             properties = props.without(text, props.POP_CK).encode()
-        if _may_be_special(properties):
+        if (SEQUENCE_MARK in properties) if is_copy else _may_be_special(properties):
             _refuse(text, f"message {number}")
         unique_key = props.value_of(properties, UNIQUE_KEY)
         if not unique_key:
@@ -149,16 +159,18 @@ class BatchSends:
             unique_key = unique_keys.next().encode()
             properties += UNIQUE_KEY + unique_key + b"\x02"
         properties += shared
-        check_sent_bytes(len(properties), number)
+        _check_properties(len(properties), number, is_copy=is_copy)
         # The properties of the batch come after those of the message: its tag, if it has one, is what readers see.
         return unique_key, properties, self._tag_codes[props.value_of(properties, TAGS)]
 
-    def _check_bytes(self, nbytes: int, count: int) -> None:
-        if nbytes > self._body_bytes_max:
-            raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the records of a batch of {count} messages have more than {self._body_bytes_max} bytes",
-            )
+    def _check_bytes(self, nbytes: int, messages: Sequence[QueuedMessage]) -> None:
+        if nbytes <= self._body_bytes_max:
+            return
+        if len(messages) == 1 and len(messages[0].body) <= self._body_bytes_max:
+            return  # it could be sent by itself
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL, f"the records of a batch have more than {self._body_bytes_max} bytes"
+        )
 
     def _check_answer(self, count: int, unique_keys: bytes) -> None:
         """Refuse a batch whose sender could not read the answer, which names each message."""
@@ -171,7 +183,35 @@ class BatchSends:
             )
 
 
-def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored]) -> None:
+def is_copied(text: str) -> bool:
+    """Whether these properties of a batch with sequence numbers say that its messages are copies."""
+    return props.find(text, props.COPIED) is not None and props.find(text, props.SEQUENCE) is not None
+
+
+def _born(properties: bytes) -> tuple[bytes, int | None]:
+    """The properties of a copied message without the time of its birth, and that time. Raises RequestRefused."""
+    text = props.value_of(properties, _BORN)
+    if not text:
+        return properties, None
+    if not text.isdigit() or len(text) > len(str(_BORN_MS_MAX)) or int(text) > _BORN_MS_MAX:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL, f"{props.BORN_TIMESTAMP} {text[:20]!r} is no number of milliseconds"
+        )
+    return b"\x02".join(each for each in properties.split(b"\x02") if not each.startswith(_BORN)), int(text)
+
+
+def _check_properties(nbytes: int, number: int, *, is_copy: bool) -> None:
+    """Raises RequestRefused if they are too long. Copies may be as long as a record allows: the original was."""
+    if not is_copy:
+        check_sent_bytes(nbytes, number)
+    elif nbytes > props.PROPERTIES_BYTES_MAX:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"message {number} has properties of {nbytes} bytes; maximum: {props.PROPERTIES_BYTES_MAX}",
+        )
+
+
+def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored], *, is_copy: bool) -> None:
     """Remove messages that are stored already, and record in the remaining ones which sequence numbers they start."""
     messages: list[QueuedMessage] = []
     parts: list[tuple[int, SequenceRange]] = []
@@ -181,9 +221,10 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored
         first, *others = batch.messages[low - numbers.first : high + 1 - numbers.first]
         mark = props.encode(range_properties(part)).encode()
         properties = first.properties + mark
-        check_sent_bytes(len(properties), low - numbers.first)
+        _check_properties(len(properties), low - numbers.first, is_copy=is_copy)
         size = first.size + len(mark)
-        messages += (QueuedMessage(size, first.flag, first.body, properties, first.tag_code), *others)
+        marked = QueuedMessage(size, first.flag, first.body, properties, first.tag_code, first.born_ms)
+        messages += (marked, *others)
     batch.messages = messages
     batch.nbytes = sum(message.size for message in messages)
     batch.parts = parts

@@ -15,6 +15,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused
 from mq.broker.net.service import Route, Service
+from mq.broker.produce.batch import is_copied
 from mq.broker.schedule.placement import WaitingQueues
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
 from mq.broker.write_path.outcome import OnOutcome, Stored, answer_outcome
@@ -221,6 +222,8 @@ class Retries(Service):
         """
         ext = call.request.ext
         name = ext.topic.removeprefix(RETRY_PREFIX)
+        if ext.batch and is_copied(ext.properties):
+            return False
         if ext.batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"a batch may not go to the retry topic {ext.topic}")
         config = self._metadata.groups.get(name)

@@ -69,13 +69,17 @@ class PendingItem(Protocol):
 
 
 class QueuedMessage(msgspec.Struct, gc=False):
-    """A message whose record is built when its entry is. ``size`` is that of the record."""
+    """A message whose record is built when its entry is. ``size`` is that of the record.
+
+    ``born_ms`` is the time of its birth, if it differs from that of its request.
+    """
 
     size: int
     flag: int
     body: bytes
     properties: bytes
     tag_code: int
+    born_ms: int | None = None
 
 
 class Entry:

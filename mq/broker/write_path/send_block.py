@@ -50,7 +50,8 @@ class QueuedSend(msgspec.Struct, gc=False):
         sys_flag, born_ms, reconsume_times = ext.sys_flag & CLIENT_FLAGS, ext.born_timestamp_ms, ext.reconsume_times
         first, position = tail.next_offset, draft.position
         for message in self.messages:
-            draft.add_message(tail, message, sys_flag, born_ms, host, reconsume_times)
+            born = born_ms if message.born_ms is None else message.born_ms
+            draft.add_message(tail, message, sys_flag, born, host, reconsume_times)
         if self.parts is None and len(self.messages) == 1:
             if request.flag & ONEWAY_FLAG:
                 return None
