@@ -145,7 +145,7 @@ async def read_definitions(admin: Admin, *, with_offsets: bool, left_out: list[s
     groups: dict[str, Group] = {}
     for name, by_broker in sorted((await admin.consumer_groups()).items()):
         if name not in SYSTEM_GROUPS:
-            groups[name] = _group(by_broker[min(by_broker)])
+            groups[name] = group_of(by_broker[min(by_broker)])
             left_out += _left_out(name, by_broker, groups[name])
     offsets: dict[str, list[Offset]] = {}
     if with_offsets:
@@ -174,7 +174,7 @@ async def stored_offsets(admin: Admin, group: str) -> dict[MessageQueue, int]:
 def _left_out(name: str, configs: Mapping[str, SubscriptionGroupConfig], exported: Group) -> Iterator[str]:
     """What the document does not say of a group: settings of stock brokers, and differences between broker groups."""
     for broker, config in sorted(configs.items()):
-        if _group(config) != exported:
+        if group_of(config) != exported:
             yield f"the settings of consumer group {name} in {broker}, which differ from those in {min(configs)}"
         usual = SubscriptionGroupConfig(group_name=name)
         for field in ("group_sys_flag", "consume_timeout_minute", "group_retry_policy", "attributes"):
@@ -194,7 +194,7 @@ def _topic(config: TopicConfig) -> Topic:
     )
 
 
-def _group(config: SubscriptionGroupConfig) -> Group:
+def group_of(config: SubscriptionGroupConfig) -> Group:
     return Group(
         enabled=config.consume_enable,
         broadcast=config.consume_broadcast_enable,

@@ -42,6 +42,10 @@ GROUPS = {
     "consumer-group": ("consumer_groups", "Create, update, list, describe, reset and delete consumer groups."),
     "user": ("users", "Create, update, list and delete users."),
     "acl": ("policies", "Manage the permissions of users."),
+    "mirror": (
+        "mirror.commands",
+        "Copy another cluster of RocketMQ or raftmq, and change over to raftmq.",
+    ),
     "group": ("group", "Show and change the members of a broker group."),
     "bench": ("bench.commands", "Measure throughput and latency of sends and consumption."),
     "config": ("config", "Convert settings files of RocketMQ."),

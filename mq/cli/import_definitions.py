@@ -147,11 +147,11 @@ async def _carry_out(admin: Admin, step: Mapping[str, object], wanted: Definitio
         )
         return
     await admin.put_consumer_group(
-        _config(name, _filled(wanted.consumer_groups[name], there.consumer_groups.get(name)))
+        group_config(name, _filled(wanted.consumer_groups[name], there.consumer_groups.get(name)))
     )
 
 
-def _config(name: str, group: Group) -> SubscriptionGroupConfig:
+def group_config(name: str, group: Group) -> SubscriptionGroupConfig:
     said = {
         "consume_enable": group.enabled,
         "consume_broadcast_enable": group.broadcast,

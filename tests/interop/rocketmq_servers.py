@@ -224,7 +224,9 @@ class RocketMQCluster:
 
 
 def _written(home: Path, settings: Mapping[str, object]) -> Path:
-    home.mkdir(parents=True)
+    (home / "conf").mkdir(parents=True)
+    for name in ("namesrv", "broker"):  # servers of 4.9 do not start without
+        (home / "conf" / f"logback_{name}.xml").write_text("<configuration/>\n")
     path = home / "server.conf"
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     return path

@@ -35,6 +35,7 @@ from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.secret_file import FILE_NAME
 from raftlog.segment import CONFIG, SegmentLog
 from tests.support.guarded import ADMIN, guarded
+from tests.support.name_server_and_broker import cluster_and_broker
 from tests.support.running_broker import SECONDS_MAX
 from tests.support.waiting import until
 
@@ -63,6 +64,9 @@ KEYS: Final = {
 ELEMENTS: Final = {
     "attributes.ATTRIBUTE": "text",
     "ailments[]": "text",
+    "blocked[]": "text",
+    "difference": "text",
+    "eta_seconds": "null",
     "errors[]": "text",
     "failed.REASON": "number",
     "features_available[]": "text",
@@ -71,6 +75,8 @@ ELEMENTS: Final = {
     "recalled[]": "object",
     "sources[]": "text",
     "transactions[]": "object",
+    "troubles[]": "text",
+    "waiting": "null",
 }
 """What is in arrays and objects that are empty here, by the end of the path."""
 
@@ -86,6 +92,8 @@ def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
 
     def walk(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield " ".join(names), command
             for name, each in command.commands.items():
                 yield from walk(each, (*names, name))
         else:
@@ -183,7 +191,7 @@ class Commands:
     def note(self, name: str, text: str) -> Any:
         found = (
             [json.loads(line) for line in text.splitlines()]
-            if name in ("consume", "tail", "top")
+            if name in ("consume", "mirror", "mirror --verify", "tail", "top")
             else [json.loads(text)]
         )
         fields = self.fields.setdefault(name, {})
@@ -210,7 +218,7 @@ class Commands:
     def text(self) -> str:
         """All fields of all commands, for the guide."""
         alike: dict[tuple[str, ...], list[str]] = {}
-        for name in [name for command, _ in commands() for name in (command, f"{command} FILE")]:
+        for name in [name for command, _ in commands() for name in (command, f"{command} FILE", f"{command} --verify")]:
             if name in self.fields:
                 alike.setdefault(tuple(sorted(self.fields[name])), []).append(name)
         rows = []
@@ -251,7 +259,7 @@ async def test_the_guide_has_every_field(tmp_path: Path, monkeypatch: pytest.Mon
         nursery.cancel_scope.cancel()
     await files(cli, data_dir, tmp_path)
     names = {name for name, _ in commands()}
-    assert cli.fields.keys() - {"export FILE"} == names - NO_RESULT
+    assert cli.fields.keys() - {"export FILE", "mirror --verify"} == names - NO_RESULT
     put("fields", cli.text())
 
 
@@ -265,6 +273,7 @@ async def with_servers(cli: Commands, directory: Path) -> None:
         for arguments in (["put", "orders", "Topic:T*"], ["list"], ["delete", "orders", "Topic:T*"]):
             await run(f"acl {arguments[0]}", *arguments[1:])
         await run("user delete", "orders")
+        await mirror(cli, directory)
         await members(cli)
         load = ("--topic", "B", "--seconds", "0.1")
         await run("bench produce", *load, "--size", "100", "--warm-up", "0", "--rate", "100")
@@ -321,6 +330,15 @@ async def consumer_groups_and_definitions(cli: Commands, directory: Path) -> Non
         await run("consumer-group delete", group)
     steps = (await run("import", document, "--offsets"))["steps"]
     assert [(step["do"], step["name"]) for step in steps][:3] == [("create", "G"), ("create", "G2"), ("store", "G")]
+
+
+async def mirror(cli: Commands, directory: Path) -> None:
+    async with cluster_and_broker(directory / "target") as (target, _):
+        both = ["--from", cli.namesrv, "--to", target, "--state", str(directory / "mirror.json"), "--topics", "T"]
+        await cli.run("mirror", *both, "--once", given=b"")
+        cli.note("mirror --verify", (await cli.printed("mirror", *both, "--verify", given=b""))[0])
+        moved = await cli.run("mirror cut-over", *both[:6], "--quiet", "0", "--groups", "G")
+        assert {(each["group"], each["topic"]) for each in moved["offsets"]} == {("G", "T")}
 
 
 async def members(cli: Commands) -> None:

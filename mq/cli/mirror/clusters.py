@@ -1,0 +1,240 @@
+"""The two clusters of a mirror: what it asks their name servers and brokers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Final, NamedTuple, Self
+
+from mq.cli.errors import CommandFailed
+from mq.cli.mirror.plan import Topics
+from mq.client.errors import BrokerError, UnreadableAnswer
+from mq.client.message import MessageQueue
+from mq.client.net.client_core import ClientCore
+from mq.client.net.leader_calls import Repeat, call_leader, leader_address
+from mq.client.net.replies import fields_of, read_body
+from mq.client.users import UserAdmin
+from mq.protocol import fastjson
+from mq.protocol.bodies import ClusterInfo, TopicConfigTable
+from mq.protocol.codes import RequestCode, ResponseCode
+from mq.protocol.numbers import QueueOffset
+from mq.protocol.records import StoredMessage, decode_records
+from mq.protocol.replies import SENT_QUEUE_OFFSET, PullReply
+from mq.protocol.requests import PullExt, UpdateConsumerOffsetExt
+
+READER_GROUP: Final = "TOOLS_CONSUMER"
+"""The group in whose name is read; brokers of RocketMQ and of raftmq have it from the start. It stores no offsets."""
+PULL_MESSAGES_MAX: Final = 256
+HOLD_SECONDS: Final = 5.0
+CALL_SECONDS: Final = 10.0
+STORE_SECONDS: Final = 30.0
+"""For a batch, across a change of leader."""
+_SUSPEND, _SUBSCRIPTION = 2, 4
+_ANSWERS: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+
+
+class Pulled(NamedTuple):
+    """The answer to a pull.
+
+    ``next_offset`` is where to go on, ``begin`` and ``end`` are those of the queue. ``moved`` says that the offset
+    asked for is not between them.
+    """
+
+    messages: list[StoredMessage]
+    next_offset: int
+    begin: int
+    end: int
+    moved: bool
+
+
+class ClusterAdmin(UserAdmin):
+    """One of the two clusters. All methods raise ClientError."""
+
+    @property
+    def core(self) -> ClientCore:
+        """Its connections."""
+        return self._opened()
+
+    async def leaders(self) -> dict[str, str]:
+        """The address of the leader of each broker group. Raises NoRoute."""
+        return await self._leaders(None, None)
+
+    async def topic_table(self) -> Topics:
+        """All topics, with their settings in each broker group."""
+        found: dict[str, dict[str, Any]] = {}
+        for broker, address in (await self.leaders()).items():
+            answer, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout=CALL_SECONDS)
+            table = read_body(TopicConfigTable.decode, body).topics
+            total = answer.ext.get("totalTopicNum", "")
+            if total.isdecimal() and int(total) > len(table):
+                raise UnreadableAnswer(f"{broker} has {total} topics, and its answer has only {len(table)}")
+            for name, config in table.items():
+                found.setdefault(name, {})[broker] = config
+        return found
+
+    async def group_offsets(self) -> dict[str, dict[MessageQueue, int]]:
+        """The stored offsets of all groups."""
+        found: dict[str, dict[MessageQueue, int]] = {}
+        for broker, address in (await self.leaders()).items():
+            _, body = await self._opened().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=CALL_SECONDS)
+            value = read_body(_parsed, body)
+            for key, offsets in value.get("offsetTable", {}).items():
+                topic, _, group = key.partition("@")
+                for queue_id, offset in offsets.items():
+                    if group and isinstance(offset, int) and offset >= 0:
+                        found.setdefault(group, {})[MessageQueue(topic, broker, int(queue_id))] = offset
+        return found
+
+    async def delay_offsets(self, address: str) -> dict[int, int]:
+        """For each delay level the offset of the next message to deliver, at one broker."""
+        _, body = await self._opened().call(address, RequestCode.GET_ALL_DELAY_OFFSET)
+        offsets = read_body(_parsed, body).get("offsetTable", {})
+        return {int(level): int(offset) for level, offset in offsets.items()}
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, *, hold: bool = False, count_max: int = PULL_MESSAGES_MAX
+    ) -> Pulled:
+        """Messages from an offset on, none at the end; with ``hold`` the broker waits for one, 5 s at most."""
+        ext = PullExt(
+            consumer_group=READER_GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=QueueOffset(offset),
+            max_messages=count_max,
+            sys_flag=_SUBSCRIPTION | (_SUSPEND if hold else 0),
+            commit_offset=QueueOffset(0),
+            suspend_timeout_ms=int(HOLD_SECONDS * 1000),
+            subscription="*",
+            sub_version=int(time.time() * 1000),
+            expression_type="TAG",
+        )
+        core = self._opened()
+        connection = await core.connection(await leader_address(core, queue.topic, queue.broker_name))
+        response, body = await connection.request(
+            RequestCode.PULL_MESSAGE,
+            ext.fields(),
+            timeout=CALL_SECONDS + (HOLD_SECONDS if hold else 0),
+            may_be_held=hold,
+        )
+        if response.code not in _ANSWERS:
+            raise BrokerError(response.code, response.remark, connection.address)
+        reply = fields_of(PullReply, response)
+        begin, end = (max(int(response.ext.get(name, "0")), 0) for name in ("minOffset", "maxOffset"))
+        messages = read_body(decode_records, body) if response.code == ResponseCode.SUCCESS else []
+        for message in messages:
+            if (message.topic, message.queue_id) != (queue.topic, queue.queue_id):
+                raise UnreadableAnswer(f"{queue}: a message of queue {message.queue_id} of {message.topic}")
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            return Pulled([], reply.next_begin_offset, begin, end, moved=True)
+        return Pulled(messages, max(reply.next_begin_offset, offset), begin, end, moved=False)
+
+    def read(self, queue: MessageQueue, begin: int, end: int) -> Reading:
+        """The messages between two offsets that the queue has."""
+        return Reading(self, queue, begin, end)
+
+    async def store(self, fields: dict[str, str], body: bytes) -> int | None:
+        """Store a batch with sequence numbers, once; returns the queue offset of its first message.
+
+        None if it was stored before, and the broker does not know any more where.
+        """
+        answer, _ = await call_leader(
+            self._opened(),
+            fields["b"],
+            fields["n"],
+            RequestCode.SEND_BATCH_MESSAGE,
+            fields,
+            body,
+            seconds=STORE_SECONDS,
+            repeat=Repeat.ALWAYS,
+        )
+        offset = int(answer.ext.get(SENT_QUEUE_OFFSET, "-1"))
+        return offset if offset >= 0 else None
+
+    async def look_again(self, topic: str) -> None:
+        """Ask the name servers for the leaders of a topic."""
+        await self._opened().route(topic, refresh=True)
+
+    async def store_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Store the offset of a group, also a lower one than before."""
+        ext = UpdateConsumerOffsetExt(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=QueueOffset(offset),
+            forward_only=False,
+        )
+        await call_leader(
+            self._opened(),
+            queue.topic,
+            queue.broker_name,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            ext.fields(),
+            seconds=CALL_SECONDS,
+            repeat=Repeat.ALWAYS,
+        )
+
+
+class Reading:
+    """The messages of a queue between two offsets, as many at a time as the broker returns.
+
+    ``async for`` gives lists; `next` gives one after the other. Both raise ClientError.
+    """
+
+    def __init__(self, admin: ClusterAdmin, queue: MessageQueue, begin: int, end: int) -> None:
+        self._admin, self._queue = admin, queue
+        self._next, self._end = begin, end
+        self._waiting: deque[StoredMessage] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[StoredMessage]:
+        while self._next < self._end:
+            begin = self._next
+            pulled = await self._admin.pull(self._queue, begin)
+            self._next = max(pulled.begin if pulled.moved else pulled.next_offset, begin)
+            if inside := [message for message in pulled.messages if message.queue_offset < self._end]:
+                return inside
+            if self._next == begin:
+                break
+        raise StopAsyncIteration
+
+    async def next(self) -> StoredMessage | None:
+        """The next message; None at the end."""
+        if not self._waiting:
+            try:
+                self._waiting.extend(await anext(self))
+            except StopAsyncIteration:
+                return None
+        return self._waiting.popleft()
+
+
+async def check_different(source: ClusterAdmin, target: ClusterAdmin) -> tuple[ClusterInfo, ClusterInfo]:
+    """Both clusters, as their name servers know them. Raises CommandFailed if they are one, or the target is not
+    raftmq's; ClientError if one does not answer.
+    """
+    ours, theirs = await source.cluster_info(), await target.cluster_info()
+
+    def addresses(info: ClusterInfo) -> set[str]:
+        return {address for broker in info.brokers.values() for address in broker.broker_addrs.values()}
+
+    if common := addresses(ours) & addresses(theirs):
+        raise CommandFailed(f"source and target are one cluster: both have the broker {min(common)}")
+    for name, address in (await target.leaders()).items():
+        if "raftmq.role" not in await target.broker_runtime(address):
+            raise CommandFailed(
+                f"broker group {name} at the target is not raftmq's: only raftmq stores each copy exactly once"
+            )
+    return ours, theirs
+
+
+def _parsed(body: bytes | memoryview) -> dict[str, Any]:
+    value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,428 @@
+"""`raftmq mirror`: copies another cluster, until everybody has changed over."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import trio
+import typer
+
+from mq.cli.cluster_view import client_errors
+from mq.cli.errors import EXIT_FAILED, CommandFailed, lone_errors, run_trio
+from mq.cli.mirror.clusters import ClusterAdmin, check_different
+from mq.cli.mirror.copier import Copier, MirrorStopped
+from mq.cli.mirror.cut_over import Report, back_lines, cut_over, go_back, instructions
+from mq.cli.mirror.plan import Choice
+from mq.cli.mirror.progress import Figures, Progress
+from mq.cli.mirror.setup import extend_mirror
+from mq.cli.mirror.state import FORMAT, MirroredQueue, MirrorState
+from mq.cli.mirror.state_file import load, locked, save
+from mq.cli.mirror.verification import Comparison, verify
+from mq.cli.output import Json, JsonLines, print_json
+from mq.client.errors import ClientError
+from mq.client.net.client_core import RemotingSettings, parse_addresses
+from mq.client.net.credentials import Credentials
+from mq.protocol.records import StoredMessage
+
+app = typer.Typer(
+    help="Copy another cluster of RocketMQ or raftmq, and change over to raftmq.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+REFRESH_SECONDS: Final = 10.0
+"""How often to look for new topics, queues and groups."""
+SHOW_SECONDS: Final = (2.0, 30.0)
+"""How often to show the progress: on a terminal, and elsewhere."""
+
+From = Annotated[
+    str, typer.Option("--from", help="Name servers of the source, separated by semicolons.", metavar="HOST:PORT;...")
+]
+To = Annotated[str, typer.Option("--to", help="Name servers of the target, raftmq's.", metavar="HOST:PORT;...")]
+State = Annotated[Path, typer.Option("--state", metavar="FILE", help="The state of this mirror.")]
+STATE: Final = Path("raftmq-mirror.json")
+SourceKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--from-credentials",
+        metavar="FILE",
+        help="TOML file with access_key and secret_key for the source; else those of the target are used for both.",
+    ),
+]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topics", metavar="PATTERN", help="Only topics such as 'orders-*'; may be repeated."),
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Not these topics; may be repeated.")
+]
+
+
+@app.callback()
+def mirror(
+    context: typer.Context,
+    source: From = "",
+    target: To = "",
+    topics: Topics = None,
+    exclude: Exclude = None,
+    state_file: State = STATE,
+    once: Annotated[bool, typer.Option("--once", help="End when everything is copied.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--verify", help="Copy nothing: compare counts and checksums of what was copied.")
+    ] = False,
+    skip_refused: Annotated[
+        Path | None,
+        typer.Option(
+            "--skip-refused", metavar="FILE", help="Leave out messages that the target refuses, and list them in FILE."
+        ),
+    ] = None,
+    source_keys: SourceKeys = None,
+    as_json: JsonLines = False,
+) -> None:
+    """Copy topics, consumer groups and messages of another cluster, and go on copying until ctrl-C.
+
+    Each message is stored exactly once, however often the command is stopped, killed and started again: start it with
+    the same --state. The order in each queue is kept. Exit code 1 if a queue cannot go on, or --verify finds a
+    difference.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    _check_addresses(source, target)
+    choice = Choice(tuple(topics or ()), tuple(exclude or ()))
+
+    async def main() -> bool:
+        async with both(source, target, source_keys) as clusters:
+            if compare:
+                return await _verify(*clusters, state_file, as_json=as_json)
+            return await _mirror(*clusters, state_file, choice, once=once, skip_refused=skip_refused, as_json=as_json)
+
+    with nullcontext() if compare else locked(state_file), failures():
+        good = run_trio(main)
+    if not good:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Errors of clients and of the mirror as messages with an exit code."""
+    try:
+        with client_errors():
+            yield
+    except MirrorStopped as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
+
+
+def _check_addresses(source: str, target: str) -> None:
+    for name, value in (("--from", source), ("--to", target)):
+        if not value:
+            raise CommandFailed(f"{name} is missing: the name servers, HOST:PORT")
+    try:
+        common = set(parse_addresses(source)) & set(parse_addresses(target))
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
+    if common:
+        raise CommandFailed(f"source and target are one cluster: both have the name server {min(common)}")
+
+
+@asynccontextmanager
+async def both(source: str, target: str, source_keys: Path | None) -> AsyncIterator[tuple[ClusterAdmin, ClusterAdmin]]:
+    """Both clusters. Raises CommandFailed if they are one, ClientError if one does not answer."""
+    settings = RemotingSettings()
+    try:
+        ours = settings if source_keys is None else replace(settings, credentials=Credentials.from_file(source_keys))
+    except OSError as error:
+        raise CommandFailed(f"{source_keys}: {error.strerror}") from error
+    async with (
+        lone_errors(),
+        ClusterAdmin(source, remoting=ours) as one,
+        ClusterAdmin(target, remoting=settings) as other,
+    ):
+        await check_different(one, other)
+        yield one, other
+
+
+async def open_state(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> MirrorState:
+    """The state in the file, or a new one. Raises CommandFailed, ClientError."""
+    ours, theirs = [sorted((await each.cluster_info()).brokers) for each in (source, target)]
+    state = load(path)
+    if state is None:
+        state = MirrorState(FORMAT, secrets.token_hex(8), ours, theirs)
+        save(path, state)  # before anything is sent with its id
+        return state
+    for side, known, now in (("source", state.source, ours), ("target", state.target, theirs)):
+        if not set(known) & set(now):
+            raise CommandFailed(
+                f"{path} is the state of a mirror with the {side} {', '.join(known)}, and this is {', '.join(now)}: "
+                "name another file with --state"
+            )
+    state.source, state.target = sorted({*state.source, *ours}), sorted({*state.target, *theirs})
+    return state
+
+
+async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_json: bool) -> bool:
+    state = load(path)
+    if state is None:
+        raise CommandFailed(f"{path} does not exist: nothing was mirrored with this state")
+
+    def note(found: Comparison) -> None:
+        print(json.dumps(found.fields()) if as_json else comparison_line(found), flush=True)
+
+    found = await verify(source, target, state.queues, note)
+    differing = [each for each in found if each.difference is not None]
+    compared = sum(each.compared for each in found)
+    behind = sum(each.behind for each in found)
+    gone = sum(last - first for each in found for first, last in each.queue.gone)
+    skipped = sum(len(each.queue.skipped) for each in found)
+    if not as_json:
+        print(
+            f"{compared:,} messages in {len(found)} queues compared, {len(differing)} queues differ, "
+            f"{behind:,} messages behind, {gone:,} deleted at the source before they were copied, {skipped:,} left out"
+        )
+    return not differing
+
+
+def comparison_line(found: Comparison) -> str:
+    """One queue as text."""
+    text = f"{found.queue}: {found.compared:,} equal, checksum {found.checksum}"
+    if found.difference is not None:
+        text = f"{found.queue}: DIFFERS after {found.compared:,} equal messages: {found.difference}"
+    if found.expired:
+        text += f", {found.expired:,} deleted since"
+    if found.behind:
+        text += f", {found.behind:,} behind"
+    return text
+
+
+async def _mirror(
+    source: ClusterAdmin,
+    target: ClusterAdmin,
+    path: Path,
+    choice: Choice,
+    *,
+    once: bool,
+    skip_refused: Path | None,
+    as_json: bool,
+) -> bool:
+    show = Display(as_json=as_json)
+    state = await open_state(source, target, path)
+    state.wanted, state.unwanted = list(choice.wanted), list(choice.unwanted)
+    copier = Copier(source, target, state, path, on_refused=None if skip_refused is None else refusals(skip_refused))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_on_signals, nursery.cancel_scope)
+        nursery.start_soon(copier.save_forever)
+        nursery.start_soon(_follow, source, target, state, copier, choice, nursery, show)
+        progress = Progress()
+        while True:
+            await trio.sleep(0.2 if once else show.seconds)
+            figures = progress.note(trio.current_time(), copier.copied, copier.known_behind)
+            is_done = bool(copier.started) and copier.behind == 0
+            show.figures(figures, copier, final=once and is_done)
+            if once and is_done:
+                nursery.cancel_scope.cancel()
+                break
+    show.end(copier)
+    return not copier.blocked
+
+
+async def _follow(
+    source: ClusterAdmin,
+    target: ClusterAdmin,
+    state: MirrorState,
+    copier: Copier,
+    choice: Choice,
+    nursery: trio.Nursery,
+    show: Display,
+) -> None:
+    """Start with the queues of the state, and add what appears at the source, until cancelled."""
+    said: set[str] = set()
+    is_first = True
+    while True:
+        try:
+            found = await extend_mirror(source, target, state, choice, show.say)
+            for topic, why in found.left_out.items():
+                if topic not in said:
+                    said.add(topic)
+                    show.say(f"topic {topic} is left out: {why}")
+            copier.changed()
+            copier.save()
+            for queue in state.queues:
+                copier.start(queue, nursery)
+        except (ClientError, CommandFailed) as error:
+            if is_first:
+                raise
+            show.say(str(error))
+        is_first = False
+        await trio.sleep(REFRESH_SECONDS)
+
+
+async def _cancel_on_signals(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
+    """Lists messages that were left out in a file, one JSON object per line."""
+
+    def note(queue: MirroredQueue, message: StoredMessage, why: str) -> None:
+        row = {
+            "topic": queue.topic,
+            "broker": queue.broker,
+            "queue": queue.queue_id,
+            "offset": message.queue_offset,
+            "message_id": message.properties.get("UNIQ_KEY") or message.offset_message_id,
+            "bytes": message.size,
+            "reason": why,
+        }
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise CommandFailed(f"{path}: {error.strerror}") from error
+
+    return note
+
+
+class Display:
+    """Shows how the mirror goes: one line that is overwritten on a terminal, else a line now and then."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._is_terminal = sys.stderr.isatty() and not as_json
+        self._said: set[str] = set()
+        self._is_open = False
+        self._shown_at = float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        """The time between two looks."""
+        return SHOW_SECONDS[0]
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._close_line()
+        print(f"raftmq mirror: {text}", file=sys.stderr, flush=True)
+
+    def figures(self, figures: Figures, copier: Copier, *, final: bool = False) -> None:
+        """The progress, and what is new about queues that do not go on."""
+        for text in {**copier.troubles, **copier.blocked}.values():
+            if text not in self._said:
+                self._said.add(text)
+                self.say(text)
+        now = trio.current_time()
+        interval = SHOW_SECONDS[0] if self._is_terminal or self._as_json else SHOW_SECONDS[1]
+        if not final and now - self._shown_at < interval:
+            return
+        self._shown_at = now
+        if self._as_json:
+            row = {
+                "copied": figures.copied,
+                "behind": figures.behind,
+                "messages_per_second": round(figures.rate, 1),
+                "eta_seconds": None if figures.eta_seconds is None else round(figures.eta_seconds, 1),
+                "troubles": [*copier.troubles.values()],
+                "blocked": [*copier.blocked.values()],
+            }
+            print(json.dumps(row), flush=True)
+        elif self._is_terminal:
+            print(f"\r\x1b[K{figures.text()}", end="", file=sys.stderr, flush=True)
+            self._is_open = True
+        else:
+            print(figures.text(), file=sys.stderr, flush=True)
+
+    def end(self, copier: Copier) -> None:
+        """The last lines."""
+        self._close_line()
+        for text in copier.blocked.values():
+            print(f"raftmq mirror: does not go on: {text}", file=sys.stderr, flush=True)
+
+    def _close_line(self) -> None:
+        if self._is_open:
+            print(file=sys.stderr)
+            self._is_open = False
+
+
+@app.command("cut-over")
+def cut_over_command(
+    source: From = "",
+    target: To = "",
+    groups: Annotated[
+        list[str] | None,
+        typer.Option("--groups", metavar="PATTERN", help="Only consumer groups such as 'orders-*'; may be repeated."),
+    ] = None,
+    state_file: State = STATE,
+    quiet: Annotated[
+        float, typer.Option(min=0.0, help="For so many seconds no producer may have sent anything to the source.")
+    ] = 5.0,
+    producers_run: Annotated[
+        bool, typer.Option("--producers-run", help="Move consumers although producers still send to the source.")
+    ] = False,
+    back: Annotated[
+        bool, typer.Option("--back", help="The way back: store the groups' progress at the target in the source.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, but store no offset.")] = False,
+    source_keys: SourceKeys = None,
+    as_json: Json = False,
+) -> None:
+    """Copy what is left, move the offsets of consumer groups, and print what each team does next.
+
+    Stop `raftmq mirror`, the consumers, and the producers of the source first. Exit code 1, and nothing is changed, if
+    consumers run, or producers still send. Offsets that a group has passed at the target are kept.
+    """
+    _check_addresses(source, target)
+    choice = Choice(tuple(groups or ()))
+
+    async def main() -> Report:
+        async with both(source, target, source_keys) as clusters:
+            if load(state_file) is None:
+                raise CommandFailed(f"{state_file} does not exist: run `raftmq mirror` first, or name its --state")
+            state = await open_state(*clusters, state_file)
+            if back:
+                return await go_back(*clusters, state, groups=choice, dry_run=dry_run)
+            return await cut_over(
+                *clusters,
+                state,
+                state_file,
+                groups=choice,
+                quiet_seconds=quiet,
+                producers_run=producers_run,
+                dry_run=dry_run,
+            )
+
+    with locked(state_file), failures():
+        report = run_trio(main)
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "back": back,
+                "copied": report.copied,
+                "waiting": report.waiting,
+                "offsets": [
+                    {
+                        "group": move.group,
+                        "topic": move.origin.topic,
+                        "broker": move.origin.broker_name,
+                        "queue": move.origin.queue_id,
+                        "offset": move.offset,
+                        "new_broker": move.goal.broker_name,
+                        "new_queue": move.goal.queue_id,
+                        "new_offset": move.goal_offset,
+                        "stored": move in report.moved and not dry_run,
+                    }
+                    for move in (*report.moved, *report.kept)
+                ],
+            }
+        )
+        return
+    for line in back_lines(report, source) if back else instructions(report, source, target, dry_run=dry_run):
+        print(line)

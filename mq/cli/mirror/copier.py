@@ -1,0 +1,324 @@
+"""Copies queues, each in a task of its own: reads ahead at the source, stores one batch after the other at the target.
+
+Theory of operation. Each batch has sequence numbers: the source offsets, under a producer id that only this queue of
+this mirror has. So a batch that is sent again after an unknown outcome, by this process or by the next one, is stored
+once. Only one batch of a queue is on its way at a time, so its order is kept.
+
+Each copy names the place of its original. So a process that starts reads the end of the target queue behind the last
+copy that the state file knows, and is up to date, however old that file is; without one it reads the whole target
+queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from mq.cli.mirror.clusters import ClusterAdmin
+from mq.cli.mirror.copies import Run, place_of, runs_of
+from mq.cli.mirror.state import MirroredQueue, MirrorState
+from mq.cli.mirror.state_file import save
+from mq.client.errors import BrokerError, ClientError
+from mq.client.message import MessageQueue
+from mq.protocol.codes import ResponseCode
+from mq.protocol.records import StoredMessage
+
+GROUP: Final = "raftmq_mirror"
+"""The producer group of copies."""
+PULLS_AHEAD: Final = 4
+"""Answers of the source that wait for their turn, per queue."""
+PULLS_IN_MEMORY: Final = 256
+"""The same for all queues: each has 256 KiB at most, or one message."""
+GATHERED_MAX: Final = 1024
+PAUSE_SECONDS: Final = (0.2, 5.0)
+SAVE_SECONDS: Final = 1.0
+
+OnRefused = Callable[[MirroredQueue, StoredMessage, str], None]
+"""Gets a message that is left out, and why the target has refused it."""
+OnCopied = Callable[[MirroredQueue, list[StoredMessage]], None]
+"""Gets messages that were copied."""
+
+
+class MirrorStopped(Exception):
+    """The mirror cannot go on without the operator; the message says what to do."""
+
+
+class _Blocked(Exception):
+    """This queue cannot go on without the operator."""
+
+
+class Copier:
+    """Copies the queues of a state; see the module.
+
+    Attributes:
+        started: the numbers of the queues that are copied, or blocked.
+        copied: messages copied since the start.
+        troubles: why queues do not go on at the moment, by queue number.
+        blocked: queues that only go on after a restart, with the reason.
+    """
+
+    def __init__(
+        self,
+        source: ClusterAdmin,
+        target: ClusterAdmin,
+        state: MirrorState,
+        path: Path,
+        *,
+        on_refused: OnRefused | None = None,
+        on_copied: OnCopied | None = None,
+    ) -> None:
+        self._source, self._target = source, target
+        self._state, self._path = state, path
+        self._on_refused = on_refused
+        self._on_copied = on_copied
+        self._in_memory = trio.Semaphore(PULLS_IN_MEMORY)
+        self._ends: dict[int, int] = {}
+        self._dirty = False
+        self.started: set[int] = set()
+        self.copied = 0
+        self.troubles: dict[int, str] = {}
+        self.blocked: dict[int, str] = {}
+
+    @property
+    def behind(self) -> int | None:
+        """Messages that the source has and that were not copied; None while that is not known of some queue."""
+        total = 0
+        for queue in self._state.queues:
+            if queue.number in self.blocked:
+                continue
+            end = self._ends.get(queue.number)
+            if end is None or queue.next_offset is None:
+                return None
+            total += max(end - queue.next_offset, 0)
+        return total
+
+    @property
+    def known_behind(self) -> int:
+        """The same of the queues of which it is known."""
+        return sum(
+            max(self._ends[queue.number] - (queue.next_offset or 0), 0)
+            for queue in self._state.queues
+            if queue.number in self._ends and queue.number not in self.blocked
+        )
+
+    def save(self) -> None:
+        """Write the state file if something has changed. Raises CommandFailed."""
+        if self._dirty:
+            self._dirty = False
+            save(self._path, self._state)
+
+    def changed(self) -> None:
+        """The state was changed by somebody else."""
+        self._dirty = True
+
+    async def save_forever(self) -> None:
+        """Write the state file now and then, until cancelled; then once more."""
+        try:
+            while True:
+                await trio.sleep(SAVE_SECONDS)
+                began = trio.current_time()
+                self.save()
+                # With thousands of queues the file is large: it takes a twentieth of the time at most.
+                await trio.sleep(20 * (trio.current_time() - began))
+        finally:
+            self.save()
+
+    def start(self, queue: MirroredQueue, nursery: trio.Nursery) -> None:
+        """Copy a queue in a task of its own, unless it is copied already."""
+        if queue.number not in self.started:
+            self.started.add(queue.number)
+            nursery.start_soon(self.copy, queue)
+
+    async def copy(self, queue: MirroredQueue) -> None:
+        """Copy a queue until cancelled. Raises MirrorStopped if an account lacks permissions."""
+        pause = PAUSE_SECONDS[0]
+        while True:
+            began = self.copied
+            error: Exception | None = None
+            try:
+                await self._copy(queue)
+            except* (_Blocked, ClientError) as errors:
+                error = _gravest(errors)
+            if isinstance(error, _Blocked):
+                self.blocked[queue.number] = str(error)
+                self.troubles.pop(queue.number, None)
+                return
+            if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
+                raise MirrorStopped(f"{queue}: {error}. Give the mirror's account this permission") from error
+            self.troubles[queue.number] = f"{queue}: {error}"
+            pause = PAUSE_SECONDS[0] if self.copied > began else min(2 * pause, PAUSE_SECONDS[1])
+            await trio.sleep(pause)
+            await self._look_again(queue)
+
+    async def _look_again(self, queue: MirroredQueue) -> None:
+        for admin, topic in ((self._source, queue.topic), (self._target, queue.target_topic)):
+            try:
+                await admin.look_again(topic)
+            except ClientError as error:
+                self.troubles[queue.number] = f"{queue}: {error}"
+
+    async def _copy(self, queue: MirroredQueue) -> None:
+        await self._catch_up_with_target(queue)
+        if queue.next_offset is None:
+            queue.next_offset = (await self._source.pull(_source_queue(queue), 0, count_max=1)).begin
+            self._dirty = True
+        sending, receiving = trio.open_memory_channel[tuple[list[StoredMessage], int]](PULLS_AHEAD)
+        loaded = [0]
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, queue, sending, loaded)
+                nursery.start_soon(self._write, queue, receiving, loaded)
+        finally:
+            for _ in range(loaded[0]):
+                self._in_memory.release()
+
+    async def _catch_up_with_target(self, queue: MirroredQueue) -> None:
+        """Learn of copies behind the last known one."""
+        goal = _target_queue(queue)
+        begin = queue.target_next or 0
+        edges = await self._target.pull(goal, begin, count_max=1)
+        if begin > edges.end:
+            raise _Blocked(
+                f"{queue}: the target has lost copies, its queue ends at {edges.end}, and there were messages up to "
+                f"{begin}: was topic {queue.target_topic} deleted there?"
+            )
+        begin = max(begin, edges.begin)
+        async for messages in self._target.read(goal, begin, edges.end):
+            for message in messages:
+                place = place_of(message.properties)
+                # Redeliveries carry the place of the message that failed, in another topic or copied before.
+                if place is None or place[:3] != (queue.topic, queue.broker, queue.queue_id):
+                    continue
+                if queue.next_offset is None or place.offset >= queue.next_offset:
+                    queue.copied(place.offset, message.queue_offset, 1)
+        queue.target_next = max(queue.target_next or 0, edges.end)
+        self._dirty = True
+
+    async def _read(
+        self,
+        queue: MirroredQueue,
+        sending: trio.MemorySendChannel[tuple[list[StoredMessage], int]],
+        loaded: list[int],
+    ) -> None:
+        """Read ahead. Raises _Blocked, ClientError."""
+        assert queue.next_offset is not None, f"{queue} is read before its beginning is known"
+        place, offset = _source_queue(queue), queue.next_offset
+        while True:
+            at_end = queue.number in self._ends and offset >= self._ends[queue.number]
+            pulled = await self._source.pull(place, offset, hold=at_end)
+            if offset <= pulled.end:
+                self._ends[queue.number] = pulled.end
+            if pulled.moved:
+                if offset > pulled.end:
+                    raise _Blocked(
+                        f"{queue}: the source ends at {pulled.end}, and {offset} messages were there before: was the "
+                        f"topic deleted and created again, or did the source lose messages? To copy it from the "
+                        f"beginning, delete topic {queue.target_topic} at the target, and start with another state"
+                    )
+                if offset < pulled.begin:
+                    await sending.send(([], pulled.begin))
+                    offset = pulled.begin
+                    continue
+            elif not pulled.messages and pulled.next_offset == offset:
+                self.troubles.pop(queue.number, None)
+                await trio.sleep(PAUSE_SECONDS[0])  # some answers come at once
+                continue
+            offset = max(pulled.next_offset, offset)
+            if pulled.messages:
+                await self._in_memory.acquire()
+                loaded[0] += 1
+            await sending.send((pulled.messages, offset))
+
+    async def _write(
+        self,
+        queue: MirroredQueue,
+        receiving: trio.MemoryReceiveChannel[tuple[list[StoredMessage], int]],
+        loaded: list[int],
+    ) -> None:
+        """Store what was read. Raises _Blocked, ClientError, MirrorStopped."""
+        while True:
+            messages, behind = await receiving.receive()
+            pulls = int(bool(messages))
+            gathered = list(messages)
+            while len(gathered) < GATHERED_MAX:
+                try:
+                    more, behind = receiving.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                gathered += more
+                pulls += bool(more)
+            for run in runs_of(gathered):
+                await self._store(queue, run)
+            assert queue.next_offset is not None, f"{queue} is copied before its beginning is known"
+            if queue.next_offset < behind:
+                queue.lose(queue.next_offset, behind)
+                self._dirty = True
+            if self._on_copied is not None:
+                self._on_copied(queue, gathered)
+            self.troubles.pop(queue.number, None)
+            for _ in range(pulls):
+                loaded[0] -= 1
+                self._in_memory.release()
+
+    async def _store(self, queue: MirroredQueue, run: Run) -> None:
+        assert queue.next_offset is not None, f"{queue} is copied before its beginning is known"
+        rest = [message for message in run.messages if message.queue_offset >= queue.next_offset]
+        if not rest:
+            return  # learned from the target meanwhile
+        run = Run(rest)
+        if run.first > queue.next_offset:
+            queue.lose(queue.next_offset, run.first)
+        fields = run.fields(
+            GROUP, queue.target_topic, queue.target_broker, queue.target_queue, self._state.producer(queue)
+        )
+        try:
+            offset = await self._target.store(fields, run.body(queue.broker))
+        except BrokerError as error:
+            if error.code != ResponseCode.MESSAGE_ILLEGAL:
+                raise
+            await self._refused(queue, run, error)
+            return
+        if offset is None:  # sent before, and divided differently
+            before = queue.next_offset
+            await self._catch_up_with_target(queue)
+            if queue.next_offset < run.first + len(run.messages):
+                raise _Blocked(
+                    f"{queue}: the target says that the messages from {before} on are stored, and they are not in its "
+                    f"queue: was topic {queue.target_topic} deleted there?"
+                )
+        else:
+            queue.copied(run.first, offset, len(run.messages))
+        self.copied += len(run.messages)
+        self._dirty = True
+
+    async def _refused(self, queue: MirroredQueue, run: Run, error: BrokerError) -> None:
+        if halves := run.halves():
+            for half in halves:
+                await self._store(queue, half)
+            return
+        [message] = run.messages
+        if self._on_refused is None:
+            raise _Blocked(
+                f"{queue}: the target refuses message {message.queue_offset}: {error.remark}. Raise the limit there "
+                "(message_bytes_max), or start with --skip-refused FILE, which leaves out such messages and lists them"
+            ) from error
+        self._on_refused(queue, message, error.remark or str(error))
+        queue.skip(message.queue_offset)
+        self._dirty = True
+
+
+def _source_queue(queue: MirroredQueue) -> MessageQueue:
+    return MessageQueue(queue.topic, queue.broker, queue.queue_id)
+
+
+def _target_queue(queue: MirroredQueue) -> MessageQueue:
+    return MessageQueue(queue.target_topic, queue.target_broker, queue.target_queue)
+
+
+def _gravest(group: BaseExceptionGroup[Exception]) -> Exception:
+    """What blocks a queue, if anything does; else the first error."""
+    found = [_gravest(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
+    return next((error for error in found if isinstance(error, _Blocked)), found[0])

@@ -1,0 +1,163 @@
+"""Copies of messages: their properties, the batches in which they are sent, and checksums to compare them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mq.protocol import properties as props
+from mq.protocol.batch import BATCHED_BYTES_MIN, BatchedMessage, encode_batch
+from mq.protocol.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, StoredMessage
+
+BATCH_MESSAGES_MAX: Final = 256
+BATCH_BYTES_MAX: Final = 1024 * 1024
+
+SOURCE_PRODUCER: Final = "RAFTMQ_SOURCE_PRODUCER"
+SOURCE_SEQUENCE: Final = "RAFTMQ_SOURCE_SEQUENCE"
+"""The sequence number of the original, if it had one: that of the copy is the mirror's."""
+
+_NUMBERS: Final = {props.PRODUCER_ID: SOURCE_PRODUCER, props.SEQUENCE: SOURCE_SEQUENCE}
+_OF_BROKERS: Final = frozenset(
+    {props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON, props.SOURCE, props.BORN_TIMESTAMP, props.POP_CK, "__CRC32#"}
+)
+"""What brokers add to each message, and what belongs to a single place or delivery."""
+_FLAGS: Final = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK)
+_HEAD: Final = struct.Struct(">qiiiI")
+
+
+class Place(NamedTuple):
+    """Where an original is, and when it was stored there."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    offset: int
+    stored_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker}/{self.queue_id}/{self.offset}/{self.stored_ms}"
+
+
+def place_of(properties: Mapping[str, str]) -> Place | None:
+    """The place of the original of a message with these properties; None if it is no copy."""
+    topic, _, rest = properties.get(props.SOURCE, "").partition("/")
+    broker, *numbers = rest.rsplit("/", 3)
+    if len(numbers) != 3 or not all(part.isascii() and part.isdecimal() for part in numbers):
+        return None
+    return Place(topic, broker, *map(int, numbers))
+
+
+def copied_properties(message: StoredMessage) -> dict[str, str]:
+    """The properties of a copy, but for its place: those of the message, without what brokers add."""
+    was_copy = props.SOURCE in message.properties
+    kept: dict[str, str] = {}
+    for name, value in message.properties.items():
+        if name in _OF_BROKERS:
+            continue
+        if name in _NUMBERS:
+            if not was_copy:
+                kept[_NUMBERS[name]] = value
+        elif name not in _NUMBERS.values() or was_copy:
+            kept[name] = value
+    return kept
+
+
+def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:
+    """The message in a batch of copies; ``broker`` is the source's broker group."""
+    place = Place(message.topic, broker, message.queue_id, message.queue_offset, message.store_timestamp_ms)
+    properties = copied_properties(message)
+    properties[props.SOURCE] = str(place)
+    properties[props.BORN_TIMESTAMP] = str(message.born_timestamp_ms)
+    return BatchedMessage(message.body, props.encode(properties), message.flag)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Consecutive messages that one batch can store: with one system flag and one number of redeliveries."""
+
+    messages: Sequence[StoredMessage]
+
+    @property
+    def first(self) -> int:
+        """The source offset of the first message; the others follow without gaps."""
+        return self.messages[0].queue_offset
+
+    def halves(self) -> list[Run]:
+        """Two runs for a batch that is too large; none for a single message."""
+        middle = len(self.messages) // 2
+        return [Run(self.messages[:middle]), Run(self.messages[middle:])] if middle else []
+
+    def fields(self, group: str, topic: str, broker: str, queue_id: int, producer: str) -> dict[str, str]:
+        """The header of the batch that stores the copies in this queue, once."""
+        first = self.messages[0]
+        numbers = {props.PRODUCER_ID: producer, props.SEQUENCE: str(self.first), props.COPIED: "true"}
+        return {
+            "a": group,
+            "b": topic,
+            "c": "",
+            "d": "0",
+            "e": str(queue_id),
+            "f": str(first.sys_flag & _FLAGS),
+            "g": str(max(first.born_timestamp_ms, 0)),
+            "h": "0",
+            "i": props.encode(numbers),
+            "j": str(first.reconsume_times),
+            "k": "false",
+            "m": "true",
+            "n": broker,
+        }
+
+    def body(self, source_broker: str) -> bytes:
+        """The body of that batch."""
+        return encode_batch(copy_of(message, source_broker) for message in self.messages)
+
+
+def runs_of(messages: Sequence[StoredMessage]) -> Iterator[Run]:
+    """Messages of a queue, ascending, in as few runs as possible; each fits a batch unless it is a single message."""
+    run: list[StoredMessage] = []
+    nbytes = 0
+    for message in messages:
+        size = message.size + BATCHED_BYTES_MIN
+        if run and (
+            message.queue_offset != run[-1].queue_offset + 1
+            or message.sys_flag & _FLAGS != run[0].sys_flag & _FLAGS
+            or message.reconsume_times != run[0].reconsume_times
+            or len(run) == BATCH_MESSAGES_MAX
+            or nbytes + size > BATCH_BYTES_MAX
+        ):
+            yield Run(run)
+            run, nbytes = [], 0
+        run.append(message)
+        nbytes += size
+    if run:
+        yield Run(run)
+
+
+def checksum_of(message: StoredMessage, *, is_copy: bool, without_key: bool = False) -> bytes:
+    """The checksum of all that a copy has in common with its original.
+
+    ``without_key`` leaves out the unique key: a message without one gets it from the broker that stores the copy.
+    """
+    if is_copy:
+        own = {*_OF_BROKERS, *_NUMBERS}
+        properties = {name: value for name, value in message.properties.items() if name not in own}
+    else:
+        properties = copied_properties(message)
+    if without_key:
+        properties.pop(props.UNIQUE_KEY, None)
+    digest = hashlib.blake2b(
+        _HEAD.pack(
+            max(message.born_timestamp_ms, 0),
+            message.flag,
+            message.sys_flag & _FLAGS,
+            message.reconsume_times,
+            len(message.body),
+        ),
+        digest_size=16,
+    )
+    digest.update(message.body)
+    digest.update(props.encode(dict(sorted(properties.items()))).encode())
+    return digest.digest()

@@ -1,0 +1,80 @@
+"""Which message of a source queue became which one of a target queue. Pure.
+
+Copies lie behind each other in the target queue, as the originals do in the source queue. So a map is a few
+*stretches*: a new one begins where the source lacks offsets, where a message was left out, or where somebody else wrote
+into the target queue in between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Stretch(NamedTuple):
+    """``length`` messages: those from ``source`` on are those from ``target`` on."""
+
+    source: int
+    target: int
+    length: int
+
+
+class OffsetMap:
+    """The map of one queue; both sides ascend."""
+
+    def __init__(self, stretches: Iterable[tuple[int, int, int]] = ()) -> None:
+        self._stretches: list[Stretch] = []
+        for each in stretches:
+            self.add(*each)
+
+    def __iter__(self) -> Iterator[Stretch]:
+        return iter(self._stretches)
+
+    @property
+    def message_count(self) -> int:
+        """How many messages were copied."""
+        return sum(each.length for each in self._stretches)
+
+    def add(self, source: int, target: int, count: int) -> None:
+        """The next messages. Raises ValueError unless they are behind all others, on both sides."""
+        if count < 1 or source < 0 or target < 0:
+            raise ValueError(f"{count} messages from {source} to {target}")
+        if not self._stretches:
+            self._stretches.append(Stretch(source, target, count))
+            return
+        last = self._stretches[-1]
+        source_end, target_end = last.source + last.length, last.target + last.length
+        if source < source_end or target < target_end:
+            raise ValueError(f"messages from {source} to {target} are not behind {source_end}, {target_end}")
+        if (source, target) == (source_end, target_end):
+            self._stretches[-1] = last._replace(length=last.length + count)
+        else:
+            self._stretches.append(Stretch(source, target, count))
+
+    def to_target(self, offset: int) -> int | None:
+        """The target offset at which somebody goes on who stands at ``offset`` in the source; None if nothing was
+        copied.
+
+        Whoever stands at a message that was not copied goes on at the next one.
+        """
+        return _translated(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
+
+    def to_source(self, offset: int) -> int | None:
+        """The opposite direction: whoever stands at a message that is no copy goes on at the next copy's original."""
+        return _translated(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
+
+
+def _translated(stretches: list[Stretch], offset: int, begins: list[int], given: int, wanted: int) -> int | None:
+    if not stretches:
+        return None
+    at = bisect_right(begins, offset) - 1
+    if at < 0:
+        return stretches[0][wanted]
+    stretch = stretches[at]
+    inside = offset - stretch[given]
+    if inside < stretch.length:
+        return stretch[wanted] + inside
+    if at + 1 < len(stretches):
+        return stretches[at + 1][wanted]
+    return stretch[wanted] + stretch.length

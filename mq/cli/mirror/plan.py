@@ -1,0 +1,193 @@
+"""What is mirrored, and into which queues. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
+
+from mq.cli.mirror.state import MirroredQueue
+from mq.protocol.codes import PERM_READ, PERM_WRITE
+from mq.protocol.names import RETRY_PREFIX, is_system_topic, reply_topic
+from mq.protocol.registration import TopicConfig
+
+Topics = Mapping[str, Mapping[str, TopicConfig]]
+"""By topic, its settings in each broker group."""
+
+QUEUES_MAX: Final = 9_000
+"""Brokers remember the sequence numbers of 10,000 producers, and each queue is one."""
+_INTERNAL: Final = frozenset(
+    {"RMQ_SYS_TRACE_TOPIC", "DefaultHeartBeatSyncerTopic", "TRANS_CHECK_MAX_TIME_TOPIC", "OFFSET_MOVED_EVENT"}
+)
+_INTERNAL_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_", "%SYS%", "%LMQ%", f"{RETRY_PREFIX}CID_RMQ_SYS_", "CID_RMQ_SYS_")
+_OF_TOOLS: Final = frozenset({f"{RETRY_PREFIX}TOOLS_CONSUMER", f"{RETRY_PREFIX}SCHEDULE_CONSUMER"})
+
+
+class PlanRefused(Exception):
+    """The target cannot take it; the message says what to do."""
+
+
+class Choice(NamedTuple):
+    """Which topics are wanted, by patterns such as ``orders-*``; nothing wanted means all."""
+
+    wanted: Sequence[str] = ()
+    unwanted: Sequence[str] = ()
+
+    def takes(self, name: str) -> bool:
+        """Whether a topic is mirrored. Retry and dead letter topics go by the name of their group."""
+        bare = name.removeprefix(RETRY_PREFIX).removeprefix("%DLQ%")
+        if any(fnmatchcase(each, pattern) for each in {name, bare} for pattern in self.unwanted):
+            return False
+        return not self.wanted or any(fnmatchcase(each, pattern) for each in {name, bare} for pattern in self.wanted)
+
+
+class NewTopic(NamedTuple):
+    """A topic to be created in a broker group of the target."""
+
+    broker: str
+    config: TopicConfig
+
+
+class Extension(NamedTuple):
+    """What is not mirrored yet: queues, the topics that the target lacks, and what is left out, with the reason."""
+
+    queues: list[MirroredQueue]
+    topics: list[NewTopic]
+    left_out: dict[str, str]
+
+
+def target_name(topic: str) -> str:
+    """The name of a topic at the target: retry topics of pops have a plus sign in RocketMQ 5."""
+    return topic.replace("+", "_") if topic.startswith(RETRY_PREFIX) else topic
+
+
+def own_names(clusters: Mapping[str, Collection[str]]) -> set[str]:
+    """Topics that exist for each cluster and each broker group, by which tools test sending."""
+    brokers = {broker for each in clusters.values() for broker in each}
+    return {*clusters, *brokers, *map(reply_topic, clusters)}
+
+
+def is_internal(topic: str, own: Collection[str]) -> bool:
+    """Whether brokers need the topic for themselves; these are not mirrored."""
+    return (
+        is_system_topic(topic)
+        or topic in own
+        or topic in _INTERNAL
+        or topic in _OF_TOOLS
+        or topic.startswith(_INTERNAL_PREFIXES)
+    )
+
+
+def extend(
+    known: Iterable[MirroredQueue],
+    source: Topics,
+    target: Topics,
+    *,
+    target_brokers: Sequence[str],
+    own: Collection[str],
+    choice: Choice,
+) -> Extension:
+    """What is missing so that everything wanted in ``source`` is mirrored. Raises PlanRefused.
+
+    Each source queue has a target queue of its own, so that the order in it is kept. A broker group of the same name is
+    preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
+    those of the first, so that producers that choose queues by a sharding key choose the corresponding one.
+    """
+    queues = list(known)
+    taken = {(each.topic, each.broker, each.queue_id) for each in queues}
+    number = max((each.number for each in queues), default=-1) + 1
+    added: list[MirroredQueue] = []
+    left_out: dict[str, str] = {}
+    source_brokers = sorted({broker for rows in source.values() for broker in rows})
+    assigned = assignment(source_brokers, target_brokers)
+    touched: set[str] = set()
+    ends: dict[tuple[str, str], int] = {}
+    for each in queues:
+        goal = each.target_topic, each.target_broker
+        ends[goal] = max(ends.get(goal, 0), each.target_queue + 1)
+    for topic in sorted(source):
+        if is_internal(topic, own) or not choice.takes(topic):
+            continue
+        for broker, config in sorted(source[topic].items()):
+            if not config.perm & PERM_READ:
+                left_out[topic] = f"it is not readable in {broker}: give it the permission to read, perm 6, first"
+                continue
+            goal = target_name(topic), assigned[broker]
+            for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+                if (topic, broker, queue_id) in taken:
+                    continue
+                queue = MirroredQueue(number, topic, broker, queue_id, *goal, ends.get(goal, 0))
+                ends[goal] = queue.target_queue + 1
+                number += 1
+                queues.append(queue)
+                added.append(queue)
+                touched.add(topic)
+    if len(queues) > QUEUES_MAX:
+        raise PlanRefused(
+            f"{len(queues)} queues are to be mirrored, and one mirror takes at most {QUEUES_MAX}: choose some with "
+            "--topics, and mirror the others later"
+        )
+    return Extension(added, list(_new_topics(touched, queues, ends, source, target)), left_out)
+
+
+def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> dict[str, str]:
+    """The target group of each source group. Raises PlanRefused."""
+    if not target_brokers:
+        raise PlanRefused("the target has no broker group: start its brokers first")
+    others = [broker for broker in target_brokers if broker not in source_brokers] or list(target_brokers)
+    assigned: dict[str, str] = {}
+    turn = 0
+    for broker in source_brokers:
+        if broker in target_brokers:
+            assigned[broker] = broker
+        else:
+            assigned[broker] = others[turn % len(others)]
+            turn += 1
+    return assigned
+
+
+def _new_topics(
+    touched: Collection[str],
+    queues: Sequence[MirroredQueue],
+    ends: Mapping[tuple[str, str], int],
+    source: Topics,
+    target: Topics,
+) -> Iterable[NewTopic]:
+    origins: dict[str, dict[str, set[str]]] = {}
+    for each in queues:
+        origins.setdefault(each.topic, {}).setdefault(each.target_broker, set()).add(each.broker)
+    for topic in sorted(touched):
+        name = target_name(topic)
+        for broker, from_brokers in sorted(origins[topic].items()):
+            needed = ends[name, broker]
+            config = _merged(
+                name, needed, [source[topic][each] for each in sorted(from_brokers & source[topic].keys())]
+            )
+            there = target.get(name, {}).get(broker)
+            if there is None:
+                yield NewTopic(broker, config)
+                continue
+            fewest = min(there.read_queue_nums, there.write_queue_nums)
+            if fewest < needed:
+                raise PlanRefused(
+                    f"topic {name} has {fewest} queues in {broker} at the target, and {needed} are needed: "
+                    f"raftmq topic update {name} --queues {needed}"
+                )
+            if not there.perm & PERM_WRITE:
+                raise PlanRefused(f"topic {name} is not writable at the target: raftmq topic update {name} --perm rw")
+
+
+def _merged(name: str, queues: int, configs: Sequence[TopicConfig]) -> TopicConfig:
+    """The settings of a topic that takes the queues of one or more source groups."""
+    first = configs[0]
+    attributes = {key.removeprefix("+"): value for key, value in first.attributes.items()}
+    return TopicConfig(
+        name,
+        queues,
+        queues,
+        first.perm & PERM_READ | PERM_READ | PERM_WRITE,
+        first.topic_filter_type,
+        first.topic_sys_flag,
+        any(each.order for each in configs),
+        attributes,
+    )

@@ -1,0 +1,75 @@
+"""Creates at the target what the mirror needs: consumer groups, topics, users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mq.cli.definitions import group_of
+from mq.cli.errors import CommandFailed
+from mq.cli.import_definitions import group_config
+from mq.cli.mirror.clusters import ClusterAdmin
+from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
+from mq.cli.mirror.state import MirrorState
+from mq.protocol.names import SYSTEM_GROUPS, NameRefused, check_group
+
+_SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONS", "CID_SYS_RMQ_TRANS", "GLOBAL_")
+
+Say = Callable[[str], None]
+
+
+async def extend_mirror(
+    source: ClusterAdmin, target: ClusterAdmin, state: MirrorState, choice: Choice, say: Say
+) -> Extension:
+    """Add to the state what the source has and the mirror has not, after it was created at the target.
+
+    Raises CommandFailed, ClientError.
+    """
+    info = await source.cluster_info()
+    there = await target.topic_table()
+    await _create_groups(source, target, choice, say)
+    try:
+        found = extend(
+            state.queues,
+            await source.topic_table(),
+            there,
+            target_brokers=sorted((await target.cluster_info()).brokers),
+            own=own_names(info.clusters),
+            choice=choice,
+        )
+    except PlanRefused as error:
+        raise CommandFailed(str(error)) from error
+    for topic in found.topics:
+        config = topic.config
+        await target.create_topic(
+            config.topic_name,
+            read_queues=config.read_queue_nums,
+            write_queues=config.write_queue_nums,
+            perm=config.perm,
+            order=config.order,
+            filter_type=config.topic_filter_type,
+            sys_flag=config.topic_sys_flag,
+            attributes=config.attributes,
+            broker=topic.broker,
+        )
+        say(f"created topic {config.topic_name} in {topic.broker}, {config.write_queue_nums} queues")
+    state.queues.extend(found.queues)
+    return found
+
+
+async def _create_groups(source: ClusterAdmin, target: ClusterAdmin, choice: Choice, say: Say) -> None:
+    known = await target.consumer_groups()
+    for name, configs in sorted((await source.consumer_groups()).items()):
+        if name in known or is_system_group(name):
+            continue
+        try:
+            check_group(name)
+        except NameRefused as error:
+            say(f"consumer group {name} is left out: {error}")
+            continue
+        await target.put_consumer_group(group_config(name, group_of(configs[min(configs)])))
+        say(f"created consumer group {name}")
+
+
+def is_system_group(name: str) -> bool:
+    """Whether brokers or tools need the group for themselves."""
+    return name in SYSTEM_GROUPS or name.startswith(_SYSTEM_GROUP_PREFIXES)

@@ -1,0 +1,86 @@
+"""The state of a mirror: its queues, how far each is copied, and the map of their offsets. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from mq.cli.mirror.offset_map import OffsetMap
+
+FORMAT: Final = 1
+
+
+class MirroredQueue(msgspec.Struct):
+    """A source queue, its target queue, and how far it is copied.
+
+    Attributes:
+        number: identifies it in this mirror; never used again.
+        next_offset: the source offset of the next message to copy; None if it begins with the first one.
+        target_next: the target offset behind the last copy; None if the target queue was not read yet.
+        stretches: the map of offsets, see `OffsetMap`.
+        gone: source offsets that the source had deleted before they were copied: first, and behind the last.
+        skipped: source offsets of messages that the target refused.
+    """
+
+    number: int
+    topic: str
+    broker: str
+    queue_id: int
+    target_topic: str
+    target_broker: str
+    target_queue: int
+    next_offset: int | None = None
+    target_next: int | None = None
+    stretches: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    gone: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    skipped: list[int] = msgspec.field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.broker}/{self.queue_id}"
+
+    def map(self) -> OffsetMap:
+        """The map of its offsets."""
+        return OffsetMap(self.stretches)
+
+    def copied(self, source: int, target: int, count: int) -> None:
+        """The next messages were copied. Raises ValueError unless they are behind all others."""
+        last = self.stretches[-1] if self.stretches else None
+        if last is not None and (source, target) == (last[0] + last[2], last[1] + last[2]):
+            self.stretches[-1] = (last[0], last[1], last[2] + count)
+        else:
+            self.stretches = list(OffsetMap([*self.stretches, (source, target, count)]))
+        self.next_offset = source + count
+        self.target_next = target + count
+
+    def lose(self, first: int, behind: int) -> None:
+        """The source has deleted these messages before they were copied."""
+        self.gone.append((first, behind))
+        self.next_offset = behind
+
+    def skip(self, offset: int) -> None:
+        """The target has refused this message."""
+        self.skipped.append(offset)
+        self.next_offset = offset + 1
+
+
+class MirrorState(msgspec.Struct):
+    """The content of the file.
+
+    Attributes:
+        mirror_id: makes the sequence numbers of this mirror its own.
+        source, target: the broker groups of both sides, to recognize a state file that belongs to others.
+        wanted, unwanted: which topics are mirrored, see `Choice`.
+    """
+
+    format: int
+    mirror_id: str
+    source: list[str]
+    target: list[str]
+    queues: list[MirroredQueue] = msgspec.field(default_factory=list)
+    wanted: list[str] = msgspec.field(default_factory=list)
+    unwanted: list[str] = msgspec.field(default_factory=list)
+
+    def producer(self, queue: MirroredQueue) -> str:
+        """The producer id of the copies of a queue."""
+        return f"mirror-{self.mirror_id}-{queue.number}"

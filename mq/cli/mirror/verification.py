@@ -1,0 +1,118 @@
+"""Compares what was copied with the originals: counts, and a checksum of every message."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from mq.cli.mirror.clusters import ClusterAdmin
+from mq.cli.mirror.copies import checksum_of
+from mq.cli.mirror.state import MirroredQueue
+from mq.client.message import MessageQueue
+from mq.protocol import properties as props
+
+QUEUES_AT_ONCE: Final = 4
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One queue on both sides.
+
+    Attributes:
+        compared: messages that both have.
+        expired: copied messages that the source, or the target, has deleted since.
+        behind: messages of the source that were not copied yet.
+        checksum: of all compared messages in their order, on both sides.
+        difference: what differs first, None if nothing does.
+    """
+
+    queue: MirroredQueue
+    compared: int = 0
+    expired: int = 0
+    behind: int = 0
+    checksum: str = ""
+    difference: str | None = None
+
+    def fields(self) -> dict[str, object]:
+        """As JSON."""
+        return {
+            "topic": self.queue.topic,
+            "broker": self.queue.broker,
+            "queue": self.queue.queue_id,
+            "target_broker": self.queue.target_broker,
+            "target_queue": self.queue.target_queue,
+            "compared": self.compared,
+            "expired": self.expired,
+            "behind": self.behind,
+            "gone": sum(behind - first for first, behind in self.queue.gone),
+            "skipped": len(self.queue.skipped),
+            "checksum": self.checksum,
+            "difference": self.difference,
+        }
+
+
+async def verify(
+    source: ClusterAdmin,
+    target: ClusterAdmin,
+    queues: Sequence[MirroredQueue],
+    note: Callable[[Comparison], None] = lambda _: None,
+) -> list[Comparison]:
+    """Compare all queues, a few at a time. Raises ClientError."""
+    found = [Comparison(queue) for queue in queues]
+    limiter = trio.CapacityLimiter(QUEUES_AT_ONCE)
+
+    async def one(comparison: Comparison) -> None:
+        async with limiter:
+            await _compare(source, target, comparison)
+            note(comparison)
+
+    async with trio.open_nursery() as nursery:
+        for each in found:
+            nursery.start_soon(one, each)
+    return found
+
+
+async def _compare(source: ClusterAdmin, target: ClusterAdmin, found: Comparison) -> None:
+    queue = found.queue
+    origin = MessageQueue(queue.topic, queue.broker, queue.queue_id)
+    goal = MessageQueue(queue.target_topic, queue.target_broker, queue.target_queue)
+    ours = await source.pull(origin, 0, count_max=1)
+    theirs = await target.pull(goal, 0, count_max=1)
+    found.behind = max(ours.end - (queue.next_offset or ours.begin), 0)
+    both, other = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
+    for first, target_first, count in queue.stretches:
+        kept = max(first, ours.begin, theirs.begin - target_first + first)
+        end = first + count
+        found.expired += max(min(kept, end) - first, 0)
+        if kept >= end:
+            continue
+        shift = target_first - first
+        originals = source.read(origin, kept, end)
+        copies = target.read(goal, kept + shift, end + shift)
+        for offset in range(kept, end):
+            original, copy = await originals.next(), await copies.next()
+            if original is None or copy is None:
+                side = "source" if original is None else "target"
+                found.difference = f"the {side} has no message for source offset {offset}"
+                return
+            if (original.queue_offset, copy.queue_offset) != (offset, offset + shift):
+                found.difference = (
+                    f"source offset {original.queue_offset} and target offset {copy.queue_offset} are next, "
+                    f"{offset} and {offset + shift} were expected"
+                )
+                return
+            lacks_key = props.UNIQUE_KEY not in original.properties
+            one = checksum_of(original, is_copy=False, without_key=lacks_key)
+            two = checksum_of(copy, is_copy=True, without_key=lacks_key)
+            both.update(one)
+            other.update(two)
+            if one != two:
+                found.difference = f"source offset {offset} and target offset {offset + shift} differ"
+                return
+            found.compared += 1
+    found.checksum = both.hexdigest()
+    assert both.digest() == other.digest(), f"{queue}: equal messages with different checksums"

@@ -1,0 +1,347 @@
+"""`raftmq mirror` between two brokers in this process: all arrives once and in order, wherever it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import trio
+
+from mq.cli.errors import CommandFailed
+from mq.cli.mirror.clusters import ClusterAdmin, check_different
+from mq.cli.mirror.commands import open_state
+from mq.cli.mirror.copier import Copier
+from mq.cli.mirror.cut_over import cut_over, go_back
+from mq.cli.mirror.plan import Choice
+from mq.cli.mirror.setup import extend_mirror
+from mq.cli.mirror.state import MirrorState
+from mq.cli.mirror.state_file import load, save
+from mq.cli.mirror.verification import verify
+from mq.client import Admin, Message, MessageQueue, Producer, PullConsumer, ReceivedMessage
+from mq.protocol.operator_bodies import SubscriptionGroupConfig
+from tests.support.name_server_and_broker import cluster_and_broker
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.trio
+
+NOTHING = Choice()
+
+
+@contextlib.asynccontextmanager
+async def two_clusters(directory: Path, **target: object) -> AsyncIterator[tuple[ClusterAdmin, ClusterAdmin]]:
+    async with (
+        cluster_and_broker(directory / "source") as (source, _),
+        cluster_and_broker(directory / "target", **target) as (other, _),
+        Admin(other) as admin,
+        ClusterAdmin(source) as one,
+        ClusterAdmin(other) as two,
+    ):
+        await admin.delete_topic("T")
+        yield one, two
+
+
+def address(admin: ClusterAdmin) -> str:
+    [namesrv] = admin._name_servers
+    return namesrv
+
+
+async def copy_all(
+    source: ClusterAdmin, target: ClusterAdmin, path: Path, *, stop_after: int | None = None, **options: object
+) -> Copier:
+    """Mirror until nothing is behind; or drop everything after so many stores, as SIGKILL does: without a save."""
+    state = await open_state(source, target, path)
+    await extend_mirror(source, target, state, NOTHING, lambda _: None)
+    save(path, state)
+    copier = Copier(source, target, state, path, **options)  # type: ignore[arg-type]
+    stores = 0
+    killed = trio.Event()
+    store = target.store
+
+    async def counted(fields: dict[str, str], body: bytes) -> int | None:
+        nonlocal stores
+        stores += 1
+        offset = await store(fields, body)
+        if stop_after is not None and stores >= stop_after:
+            killed.set()
+            await trio.sleep_forever()  # the answer is never seen
+        return offset
+
+    with mock.patch.object(target, "store", counted):
+        async with trio.open_nursery() as nursery:
+            for queue in state.queues:
+                copier.start(queue, nursery)
+            await until(lambda: copier.behind == 0 or killed.is_set() or bool(copier.blocked))
+            nursery.cancel_scope.cancel()
+    if not killed.is_set():
+        copier.save()
+    return copier
+
+
+async def content(namesrv: str, topic: str) -> dict[int, list[ReceivedMessage]]:
+    found: dict[int, list[ReceivedMessage]] = {}
+    async with PullConsumer(namesrv, "reading", consume_from="first") as consumer:
+        await consumer.assign(await consumer.queues(topic))
+        async for message in await consumer.read_to_end():
+            found.setdefault(message.queue.queue_id, []).append(message)
+    return found
+
+
+def bodies(messages: dict[int, list[ReceivedMessage]]) -> dict[int, list[bytes]]:
+    return {queue: [bytes(each.body) for each in mine] for queue, mine in sorted(messages.items())}
+
+
+async def test_messages_arrive_with_all_that_they_have(tmp_path: Path) -> None:
+    async with two_clusters(tmp_path) as (source, target):
+        await source.create_topic("Orders", 2, attributes={"owner": "shop"})
+        async with Producer(address(source), compress_bytes_min=1000) as producer:
+            full = Message("Orders", b"one", tags="t", keys=["a", "b"], properties={"ü": "ö"}, flag=7, sharding_key="s")
+            sent = await producer.send(full)
+            await producer.send(Message("Orders", b"large" * 1000))
+            await producer.send(Message("Orders", b"delayed", delay=0.1))
+            numbers = {"RAFTMQ_PRODUCER": "billing", "RAFTMQ_SEQUENCE": "4"}
+            await producer.send(Message("Orders", b"numbered", properties=numbers))
+
+            async def is_delivered() -> bool:
+                return sum(map(len, (await content(address(source), "Orders")).values())) == 4
+
+            await until(is_delivered)
+        await copy_all(source, target, tmp_path / "state")
+
+        assert bodies(await content(address(source), "Orders")) == bodies(await content(address(target), "Orders"))
+        ours, theirs = await content(address(source), "Orders"), await content(address(target), "Orders")
+        [original] = [each for mine in ours.values() for each in mine if each.flag]
+        [copy] = [each for mine in theirs.values() for each in mine if each.flag]
+        assert copy.message_id == sent.message_id
+        assert (copy.tags, copy.keys, copy.sharding_key, copy.flag) == ("t", ("a", "b"), "s", 7)
+        assert copy.properties["ü"] == "ö"
+        assert copy.born_at == original.born_at
+        topic, broker, queue, offset, stored_ms = copy.properties["RAFTMQ_SOURCE"].split("/")
+        assert (topic, int(queue), int(offset)) == ("Orders", original.queue.queue_id, original.queue_offset)
+        assert (broker, int(stored_ms)) == (original.queue.broker_name, original.record.store_timestamp_ms)
+        [config] = (await target.topic_config("Orders")).values()
+        assert (config.write_queue_nums, config.attributes) == (2, {"owner": "shop"})
+        state = load(tmp_path / "state")
+        assert state is not None
+        assert [each.difference for each in await verify(source, target, state.queues)] == [None] * len(state.queues)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_every_message_arrives_once_and_in_order_wherever_the_mirror_is_killed(tmp_path: Path, seed: int) -> None:
+    """Also with an old state file, or with none."""
+    rng = random.Random(seed)
+    path = tmp_path / "state"
+    old: list[bytes] = []
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 2)
+        queues = await producer.queues("Orders")
+        number = 0
+        for _ in range(12):
+            for _ in range(rng.randrange(1, 40)):
+                await producer.send(Message("Orders", b"%d" % number), queue=rng.choice(queues))
+                number += 1
+            await copy_all(source, target, path, stop_after=rng.randrange(1, 3))
+            old.append(path.read_bytes())
+            if rng.random() < 0.3:
+                path.write_bytes(rng.choice(old))
+            elif rng.random() < 0.2:
+                path.unlink()
+        await copy_all(source, target, path)
+        ours, theirs = await content(address(source), "Orders"), await content(address(target), "Orders")
+        assert sum(map(len, ours.values())) == number
+        assert bodies(ours) == bodies(theirs)
+        state = load(path)
+        assert state is not None
+        found = await verify(source, target, state.queues)
+        assert sum(each.compared for each in found) == number
+        assert all(each.difference is None for each in found)
+
+
+async def test_a_batch_that_is_still_on_its_way_when_the_next_mirror_starts_is_not_stored_twice(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        for number in range(5):
+            await producer.send(Message("Orders", b"%d" % number))
+        late: list[tuple[dict[str, str], bytes]] = []
+
+        async def held(fields: dict[str, str], body: bytes) -> int | None:
+            late.append((fields, body))
+            await trio.sleep_forever()
+            raise AssertionError
+
+        state = await open_state(source, target, path)
+        await extend_mirror(source, target, state, NOTHING, lambda _: None)
+        save(path, state)
+        with mock.patch.object(target, "store", held):
+            async with trio.open_nursery() as nursery:
+                for queue in state.queues:
+                    nursery.start_soon(Copier(source, target, state, path).copy, queue)
+                await until(lambda: bool(late))
+                nursery.cancel_scope.cancel()
+        for number in range(5, 9):
+            await producer.send(Message("Orders", b"%d" % number))
+        catch_up = Copier._catch_up_with_target
+
+        async def then_it_arrives(self: Copier, queue: object) -> None:
+            await catch_up(self, queue)  # type: ignore[arg-type]
+            while late:
+                await target.store(*late.pop())
+
+        with mock.patch.object(Copier, "_catch_up_with_target", then_it_arrives):
+            await copy_all(source, target, path)
+        assert bodies(await content(address(target), "Orders")) == {0: [b"%d" % number for number in range(9)]}
+
+
+async def test_two_messages_with_one_unique_key_both_arrive(tmp_path: Path) -> None:
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        first = await producer.send(Message("Orders", b"1"))
+        with mock.patch.object(producer._preparation, "_unique_keys", mock.Mock(next=lambda: first.message_id)):
+            second = await producer.send(Message("Orders", b"2"))
+        assert first.message_id == second.message_id
+        await copy_all(source, target, tmp_path / "state")
+        [messages] = (await content(address(target), "Orders")).values()
+        assert [(each.message_id, bytes(each.body)) for each in messages] == [
+            (first.message_id, b"1"),
+            (first.message_id, b"2"),
+        ]
+
+
+async def test_offsets_are_moved_and_moved_back(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        await target.create_topic("Orders", 1)
+        await source.put_consumer_group(SubscriptionGroupConfig("billing", retry_max_times=3))
+        async with Producer(address(target)) as other:
+            for _ in range(3):  # somebody else's
+                await other.send(Message("Orders", b"here before"))
+        for number in range(10):
+            await producer.send(Message("Orders", b"%d" % number))
+        [queue] = await producer.queues("Orders")
+        await source.store_offset("billing", queue, 4)
+        await copy_all(source, target, path)
+        state = load(path)
+        assert state is not None
+        options = {"groups": NOTHING, "quiet_seconds": 0.1, "producers_run": False}
+        tried = await cut_over(source, target, state, path, dry_run=True, **options)  # type: ignore[arg-type]
+        assert [(each.offset, each.goal_offset) for each in tried.moved] == [(4, 7)]
+        goal = MessageQueue("Orders", queue.broker_name, 0)
+        assert await target.group_offset("billing", goal) is None
+        await cut_over(source, target, state, path, dry_run=False, **options)  # type: ignore[arg-type]
+        assert await target.group_offset("billing", goal) == 7
+        assert (await target.consumer_groups())["billing"][queue.broker_name].retry_max_times == 3
+
+        await target.store_offset("billing", goal, 9)
+        again = await cut_over(source, target, state, path, dry_run=False, **options)  # type: ignore[arg-type]
+        assert [each.goal_offset for each in again.kept] == [7]
+        assert await target.group_offset("billing", goal) == 9
+        await go_back(source, target, state, groups=NOTHING, dry_run=False)
+        assert await source.group_offset("billing", queue) == 6
+
+
+async def test_a_cut_over_is_refused_while_producers_send(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        await producer.send(Message("Orders", b"1"))
+        await copy_all(source, target, path)
+        state = load(path)
+        assert state is not None
+
+        async def go_on() -> None:
+            while True:
+                await producer.send(Message("Orders", b"more"))
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on)
+            with pytest.raises(CommandFailed, match="producers still send to the source: Orders"):
+                await cut_over(
+                    source,
+                    target,
+                    state,
+                    path,
+                    groups=NOTHING,
+                    quiet_seconds=5.0,
+                    producers_run=False,
+                    dry_run=False,
+                )
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_message_that_the_target_refuses_blocks_its_queue_or_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with (
+        two_clusters(tmp_path, message_bytes_max=1500) as (source, target),
+        Producer(address(source), compress=None) as producer,
+    ):
+        await source.create_topic("Orders", 1)
+        for body in (b"1", bytes(2000), b"3"):
+            await producer.send(Message("Orders", body))
+        blocked = await copy_all(source, target, path)
+        [why] = blocked.blocked.values()
+        assert "refuses message 1" in why
+        assert "message_bytes_max" in why
+        assert "--skip-refused" in why
+        left_out: list[int] = []
+        await copy_all(source, target, path, on_refused=lambda _, message, __: left_out.append(message.queue_offset))
+        assert left_out == [1]
+        assert bodies(await content(address(target), "Orders")) == {0: [b"1", b"3"]}
+        state = load(path)
+        assert state is not None
+        [queue] = [each for each in state.queues if each.topic == "Orders"]
+        assert (queue.stretches, queue.skipped) == ([(0, 0, 1), (2, 1, 1)], [1])
+        [found] = await verify(source, target, [queue])
+        assert (found.compared, found.difference) == (2, None)
+
+
+async def test_a_difference_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        for number in range(5):
+            await producer.send(Message("Orders", b"%d" % number))
+        await copy_all(source, target, path)
+        state = load(path)
+        assert state is not None
+        [queue] = [each for each in state.queues if each.topic == "Orders"]
+        queue.stretches = [(0, 1, 4)]
+        [found] = await verify(source, target, [queue])
+        assert found.difference == "source offset 0 and target offset 1 differ"
+
+
+async def test_a_topic_that_was_deleted_and_created_again_at_the_source_blocks_its_queue(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target), Producer(address(source)) as producer:
+        await source.create_topic("Orders", 1)
+        for number in range(5):
+            await producer.send(Message("Orders", b"%d" % number))
+        await copy_all(source, target, path)
+        state = load(path)
+        assert state is not None
+        [queue] = [each for each in state.queues if each.topic == "Orders"]
+        queue.stretches, queue.next_offset = [(0, 0, 5), (5, 5, 95)], 100
+        save(path, state)
+        copier = await copy_all(source, target, path)
+        [why] = copier.blocked.values()
+        assert "the source ends at 5, and 100 messages were there before" in why
+
+
+async def test_a_cluster_is_not_mirrored_into_itself(tmp_path: Path) -> None:
+    async with two_clusters(tmp_path) as (source, target):
+        with pytest.raises(CommandFailed, match="source and target are one cluster"):
+            await check_different(source, source)
+        await check_different(source, target)
+
+
+async def test_a_state_of_other_clusters_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    async with two_clusters(tmp_path) as (source, target):
+        save(path, MirrorState(1, "x", ["elsewhere"], ["g1"]))
+        with pytest.raises(CommandFailed, match="a mirror with the source elsewhere"):
+            await open_state(source, target, path)

@@ -1,0 +1,126 @@
+"""Copies of messages: properties, batches, checksums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mq.cli.mirror.copies import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    Place,
+    checksum_of,
+    copied_properties,
+    place_of,
+    runs_of,
+)
+from mq.protocol import properties as props
+from mq.protocol.batch import decode_batch
+from mq.protocol.numbers import PhysicalOffset, QueueOffset
+from mq.protocol.records import Host, StoredMessage
+
+
+def stored(offset: int = 7, **given: Any) -> StoredMessage:
+    message = StoredMessage(
+        topic="T",
+        queue_id=3,
+        flag=5,
+        queue_offset=QueueOffset(offset),
+        physical_offset=PhysicalOffset(1000),
+        sys_flag=0,
+        born_timestamp_ms=1_700_000_000_000,
+        born_host=Host("10.0.0.1", 1),
+        store_timestamp_ms=1_700_000_000_123,
+        store_host=Host("10.0.0.2", 2),
+        reconsume_times=0,
+        prepared_offset=PhysicalOffset(0),
+        body=b"body",
+        properties={"UNIQ_KEY": "K", "TAGS": "t", "own": "x"},
+        size=200,
+    )
+    return msgspec.structs.replace(message, **given)
+
+
+def test_a_copy_names_the_place_of_its_original_and_when_it_was_born() -> None:
+    [run] = runs_of([stored()])
+    [copy] = decode_batch(run.body("broker-a"))
+    properties = props.decode(copy.properties)
+    assert (copy.body, copy.flag) == (b"body", 5)
+    assert properties["BORN_TIMESTAMP"] == "1700000000000"
+    assert place_of(properties) == Place("T", "broker-a", 3, 7, 1_700_000_000_123)
+    fields = run.fields("g", "T2", "g1", 9, "p")
+    assert (fields["b"], fields["n"], fields["e"], fields["g"]) == ("T2", "g1", "9", "1700000000000")
+    numbers = props.decode(fields["i"])
+    assert numbers == {"RAFTMQ_PRODUCER": "p", "RAFTMQ_SEQUENCE": "7", "RAFTMQ_COPIED": "true"}
+
+
+@pytest.mark.parametrize("text", ["", "T", "T/b/1/2", "T/b/1/2/x", "T/b/-1/2/3", "/"])
+def test_what_is_no_place_is_none(text: str) -> None:
+    assert place_of({props.SOURCE: text}) is None
+    assert place_of({}) is None
+
+
+def test_what_brokers_add_is_left_out_and_all_else_is_kept() -> None:
+    given = {"CLUSTER": "c", "MSG_REGION": "r", "TRACE_ON": "true", "DELAY": "3", "REAL_TOPIC": "T", "WAIT": "true"}
+    assert copied_properties(stored(properties=given)) == {"DELAY": "3", "REAL_TOPIC": "T", "WAIT": "true"}
+
+
+def test_the_sequence_number_of_a_sender_is_kept_under_another_name_also_by_a_second_mirror() -> None:
+    first = copied_properties(stored(properties={"RAFTMQ_PRODUCER": "billing", "RAFTMQ_SEQUENCE": "4"}))
+    assert first == {"RAFTMQ_SOURCE_PRODUCER": "billing", "RAFTMQ_SOURCE_SEQUENCE": "4"}
+    at_target = {**first, "RAFTMQ_SOURCE": "T/b/1/2/3", "RAFTMQ_PRODUCER": "mirror-1-2", "RAFTMQ_SEQUENCE": "7"}
+    assert copied_properties(stored(properties=at_target)) == first
+
+
+def test_a_run_ends_at_a_gap_another_flag_or_another_number_of_redeliveries() -> None:
+    messages = [stored(0), stored(1), stored(3), stored(4, sys_flag=1), stored(5, sys_flag=1), stored(6)]
+    messages += [stored(7, reconsume_times=1), stored(8, reconsume_times=2)]
+    runs = [[each.queue_offset for each in run.messages] for run in runs_of(messages)]
+    assert runs == [[0, 1], [3], [4, 5], [6], [7], [8]]
+
+
+def test_a_run_fits_a_batch() -> None:
+    runs = list(runs_of([stored(n) for n in range(2 * BATCH_MESSAGES_MAX + 1)]))
+    assert [len(run.messages) for run in runs] == [BATCH_MESSAGES_MAX, BATCH_MESSAGES_MAX, 1]
+    large = list(runs_of([stored(n, size=BATCH_BYTES_MAX // 2) for n in range(3)]))
+    assert [len(run.messages) for run in large] == [1, 1, 1]
+
+
+def test_a_run_is_halved_until_it_is_one_message() -> None:
+    [run] = runs_of([stored(n) for n in range(5)])
+    assert [[each.queue_offset for each in half.messages] for half in run.halves()] == [[0, 1], [2, 3, 4]]
+    [one] = runs_of([stored()])
+    assert one.halves() == []
+
+
+def test_a_copy_has_the_checksum_of_its_original() -> None:
+    original = stored(properties={"UNIQ_KEY": "K", "b": "2", "a": "1", "CLUSTER": "one", "RAFTMQ_SEQUENCE": "3"})
+    properties = copied_properties(original)
+    properties |= {"RAFTMQ_SOURCE": "T/b/3/7/1", "RAFTMQ_PRODUCER": "m", "RAFTMQ_SEQUENCE": "7-9", "CLUSTER": "two"}
+    copy = stored(99, properties=dict(reversed(properties.items())), store_timestamp_ms=5, sys_flag=0x10, queue_id=0)
+    assert checksum_of(original, is_copy=False) == checksum_of(copy, is_copy=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"body": b"bodz"},
+        {"flag": 6},
+        {"born_timestamp_ms": 1},
+        {"reconsume_times": 1},
+        {"sys_flag": 1},
+        {"properties": {"UNIQ_KEY": "K", "TAGS": "t", "own": "y"}},
+        {"properties": {"UNIQ_KEY": "K", "TAGS": "t"}},
+    ],
+)
+def test_whatever_is_copied_counts(change: dict[str, Any]) -> None:
+    assert checksum_of(stored(), is_copy=False) != checksum_of(stored(**change), is_copy=True)
+
+
+def test_a_message_without_a_unique_key_gets_one_at_the_target() -> None:
+    original, copy = stored(properties={"a": "1"}), stored(properties={"a": "1", "UNIQ_KEY": "new"})
+    assert checksum_of(original, is_copy=False) != checksum_of(copy, is_copy=True)
+    without = [checksum_of(each, is_copy=each is copy, without_key=True) for each in (original, copy)]
+    assert without[0] == without[1]

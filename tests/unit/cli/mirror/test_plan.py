@@ -1,0 +1,122 @@
+"""Which queues are mirrored, and into which ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq.cli.mirror.plan import Choice, Extension, PlanRefused, extend, own_names
+from mq.cli.mirror.state import MirroredQueue
+from mq.protocol.registration import TopicConfig
+
+
+def topic(name: str, queues: int = 2, perm: int = 6, read: int | None = None) -> TopicConfig:
+    return TopicConfig(name, queues if read is None else read, queues, perm)
+
+
+def plan(
+    source: dict[str, dict[str, TopicConfig]],
+    target: dict[str, dict[str, TopicConfig]] | None = None,
+    known: list[MirroredQueue] | None = None,
+    brokers: tuple[str, ...] = ("g1",),
+    choice: Choice | None = None,
+) -> Extension:
+    own = own_names({"DefaultCluster": ["a", "b"]})
+    return extend(known or [], source, target or {}, target_brokers=brokers, own=own, choice=choice or Choice())
+
+
+def places(found: Extension) -> list[tuple[str, int, str, int]]:
+    return [(each.broker, each.queue_id, each.target_broker, each.target_queue) for each in found.queues]
+
+
+def test_a_broker_group_of_the_same_name_gets_the_same_queues() -> None:
+    found = plan({"T": {"a": topic("T"), "b": topic("T")}}, brokers=("a", "b"))
+    assert places(found) == [("a", 0, "a", 0), ("a", 1, "a", 1), ("b", 0, "b", 0), ("b", 1, "b", 1)]
+    assert [(each.broker, each.config.write_queue_nums) for each in found.topics] == [("a", 2), ("b", 2)]
+
+
+def test_each_source_queue_has_a_target_queue_of_its_own_in_the_order_of_producers() -> None:
+    found = plan({"T": {"a": topic("T"), "b": topic("T")}})
+    assert places(found) == [("a", 0, "g1", 0), ("a", 1, "g1", 1), ("b", 0, "g1", 2), ("b", 1, "g1", 3)]
+    assert [(each.broker, each.config.write_queue_nums) for each in found.topics] == [("g1", 4)]
+
+
+def test_source_groups_are_spread_over_target_groups() -> None:
+    found = plan({"T": {"a": topic("T", 1), "b": topic("T", 1), "c": topic("T", 1)}}, brokers=("g1", "g2"))
+    assert places(found) == [("a", 0, "g1", 0), ("b", 0, "g2", 0), ("c", 0, "g1", 1)]
+
+
+def test_a_topic_that_grew_is_extended_behind_its_queues() -> None:
+    first = plan({"T": {"a": topic("T", 2), "b": topic("T", 1)}})
+    grown = {"T": {"a": topic("T", 3), "b": topic("T", 1)}}
+    second = plan(grown, {"T": {"g1": topic("T", 4)}}, first.queues)
+    assert [(each.number, each.target_queue) for each in second.queues] == [(3, 3)]
+    assert not second.topics
+    assert not plan(grown, {"T": {"g1": topic("T", 4)}}, [*first.queues, *second.queues]).queues
+
+
+def test_queues_that_are_only_read_or_only_written_are_mirrored() -> None:
+    assert len(plan({"T": {"a": topic("T", queues=1, read=4)}}).queues) == 4
+    assert len(plan({"T": {"a": topic("T", queues=4, read=1)}}).queues) == 4
+
+
+def test_a_target_topic_with_fewer_queues_is_refused_with_the_remedy() -> None:
+    with pytest.raises(PlanRefused, match="has 2 queues in g1 at the target, and 4 are needed: raftmq topic update T"):
+        plan({"T": {"a": topic("T"), "b": topic("T")}}, {"T": {"g1": topic("T", 2)}})
+
+
+def test_a_target_topic_that_is_not_writable_is_refused() -> None:
+    with pytest.raises(PlanRefused, match="not writable"):
+        plan({"T": {"a": topic("T")}}, {"T": {"g1": topic("T", perm=4)}})
+
+
+def test_a_topic_that_cannot_be_read_is_left_out_and_said() -> None:
+    found = plan({"T": {"a": topic("T", perm=2)}})
+    assert not found.queues
+    assert "not readable in a" in found.left_out["T"]
+
+
+def test_topics_of_brokers_are_left_out() -> None:
+    internal = (
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "TBW102",
+        "a",
+        "DefaultCluster",
+        "DefaultCluster_REPLY_TOPIC",
+        "%RETRY%TOOLS_CONSUMER",
+        "RMQ_SYS_TRACE_TOPIC",
+    )
+    names = (*internal, "Orders", "%RETRY%g", "%DLQ%g")
+    found = plan({name: {"a": topic(name, 1)} for name in names})
+    assert sorted(each.topic for each in found.queues) == ["%DLQ%g", "%RETRY%g", "Orders"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "unwanted", "expected"),
+    [
+        ((), (), ["%RETRY%orders-g", "orders-eu", "orders-us", "test"]),
+        (("orders-*",), (), ["%RETRY%orders-g", "orders-eu", "orders-us"]),
+        (("orders-*",), ("*-us",), ["%RETRY%orders-g", "orders-eu"]),
+        ((), ("test", "%RETRY%*"), ["orders-eu", "orders-us"]),
+    ],
+)
+def test_topics_are_chosen_by_patterns(wanted: tuple[str, ...], unwanted: tuple[str, ...], expected: list[str]) -> None:
+    names = ("orders-eu", "orders-us", "test", "%RETRY%orders-g")
+    found = plan({name: {"a": topic(name, 1)} for name in names}, choice=Choice(wanted, unwanted))
+    assert sorted(each.topic for each in found.queues) == expected
+
+
+def test_retry_topics_of_pops_get_names_that_raftmq_accepts() -> None:
+    found = plan({"%RETRY%g+T": {"a": topic("%RETRY%g+T", 1)}})
+    assert [each.target_topic for each in found.queues] == ["%RETRY%g_T"]
+
+
+def test_no_broker_at_the_target_is_refused() -> None:
+    with pytest.raises(PlanRefused, match="no broker group"):
+        plan({"T": {"a": topic("T")}}, brokers=())
+
+
+def test_more_queues_than_brokers_remember_producers_are_refused() -> None:
+    with pytest.raises(PlanRefused, match="at most 9000"):
+        plan({f"T{n}": {"a": topic(f"T{n}", 1000)} for n in range(10)})
