@@ -32,6 +32,7 @@ from raftlog.latency_histogram import LatencyHistogram
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.net.admission import format_address, parse_address
 from raftlog.net.listener import Dialing, Listener, configure_replication_socket
+from raftlog.net.machine import Machine, standing_in, this_machine
 from raftlog.net.reactor import Begun, Deadline, Reactor, Ready, Unsent
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable
@@ -70,6 +71,7 @@ __all__ = [
     "ListenRefused",
     "Listener",
     "LogIndex",
+    "Machine",
     "Node",
     "NodeId",
     "NodeSettings",
@@ -108,6 +110,8 @@ __all__ = [
     "open_node",
     "parse_address",
     "serve_node",
+    "standing_in",
     "stored_segment_bytes",
+    "this_machine",
     "why_invalid",
 ]

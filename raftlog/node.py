@@ -15,6 +15,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import cbor2
@@ -31,7 +32,8 @@ from raftlog.log_transfer import ROOM_SECONDS, Offers, Puller
 from raftlog.net import frames
 from raftlog.net.admission import Address, Admission, Identity
 from raftlog.net.frames import Kind, RangeReq
-from raftlog.net.reactor import Deadline, Mailbox, Reactor
+from raftlog.net.machine import this_machine
+from raftlog.net.reactor import Deadline, Mailbox
 from raftlog.net.received_entries import CheckBody
 from raftlog.net.replication_tls import ReplicationTls
 from raftlog.net.secret_file import SecretFile, SecretMissing, SecretUnusable, create_secret
@@ -42,13 +44,11 @@ from raftlog.range_server import DAMAGED_HERE, GONE, RangeRefused, RangeServer, 
 from raftlog.repair_mode import Repairing, encode_members, stores_in
 from raftlog.replica import Application, Replica
 from raftlog.scrub_task import scrub_log
-from raftlog.segment.disk import RealDisk
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.snapshot_install import encode_manifest
-from raftlog.segment.writer import threaded_writer
 from raftlog.workers import BackgroundJobs
 
 Log = structlog.stdlib.BoundLogger
@@ -177,9 +177,10 @@ class Run:
         self._damage_found = trio.Event()
         self._scope = trio.CancelScope()
         rng = random.Random(int.from_bytes(os.urandom(8), "big"))
-        self.reactor = Reactor()
+        machine = this_machine()
+        self.reactor = machine.open_reactor()
         undo.callback(self.reactor.close)
-        self._disk = RealDisk()
+        self._disk = machine.open_disk()
         self.sync_latency = LatencyHistogram()
         self.segment_log = self._open_log()
         try:
@@ -236,7 +237,7 @@ class Run:
         failed, damaged = map(mailbox, (self._storage_failed, self._found_damage))
         done = ThreadSignal(self.reactor, lambda: self.replica.storage_done(writer.done_ticket))
         self.undo.callback(done.close)
-        writer = threaded_writer(done.fd, failed.put, self.sync_latency.observe)
+        writer = this_machine().open_writer(done.fd, failed.put, self.sync_latency.observe)
         segment_log = SegmentLog.open(
             settings.directory,
             cluster_id=settings.cluster_id,
@@ -371,7 +372,7 @@ class Run:
     async def _watch_disk(self) -> None:
         settings = self.settings
         while True:
-            free, total = await trio.to_thread.run_sync(self._disk.usage, settings.directory)
+            free, total = await this_machine().in_thread(partial(self._disk.usage, settings.directory))
             self.replica.disk_usage(free, total, *settings.disk_ratios(total))
             self.replica.note_commit()
             await trio.sleep(DISK_POLL_SECONDS)
@@ -543,7 +544,7 @@ async def serve_node(
             with contextlib.ExitStack() as undo:
                 repairing = Repairing(
                     damaged,
-                    disk=RealDisk(),
+                    disk=this_machine().open_disk(),
                     identity=settings.identity,
                     listen=settings.listen,
                     secrets=secrets,

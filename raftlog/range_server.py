@@ -8,6 +8,7 @@ disk and network. If the queue is full, a request is dropped; the peer retries.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -16,6 +17,7 @@ from raftlog.consensus.types import NodeId
 from raftlog.log_numbers import LogIndex
 from raftlog.net import frames
 from raftlog.net.frames import RANGE_BYTES_MAX, RangeReq, RangeResp
+from raftlog.net.machine import this_machine
 from raftlog.net.transport import Lane, Transport
 from raftlog.segment.errors import EntryGone
 from raftlog.segment.log import SegmentLog
@@ -85,7 +87,7 @@ async def read_log(log: SegmentLog, committed_index: LogIndex, request: RangeReq
     """
     nbytes = granted_bytes(log, committed_index, request)
     try:
-        return await trio.to_thread.run_sync(log.read_range, request.pos, nbytes)
+        return await this_machine().in_thread(partial(log.read_range, request.pos, nbytes))
     except EntryGone as error:
         raise RangeRefused(GONE) from error
 

@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from raftlog.log_numbers import LogIndex
+from raftlog.net.machine import this_machine
 from raftlog.segment.errors import EntryGone, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.scrub import BYTES_PER_SECOND, Scrub
@@ -45,7 +46,7 @@ async def scrub_log(
         scrub.begin(committed_index())
         while True:
             try:
-                result = await trio.to_thread.run_sync(scrub.step)
+                result = await this_machine().in_thread(scrub.step)
             except (EntryGone, StorageCorrupt):
                 if scrub.is_current():
                     raise

@@ -12,6 +12,7 @@ from typing import NoReturn, cast
 
 import trio
 
+from raftlog.net.machine import this_machine
 from raftlog.net.reactor import Mailbox, Reactor
 from raftlog.replica import Job
 
@@ -35,7 +36,7 @@ class BackgroundJobs:
     async def run(self) -> None:
         """Work until cancelled. Raises the exceptions of completions."""
         async for job in self._receive:
-            end = await trio.to_thread.run_sync(job)
+            end = await this_machine().in_thread(job)
             end()
             self._wake()
 
@@ -48,20 +49,26 @@ class Workers:
 
     Args:
         count: of threads, and so of concurrent jobs. The caller limits how many wait.
+
+    On a machine without threads, a job runs when it is queued.
     """
 
     def __init__(self, reactor: Reactor, count: int) -> None:
         assert count >= 1, f"{count} threads"
         self._ends = Mailbox(reactor, lambda end: cast("Callable[[], None]", end)())
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        names = [f"reader-{number}" for number in range(count)]
+        self._runs_at_once = not this_machine().has_threads
+        names = [] if self._runs_at_once else [f"reader-{number}" for number in range(count)]
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
 
     def put(self, job: Job) -> None:
         """Queue a job."""
-        self._jobs.put(job)
+        if self._runs_at_once:
+            self._do(job)
+        else:
+            self._jobs.put(job)
 
     def close(self) -> None:
         """End the threads after their current jobs; no completion is called any more. Waits for the disk."""
@@ -76,11 +83,14 @@ class Workers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                end = job()
-            except Exception as error:
-                end = partial(_raise, error)  # a bug: it ends the process like one on the event loop
-            self._ends.put(end)
+            self._do(job)
+
+    def _do(self, job: Job) -> None:
+        try:
+            end = job()
+        except Exception as error:
+            end = partial(_raise, error)  # a bug: it ends the process like one on the event loop
+        self._ends.put(end)
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -384,6 +384,7 @@ CALLED_BY_LIBRARIES = frozenset(
         "kick",  # Taskiq
         "log_message",  # http.server
         "prepareForTriggerAvailableNow",
+        "pytest_configure",
         "reportLatestOffset",
         "settings_customise_sources",  # pydantic
         "streamReader",

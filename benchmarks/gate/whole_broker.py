@@ -80,7 +80,7 @@ def count_whole_broker(counting: Counting, directory: Path) -> None:
     clock = MockClock(rate=1.0)
     # Trio lets chance decide which of its tasks comes first.
     trio._core._run._r.seed(1)
-    with patch("raftlog.node.threaded_writer", _writer):
+    with patch("raftlog.net.machine.threaded_writer", _writer):
         trio.run(_count, counting, directory, clock, clock=clock)
 
 

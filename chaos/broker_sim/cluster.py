@@ -20,13 +20,13 @@ from chaos.limits import replaced
 from chaos.log_sim.cluster import Cluster, Outcome
 from chaos.log_sim.node import NewProcess, Node, Process
 from chaos.violation import Violation
-from mq.broker.replication import peer_connection
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.format_level import LEVEL_NEWEST, announced_level
 from mq.store.checkpoint import QUEUE_DIRECTORY
 from raftlog import NodeId, Software
 from raftlog.consensus.raft import RaftCore
 from raftlog.consensus.types import Role
+from raftlog.net import machine
 
 CLIENT_PORT, PEER_PORT = 10911, 40911
 EPOCH_MS = 1_700_000_000_000
@@ -68,7 +68,7 @@ class BrokerCluster(Cluster):
     def run(self) -> None:
         """See `Cluster.run`."""
         try:
-            with replaced(peer_connection, "Dialing", SimDialing):
+            with replaced(machine, "Dialing", SimDialing):
                 super().run()
         finally:
             for node in self.nodes.values():

@@ -152,6 +152,7 @@ class Broker:
             floor_pos=lambda: LOG_BEGIN if self._filling is not None else self._checkpointer.floor_pos,
             counters=self._counters,
         )
+        self.context = context
         self.appender = context.appender
         self.replica_address = context.replica_address
         self.queue_offsets = context.queue_offsets

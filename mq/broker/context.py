@@ -49,6 +49,7 @@ class Environment:
     Attributes:
         store_ip: the address in message ids: IPv4, or IPv6 on a host without it.
         clock: monotonic seconds.
+        ageing_clock: the same for what a test kit lets age at once; None for ``clock``.
         thread_clock: the same for worker threads, with another origin.
         wall_clock_ms: milliseconds since the epoch; may jump, also back, but only to a time that has held for a while.
         process_id: part of the unique keys of messages without one.
@@ -91,6 +92,7 @@ class Environment:
     access: AccessControl | None = None
     certificate: Certificate | None = None
     namesrv_tls: ssl.SSLContext | None = None
+    ageing_clock: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,11 @@ class BrokerContext:
     def clock(self) -> Callable[[], float]:
         """Monotonic seconds."""
         return self.environment.clock
+
+    @property
+    def ageing_clock(self) -> Callable[[], float]:
+        """The same, for the age of transactions; a test kit puts it ahead."""
+        return self.environment.ageing_clock or self.environment.clock
 
     @property
     def wall_clock_ms(self) -> Callable[[], int]:

@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
-import socket
 import ssl
-import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 
 import structlog
@@ -21,7 +18,12 @@ import trio
 from mq.broker.access.control import AccessControl
 from mq.broker.base.name_server_registration import Registrar
 from mq.broker.base.periodic_task import repeat
-from mq.broker.base.process_tuning import allow_descriptors, freeze_startup_objects, tune_process
+from mq.broker.base.process_tuning import (
+    allow_descriptors,
+    descriptor_limits,
+    freeze_startup_objects,
+    tune_process,
+)
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.base.steady_wall_clock import SteadyWallClock
 from mq.broker.broker import Broker
@@ -48,8 +50,8 @@ from raftlog import (
     CoreConfig,
     EntryUnusable,
     Hosted,
-    Listener,
     ListenRefused,
+    Machine,
     NodeId,
     NodeSettings,
     Reactor,
@@ -65,8 +67,9 @@ from raftlog import (
     parse_address,
     serve_node,
     stored_segment_bytes,
+    this_machine,
 )
-from raftlog.lease_clock import boot_time
+from raftlog.net.machine import Listening
 from raftlog.segment import REFILLED, SNAPSHOT_NAME, FormatTooNew
 
 _READERS = 4
@@ -91,28 +94,33 @@ async def serve(
     settings: BrokerSettings,
     limits: BrokerLimits = DEFAULT,
     *,
+    log: Log | None = None,
+    on_broker: Callable[[Broker], None] = lambda broker: None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then transfer leadership if it leads, write a checkpoint and close the log.
 
-    ``limits`` are smaller in tests.
+    ``limits`` are smaller in tests. ``log`` is the log of operators, by default structlog's. ``on_broker`` gets the
+    broker of each run of the node, when it serves clients.
 
     Raises:
         StartRefused: the directory or a port does not allow it. If it is a port, no directory was created or opened.
         raftlog.SegmentError: the disk failed. The process must exit; a restart verifies the files.
     """
-    _check_ports(settings)
+    machine = this_machine()
+    _check_ports(settings, machine)
     if (restoring := settings.data_dir / RESTORING_DIRECTORY).exists():
         raise StartRefused(f"{restoring}: `raftmq restore` did not finish in this directory; run it again")
-    tune_process()
-    log: Log = structlog.get_logger("broker").bind(group=settings.group, node_id=settings.node_id)
+    if machine.owns_process:
+        tune_process()
+    log = (log or structlog.get_logger("broker")).bind(group=settings.group, node_id=settings.node_id)
     if settings.members and len(settings.members) % 2 == 0:
         log.warning(
             "even_group",
             replicas=len(settings.members),
             reason="with one replica less it would tolerate as many failures",
         )
-    host = _Host(settings, limits, await _store_ip(settings), log)
+    host = _Host(settings, limits, await _store_ip(settings), log, on_broker)
     failure: StartRefused | SegmentError | None = None
     async with trio.open_nursery() as nursery:
         listeners = await _monitoring_listeners(settings, log)
@@ -218,8 +226,16 @@ class _Host:
     Raises StartRefused if the accounts file is invalid.
     """
 
-    def __init__(self, settings: BrokerSettings, limits: BrokerLimits, store_ip: str, log: Log) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        limits: BrokerLimits,
+        store_ip: str,
+        log: Log,
+        on_broker: Callable[[Broker], None],
+    ) -> None:
         self.settings = settings
+        self._on_broker = on_broker
         self._limits = limits
         self._store_ip = store_ip
         self._log = log
@@ -284,6 +300,7 @@ class _Host:
 
     def open(self, run: Run) -> Hosted:
         settings, log, reactor, undo = self.settings, self._log, run.reactor, run.undo
+        machine = this_machine()
         opened = _open_store(settings, run.segment_log, log)
         undo.callback(opened.queues.close)
         readers = Workers(reactor, _READERS)
@@ -298,8 +315,9 @@ class _Host:
             reactor=reactor,
             rng=random.Random(int.from_bytes(os.urandom(8), "big")),
             clock=trio.current_time,
-            thread_clock=time.monotonic,
-            wall_clock_ms=SteadyWallClock(wall_clock_ms, boot_time, log),
+            ageing_clock=machine.ageing_clock,
+            thread_clock=machine.thread_clock,
+            wall_clock_ms=SteadyWallClock(machine.wall_clock_ms, machine.boot_time, log),
             process_id=os.getpid(),
             connect_failure=lambda node: run.transport.failures.get(NodeId(node), ""),
             secrets=lambda: run.secrets.current,
@@ -307,7 +325,7 @@ class _Host:
             in_background=readers.put,
             in_bulk_background=bulk_readers.put,
             on_registration_changed=lambda topics: registrar.changed(topics),
-            descriptors=allow_descriptors(),
+            descriptors=allow_descriptors() if machine.owns_process else descriptor_limits(),
             log=log,
             peer_software=lambda node: run.transport.software(NodeId(node)),
             set_level=run.set_level,
@@ -347,7 +365,9 @@ class _Host:
             reactor.serve_together(broker.services.sends.receive)
             self._broker, self._reactor = broker, reactor
             self.started = True
-            freeze_startup_objects()
+            self._on_broker(broker)
+            if machine.owns_process:
+                freeze_startup_objects()
             log.info(
                 "started",
                 listen=settings.listen,
@@ -509,7 +529,7 @@ def _node_settings(settings: BrokerSettings, certificate: Certificate | None) ->
     )
 
 
-def _check_ports(settings: BrokerSettings) -> None:
+def _check_ports(settings: BrokerSettings, machine: Machine) -> None:
     """Refuse the start while nothing is written yet. If another process takes a port later, binding fails."""
     (host, port), (peer_host, peer_port) = settings.listen_address, settings.replication_address
     if port == peer_port != 0 and (host == peer_host or {host, peer_host} & _ALL_ADDRESSES):
@@ -518,18 +538,15 @@ def _check_ports(settings: BrokerSettings) -> None:
             f"{format_address((peer_host, port))} need two ports"
         )
     for purpose, address in (("client", settings.listen_address), ("replication", settings.replication_address)):
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(address)  # does not listen: no client gets a connection that is closed at once
-            except (OSError, UnicodeError) as error:
-                raise _not_bound(purpose, address, error) from error
+        try:
+            machine.check_free(address)
+        except (OSError, UnicodeError) as error:
+            raise _not_bound(purpose, address, error) from error
 
 
-def _bound_listener(reactor: Reactor, address: Address, broker: Broker) -> Listener:
+def _bound_listener(reactor: Reactor, address: Address, broker: Broker) -> Listening:
     try:
-        return Listener(reactor, *address, broker.accept)
+        return this_machine().listen(reactor, address, broker.accept)
     except (OSError, UnicodeError) as error:
         raise _not_bound("client", address, error) from error
 
@@ -554,7 +571,7 @@ async def _checkpoint_forever(seconds: float, broker: Broker, log: Log) -> None:
             if (checkpoint := broker.prepare_checkpoint()) is not None:
                 while checkpoint.gather():  # noqa: ASYNC110 - others get their turn; nobody is waited for
                     await trio.sleep(_GATHER_PAUSE_SECONDS)
-                await trio.to_thread.run_sync(checkpoint.commit)
+                await this_machine().in_thread(checkpoint.commit)
         except (OSError, StoreError) as error:
             # Nothing is lost: without the checkpoint, a restart replays more of the log.
             log.error("checkpoint_failed", error=str(error))

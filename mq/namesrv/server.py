@@ -41,16 +41,22 @@ Log = structlog.stdlib.BoundLogger
 
 
 async def serve(
-    settings: NamesrvSettings, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
+    settings: NamesrvSettings,
+    *,
+    listener: trio.abc.Listener[trio.SocketStream] | None = None,
+    log: Log | None = None,
+    task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a name server until cancelled. ``task_status`` gets the address it listens on.
+
+    With ``listener`` it does not listen itself, and leaves the limits of the process as they are.
 
     Raises:
         OSError: it cannot listen there, or cannot read the key-value configuration.
         KvFileDamaged: the key-value configuration is damaged.
         CertificateUnusable: the settings require TLS, but there is no certificate.
     """
-    log: Log = structlog.get_logger("namesrv")
+    log = log or structlog.get_logger("namesrv")
     table = RouteTable(
         expiry_seconds=settings.broker_expiry_seconds,
         limits=TableLimits(
@@ -69,10 +75,17 @@ async def serve(
     if settings.tls_mode != "disabled" and settings.tls_certificate is not None and settings.tls_key is not None:
         files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
         certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
-    server = _Server(settings, handlers, kv, kv_file, certificate, log)
+    connections_max = settings.connections_max if listener is not None else _connections_max(settings.connections_max)
+    server = _Server(settings, handlers, kv, kv_file, certificate, log, connections_max)
     handlers.close_connection = server.close_connection
-    listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
-    host, port = listeners[0].socket.getsockname()[:2]
+    host, port = settings.listen_host, settings.listen_port
+    listeners: list[trio.abc.Listener[trio.SocketStream]]
+    if listener is None:
+        opened = await trio.open_tcp_listeners(port, host=host)
+        host, port = opened[0].socket.getsockname()[:2]
+        listeners = [*opened]
+    else:
+        listeners = [listener]
     log.info("listening", host=host, port=port)
     try:
         monitoring_listeners = await _monitoring_listeners(settings, log)
@@ -163,6 +176,7 @@ class _Server:
         kv_file: KvFile,
         certificate: Certificate | None,
         log: Log,
+        connections_max: int,
     ) -> None:
         self._settings = settings
         self._certificate = certificate
@@ -172,7 +186,7 @@ class _Server:
         self._log = log
         self._numbers = itertools.count(1)
         self._connections = 0
-        self._connections_max = _connections_max(settings.connections_max)
+        self._connections_max = connections_max
         self._refused = 0
         self._log_again_at = 0.0
         self._intake: Intake[_Peer] = Intake(
@@ -208,7 +222,7 @@ class _Server:
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends. An error ends only this connection."""
         try:
-            address, port = stream.socket.getpeername()[:2]
+            address, port = stream.socket.getpeername()[:2] or ("unix", 0)
         except OSError:
             await trio.aclose_forcefully(stream)  # closed already
             return

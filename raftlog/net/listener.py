@@ -17,7 +17,11 @@ def configure_replication_socket(sock: socket.socket | TlsSocket, silence_second
 
     Without it, a silently cut link recovers up to two minutes after it healed, because TCP backs off.
     """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_seconds * 1000))
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_seconds * 1000))
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:  # a Unix socket notices at once
+            raise
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 

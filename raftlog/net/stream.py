@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 from collections.abc import Callable
@@ -60,7 +61,7 @@ class StreamSocket:
         patient: bool = False,
     ) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _send_at_once(sock)
         self._reactor = reactor
         self._sock = sock
         self.plain_fd = -1 if isinstance(sock, TlsSocket | SniffingSocket) else sock.fileno()
@@ -285,4 +286,13 @@ def _peer_name(sock: socket.socket | TlsSocket | SniffingSocket) -> tuple[str, i
         name = sock.getpeername()
     except OSError:
         return ("?", 0)
-    return (str(name[0]), int(name[1]))
+    # A Unix socket has no names; its peer is on this machine.
+    return (str(name[0]), int(name[1])) if name else ("127.0.0.1", 0)
+
+
+def _send_at_once(sock: socket.socket | TlsSocket | SniffingSocket) -> None:
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:  # a Unix socket never delays
+            raise

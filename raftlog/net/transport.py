@@ -38,7 +38,8 @@ from raftlog.net.admission import Address, Admission, format_address, parse_addr
 from raftlog.net.authentication import NONCE_BYTES, TAG_BYTES, AuthenticationFailed, Keys, Seal
 from raftlog.net.caller_handshake import PLAIN_BYTES_MAX, PURPOSE, STRANGER_BYTES_MAX, CallerKeys, shake_hands
 from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome, WireError
-from raftlog.net.listener import Listener, configure_replication_socket
+from raftlog.net.listener import configure_replication_socket
+from raftlog.net.machine import this_machine
 from raftlog.net.reactor import Reactor
 from raftlog.net.refusal_log import RefusalLog
 from raftlog.net.replication_tls import ReplicationTls, bound_purpose, caller_context, shown_certificate
@@ -152,7 +153,7 @@ class Transport:
         """Why the last calls to unconnected peers failed."""
         self._software: dict[NodeId, Software] = {}
         try:
-            self._listener = Listener(reactor, *listen, self._accept)
+            self._listener = this_machine().listen(reactor, listen, self._accept)
         except (OSError, UnicodeError) as error:
             raise ListenRefused(listen, error) from error
 
@@ -297,15 +298,7 @@ class Transport:
         self, peer: NodeId, address: Address, lane: Lane, *, use_tls: bool
     ) -> tuple[socket.socket | TlsSocket, CallerKeys, Welcome]:
         with trio.fail_after(CONNECT_SECONDS_MAX):
-            infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
-            family, kind, protocol, _, sockaddr = infos[0]
-            dialed = trio.socket.socket(family, kind, protocol)
-            try:
-                await dialed.connect(sockaddr)
-            except BaseException:
-                dialed.close()
-                raise
-        plain = socket.socket(fileno=dialed.detach())
+            plain = await this_machine().connect(address)
         sock: socket.socket | TlsSocket = plain
         try:
             if use_tls:
@@ -354,7 +347,7 @@ class Transport:
         while True:
             await trio.sleep(SECRET_POLL_SECONDS)
             try:
-                changed = await trio.to_thread.run_sync(self._secrets.poll)
+                changed = await this_machine().in_thread(self._secrets.poll)
             except SecretUnusable as error:
                 self._log.error("group_secret_unusable", error=str(error), reason="the previous secret stays valid")
                 continue

@@ -15,7 +15,7 @@ from tests.support.waiting_messages import WallClock
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     """The wall clock of the brokers of a test."""
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
     return clock
 
 
@@ -32,6 +32,6 @@ def machine() -> Iterator[TimerMachine]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     """What brokers read of their logs' files, none of which is in the page cache."""
     noted = Reads()
-    monkeypatch.setattr("raftlog.node.RealDisk", cold_disk(noted))
+    monkeypatch.setattr("raftlog.net.machine.RealDisk", cold_disk(noted))
     yield noted
     noted.gate.set()

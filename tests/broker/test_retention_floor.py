@@ -33,8 +33,8 @@ Ending = Callable[[], Awaitable[None]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
-    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
-    monkeypatch.setattr("mq.broker.server.boot_time", clock.seconds)
+    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
+    monkeypatch.setattr("raftlog.net.machine.boot_time", clock.seconds)
 
     def retention(**given: Any) -> Retention:
         return Retention(**given | {"clock": clock.seconds})

@@ -23,7 +23,7 @@ from mq.protocol.admin_requests import RegisterBrokerExt
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.headers import encode_request
-from raftlog import format_address
+from raftlog import format_address, this_machine
 
 CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
@@ -129,7 +129,7 @@ class Registrar:
             if registration is not None:
                 opaque += 1
                 if registration.topic_count > _TOPICS_AT_ONCE:
-                    request = await trio.to_thread.run_sync(partial(_register_request, registration, opaque))
+                    request = await this_machine().in_thread(partial(_register_request, registration, opaque))
                 else:
                     request = _register_request(registration, opaque)
                 await self._ask(stream, request, opaque)

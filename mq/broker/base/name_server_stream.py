@@ -8,6 +8,7 @@ import trio
 
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import Response, decode_header
+from raftlog import this_machine
 
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -17,7 +18,7 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> S
 
     Raises OSError if the connection or the TLS handshake fails.
     """
-    stream = await trio.open_tcp_stream(*address)
+    stream = await this_machine().open_stream(address)
     if tls is None:
         return stream
     secured = trio.SSLStream(stream, tls, server_hostname=address[0], https_compatible=True)

@@ -29,6 +29,12 @@ class DescriptorLimits(NamedTuple):
         return cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
 
 
+def descriptor_limits() -> DescriptorLimits:
+    """How to divide the descriptors that this process may open now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return DescriptorLimits.of(soft if soft != resource.RLIM_INFINITY else sys.maxsize)
+
+
 def allow_descriptors() -> DescriptorLimits:
     """Raise the limit of open files to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

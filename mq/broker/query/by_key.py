@@ -32,7 +32,7 @@ from mq.protocol.replies import FoundByKeyReply
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.search import KeyQuery, SearchResult
-from raftlog import SegmentError
+from raftlog import SegmentError, this_machine
 
 QUERIES_MAX = 64
 """Queued and running queries; further ones are refused with "busy"."""
@@ -146,7 +146,7 @@ class KeyQueries(Service):
                 result = SearchResult()
             else:
                 search = self._index.search(query, lambda: self._clock() >= deadline)
-                result = await trio.to_thread.run_sync(search.run)
+                result = await this_machine().in_thread(search.run)
                 result.records = self._without_former(call.request.ext.topic, result.records)
         except Exception as error:
             call.refuse(error)
@@ -234,4 +234,4 @@ class KeyQueries(Service):
         self._index.failed(job.target)
         self._log.warning("key_index_failed", path=job.target, reason=result.failure)
         if result.damaged_at is not None:
-            await trio.to_thread.run_sync(self._index.report_damage, result.damaged_at)
+            await this_machine().in_thread(partial(self._index.report_damage, result.damaged_at))

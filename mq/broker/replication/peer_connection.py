@@ -9,8 +9,9 @@ from mq.broker.replication.peer_authentication import PeerAuthentication, PeerCa
 from mq.protocol.errors import ProtocolError
 from mq.protocol.frames import split_frames
 from mq.protocol.headers import Response, decode_header
-from raftlog import Dialing, Reactor, StreamSocket, TlsSocket, configure_replication_socket, parse_address
+from raftlog import Reactor, StreamSocket, TlsSocket, configure_replication_socket, parse_address, this_machine
 from raftlog.net.authentication import AuthenticationFailed
+from raftlog.net.machine import Attempt
 
 _SILENCE_SECONDS_MAX = 3.0
 """Maximum time that sent data may stay unacknowledged by the leader's machine."""
@@ -46,11 +47,12 @@ class PeerConnection:
         self._on_answer = on_answer
         self._on_closed: Callable[[str], None] | None = on_closed
         self._stream: StreamSocket | None = None
-        self._dialing: Dialing | None = None
+        self._dialing: Attempt | None = None
 
     def dial(self) -> None:
         """Begin to connect."""
-        self._dialing = Dialing(self._reactor, parse_address(self.address), self._connected, self._closed)
+        address = parse_address(self.address)
+        self._dialing = this_machine().dial(self._reactor, address, self._connected, self._closed)
 
     @property
     def connected(self) -> bool:

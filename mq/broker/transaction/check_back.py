@@ -50,7 +50,7 @@ _LOST_MAX = 1000
 """Maximum number of deleted half messages in one entry."""
 _LOST_BYTES = 16
 """Maximum bytes of the entry for each of them."""
-_SAMPLES = 32
+SAMPLES = 32
 _POSTPONED: Final = 0
 """Stands for the postponed half messages, where others have the number of their cursor, from 1."""
 _WAITING_BYTES_MAX = 1024 * 1024
@@ -69,7 +69,7 @@ class CheckTrack:
 
     def note(self, now: float, position: QueueOffset) -> None:
         """The position is ``position`` now; it never decreases."""
-        if not self._samples or now >= self._samples[-1][0] + self._seconds / _SAMPLES:
+        if not self._samples or now >= self._samples[-1][0] + self._seconds / SAMPLES:
             self._samples.append((now, position))
 
     def passed(self, now: float) -> QueueOffset:
@@ -114,7 +114,7 @@ class CheckBacks(Service):
         self._appender = context.appender
         self._beginning = context.beginning
         self._clients = context.clients
-        self._clock = context.clock
+        self._clock = context.ageing_clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._limits = context.limits.waiting

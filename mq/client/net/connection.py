@@ -25,6 +25,7 @@ from mq.client.errors import BrokerError, ConnectFailed, ConnectionLost, Request
 from mq.client.logs import log
 from mq.client.net.credentials import Credentials
 from mq.client.net.forks import guard_socket, release_socket
+from mq.client.net.in_process import connect_in_process
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.forwarding import FORWARDED_TO
@@ -109,7 +110,9 @@ async def open_connection(
         host, port = split_address(address)
         with anyio.fail_after(connect_seconds):
             stream: anyio.abc.ByteStream
-            if tls is None:
+            if (inner := await connect_in_process(host, port)) is not None:
+                stream = inner
+            elif tls is None:
                 stream = await anyio.connect_tcp(host, port)
             else:
                 # Brokers and name servers close connections without TLS's close_notify, as stock ones do.

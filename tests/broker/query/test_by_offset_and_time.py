@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
     return clock
 
 

@@ -43,7 +43,7 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 def clock(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     clock = WallClock()
     clock.now_ms += HOUR - clock.now_ms % HOUR  # so that slots are where the tests say
-    monkeypatch.setattr("mq.broker.server.wall_clock_ms", clock)
+    monkeypatch.setattr("raftlog.Machine.wall_clock_ms", clock)
     return clock
 
 

@@ -148,7 +148,7 @@ class Leader:
             queue_offsets=self.tails,
             store_host=HOST,
             clients=machine.clients,
-            clock=lambda: machine.now,
+            ageing_clock=lambda: machine.now,
             wall_clock_ms=machine.wall_clock_ms,
             log=structlog.get_logger(),
         )

@@ -1,0 +1,38 @@
+"""Servers in this process, which clients reach without a network: those of the test kit, `mq.testing`.
+
+A network has an IP address of its own. Clients that connect to it get one end of a pair of sockets, whichever event
+loop they run on; others notice nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+import anyio.abc
+
+__all__ = ["InProcessNetwork", "connect_in_process", "in_process_networks"]
+
+
+class InProcessNetwork(Protocol):
+    """A network of servers in this process. Any thread may call it."""
+
+    def connect(self, port: int) -> socket.socket:
+        """Our end of a new connection. Raises OSError if nobody serves this port."""
+
+
+in_process_networks: dict[str, InProcessNetwork] = {}
+"""By IP address. Whoever opens a network adds it here, and removes it."""
+
+
+async def connect_in_process(host: str, port: int) -> anyio.abc.ByteStream | None:
+    """A connection to a server in this process; None if the host is not in it. Raises OSError."""
+    network = in_process_networks.get(host)
+    if network is None:
+        return None
+    connected = network.connect(port)
+    try:
+        return await anyio.abc.SocketStream.from_socket(connected)
+    except BaseException:
+        connected.close()
+        raise

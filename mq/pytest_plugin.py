@@ -1,0 +1,65 @@
+"""Fixtures for pytest: brokers in the process of the test, and in processes of their own. See `docs/testing.md`.
+
+pytest imports this module for everybody who has the client installed: it imports nothing else before a test uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from mq.testing import ServerProcesses, SyncKit
+
+__all__ = ["raftmq_broker", "raftmq_cluster", "raftmq_kit"]
+
+_MARKER = "raftmq(replicas=1, **settings): replicas and settings of the brokers of the fixture raftmq_kit"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell pytest our marker."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+@pytest.fixture
+def raftmq_kit(request: pytest.FixtureRequest) -> Iterator[SyncKit]:
+    """New brokers in a thread of this process, with a clock that the test puts ahead: a `raftmq.testing.SyncKit`."""
+    _check_installed()
+    from mq.testing import running_kit
+
+    marker = request.node.get_closest_marker("raftmq")
+    with running_kit(**({} if marker is None else marker.kwargs)) as kit:
+        yield kit
+
+
+@pytest.fixture(scope="session")
+def raftmq_broker() -> Iterator[ServerProcesses]:
+    """A name server and a broker as processes, which all tests of a session share: choose topics and groups of your
+    own.
+    """
+    _check_installed()
+    from mq.testing import running_processes
+
+    with running_processes() as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def raftmq_cluster() -> Iterator[ServerProcesses]:
+    """A name server and a group of three brokers as processes, which all tests of a session share."""
+    _check_installed()
+    from mq.testing import running_processes
+
+    with running_processes(replicas=3) as processes:
+        yield processes
+
+
+def _check_installed() -> None:
+    try:
+        import mq.testing  # noqa: F401 - a fixture uses it
+    except ModuleNotFoundError as error:
+        if error.name != "mq.testing":
+            raise
+        pytest.fail("the fixtures of raftmq run real brokers: pip install 'raftmq[testing]'", pytrace=False)

@@ -1,0 +1,41 @@
+"""The clock of a kit's brokers.
+
+It runs with the clock of the event loop, which may be virtual itself, and `advance` puts it ahead. Delays, invisible
+times, check-backs and the ages of messages depend on it. Elections, heartbeats, locks and time-outs of connections are
+on the clock of the event loop, so that nobody seems to have been silent for as long as the clock went ahead.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+import trio
+
+
+class KitClock:
+    """Seconds since some time, and since the epoch; see the module. Made in the event loop of the brokers."""
+
+    def __init__(self) -> None:
+        self._loop = trio.lowlevel.current_clock()
+        self._epoch_ms = time.time_ns() // 1_000_000 - round(self._loop.current_time() * 1000)
+        self.ahead_seconds = 0.0
+        """How far it was put ahead."""
+
+    def seconds(self) -> float:
+        """Monotonic seconds."""
+        return self._loop.current_time() + self.ahead_seconds
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return self._epoch_ms + round(self.seconds() * 1000)
+
+    def now(self) -> dt.datetime:
+        """The time of the brokers, in UTC."""
+        return dt.datetime.fromtimestamp(self.wall_ms() / 1000, tz=dt.UTC)
+
+    def advance(self, seconds: float) -> None:
+        """Put it ahead."""
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"time goes ahead by a number of seconds, not by {seconds}")
+        self.ahead_seconds += seconds

@@ -1,0 +1,154 @@
+"""What a test does with its brokers, in their event loop."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+import trio
+import trio.testing
+
+from mq.client.message import ReceivedMessage
+from mq.protocol.names import dead_letter_topic
+from mq.testing.cluster import Cluster
+from mq.testing.pending import Pending, between_checks, pending_of
+from mq.testing.stored import stored_messages, topics_of
+
+_ROUNDS_MAX = 10_000
+_THREADS_SECONDS_MAX = 0.1
+_QUIET_SECONDS = 0.004
+_DESCRIBED_MAX = 20
+
+
+class Core:
+    """See `Kit`, whose methods call these."""
+
+    def __init__(self, cluster: Cluster, *, clients_elsewhere: bool) -> None:
+        self._cluster = cluster
+        self._clients_elsewhere = clients_elsewhere
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def now(self) -> dt.datetime:
+        """The time of the brokers, in UTC."""
+        return self._cluster.clock.now()
+
+    async def advance(self, seconds: float) -> None:
+        """Put the clock of the brokers ahead, and wait until they have delivered what is due then."""
+        await self.settle()
+        self._cluster.clock.advance(seconds)
+        await self.settle()
+
+    async def advance_to_next(self) -> Pending | None:
+        """Put the clock ahead to the next time at which something is due; returns what, or None if nothing waits."""
+        await self.settle()
+        waiting = self.pending()
+        if not waiting:
+            return None
+        wait_ms = waiting[0].due_ms - self._cluster.clock.wall_ms()
+        self._cluster.clock.advance(max(wait_ms, 0) / 1000)
+        await self.settle()
+        if waiting[0].kind == "transaction":
+            self._cluster.clock.advance(between_checks(self._cluster.context))
+            await self.settle()
+        return waiting[0]
+
+    async def hop(self, pause_seconds: float) -> bool:
+        """As `advance_to_next`; if nothing waits, give clients some time. Returns whether something was due."""
+        if await self.advance_to_next() is not None:
+            return True
+        await trio.sleep(pause_seconds)
+        return False
+
+    async def settle(self) -> None:
+        """Wait until all tasks of the event loop wait for something, and the brokers have delivered what is due."""
+        await self._threads_are_done()
+        for _ in range(_ROUNDS_MAX):
+            await trio.testing.wait_all_tasks_blocked()
+            self._cluster.run_timers()
+            await trio.testing.wait_all_tasks_blocked()
+            now_ms = self._cluster.clock.wall_ms()
+            if self._cluster.leader is None or not any(
+                each.kind == "delayed" and each.due_ms <= now_ms for each in self.pending()
+            ):
+                return
+        raise AssertionError(f"messages are due, and the brokers do not deliver them\n{self.describe()}")
+
+    async def _threads_are_done(self) -> None:
+        """Wait a moment for work in threads of this event loop, and for clients in other ones. This is real time: a
+        virtual clock would jump meanwhile.
+        """
+        limiter = trio.to_thread.current_default_thread_limiter()
+        deadline = time.monotonic() + _THREADS_SECONDS_MAX
+        network = self._cluster.network
+        while time.monotonic() < deadline and (
+            limiter.borrowed_tokens
+            or (self._clients_elsewhere and time.monotonic() < network.heard_at + _QUIET_SECONDS)
+        ):
+            if self._clients_elsewhere:
+                await trio.sleep(_QUIET_SECONDS / 4)
+            else:
+                time.sleep(0.0005)  # noqa: ASYNC251
+                await trio.lowlevel.checkpoint()
+
+    # -- what the brokers have -----------------------------------------------------------------------------------------
+
+    def messages(self, topic: str) -> list[ReceivedMessage]:
+        """All messages of a topic that consumers can see, or could, in the order in which they were stored."""
+        return stored_messages(self._cluster.context, topic)
+
+    def dead_letters(self, group: str) -> list[ReceivedMessage]:
+        """The dead letters of a consumer group."""
+        return self.messages(dead_letter_topic(group))
+
+    def pending(self, topic: str | None = None) -> list[Pending]:
+        """What waits for its time, the next first; only that for one topic, if it is named."""
+        return [each for each in pending_of(self._cluster.context) if topic in (None, each.topic)]
+
+    def topics(self) -> list[str]:
+        """The topics that have messages, those of brokers and groups included."""
+        return list(topics_of(self._cluster.context))
+
+    def describe(self) -> str:
+        """What the brokers have, for people."""
+        if self._cluster.leader is None:
+            return "no replica leads"
+        lines = [f"on {self.now():%Y-%m-%d %H:%M:%S} UTC, the brokers have:"]
+        lines += [f"  {len(self.messages(topic))} messages in {topic}" for topic in self.topics()]
+        lines += [
+            f"  {each.kind} for {each.topic} until {each.due_at:%Y-%m-%d %H:%M:%S}: {each.message!r}"
+            for each in self.pending()[:_DESCRIBED_MAX]
+        ]
+        return "\n".join(lines)
+
+    # -- replicas ------------------------------------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> str | None:
+        """The replica that leads."""
+        return self._cluster.leader
+
+    async def lose_leader(self) -> str:
+        """Cut the leader off from everybody, and wait until another replica leads; returns the lost one."""
+        if len(self._cluster.replicas) < 3:
+            raise ValueError("one replica cannot lose its leader: replicas=3")
+        lost = self._cluster.leader
+        if lost is None:
+            raise RuntimeError("no replica leads at the moment: wait_ready()")
+        self._cluster.network.cut_off(lost)
+        await self._cluster.wait_ready()
+        return lost
+
+    async def restore(self, replica: str) -> None:
+        """A replica that was lost can be reached again, and has everything when this returns."""
+        self._cluster.network.let_in(replica)
+        await self._cluster.wait_ready()
+        await self._cluster.wait_following(replica)
+
+    def break_connections(self) -> None:
+        """Break the connections of all clients."""
+        self._cluster.network.break_clients()
+
+    async def wait_ready(self) -> None:
+        """Until a replica leads and clients find it."""
+        await self._cluster.wait_ready()

@@ -1,0 +1,72 @@
+"""The directory of a kit: in memory where the machine has that, and removed however the test ends.
+
+Each has a file that its process holds locked. A process that is killed leaves its directory behind; the next kit of any
+process finds it unlocked, and removes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "raftmq-kit-"
+_LOCK = "lock"
+_MEMORY = Path("/dev/shm")  # noqa: S108 - each kit has a directory of its own there
+_ROOM_BYTES = 64 * 1024 * 1024
+
+_open: dict[Path, int] = {}
+"""The directories of this process, and the process."""
+
+
+@contextlib.contextmanager
+def new_directory() -> Iterator[Path]:
+    """An empty directory, until the block ends. Raises OSError."""
+    parent = _MEMORY if _has_room(_MEMORY) else Path(tempfile.gettempdir())
+    _sweep(parent)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    with (directory / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _open[directory] = os.getpid()
+        try:
+            yield directory
+        finally:
+            _open.pop(directory, None)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def warn_not_closed() -> None:
+    """Somebody has forgotten to close a kit."""
+    warnings.warn(
+        "a test kit was not closed: use it as `with running_kit() as kit:` or `async with open_kit() as kit:`",
+        ResourceWarning,
+        stacklevel=3,
+    )
+
+
+def _has_room(directory: Path) -> bool:
+    try:
+        return os.access(directory, os.W_OK) and shutil.disk_usage(directory).free > _ROOM_BYTES
+    except OSError:
+        return False
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes have left."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (left / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for directory, process in list(_open.items()):
+        if process == os.getpid():  # else it is that of the process which forked this one
+            shutil.rmtree(directory, ignore_errors=True)

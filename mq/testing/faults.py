@@ -1,0 +1,93 @@
+"""Faults between clients and brokers, which a test switches on: of the next sends, and slow answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import NamedTuple
+
+from mq.protocol.codes import RequestCode, ResponseCode
+
+SENDS = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
+
+
+class Kind(Enum):
+    """What a fault does to a request."""
+
+    UNKNOWN = auto()
+    LOST = auto()
+    TWICE = auto()
+    REFUSED = auto()
+
+
+class Fault(NamedTuple):
+    """What happens to one request."""
+
+    kind: Kind
+    code: int = 0
+    remark: str = ""
+
+
+class Faults:
+    """The faults of a kit. Each method concerns the next sends, of any client, in the order of the calls.
+
+    Attributes:
+        played: how many faults have happened.
+    """
+
+    def __init__(self) -> None:
+        self._sends: deque[Fault] = deque()
+        self._slow_seconds = 0.0
+        self.played = 0
+
+    def outcome_unknown(self, count: int = 1) -> None:
+        """The broker stores the message, and the connection breaks before its answer has arrived."""
+        self._sends.extend([Fault(Kind.UNKNOWN)] * count)
+
+    def lost(self, count: int = 1) -> None:
+        """The connection breaks before the broker has the message. The client cannot tell that from
+        `outcome_unknown`.
+        """
+        self._sends.extend([Fault(Kind.LOST)] * count)
+
+    def duplicate(self, count: int = 1) -> None:
+        """The message is stored twice, with one message id, as after a retry: consumers get it twice."""
+        self._sends.extend([Fault(Kind.TWICE)] * count)
+
+    def refuse(self, code: int = ResponseCode.SYSTEM_BUSY, remark: str = "refused by the test", count: int = 1) -> None:
+        """The broker answers with a response code, and stores nothing."""
+        if code == ResponseCode.SUCCESS:
+            raise ValueError("response code 0 means that the message is stored; choose another one to refuse it")
+        self._sends.extend([Fault(Kind.REFUSED, code, remark)] * count)
+
+    @contextlib.contextmanager
+    def slow(self, seconds: float) -> Iterator[None]:
+        """Within the block, every answer to a client arrives so much later, by the clock of the event loop."""
+        before, self._slow_seconds = self._slow_seconds, seconds
+        try:
+            yield
+        finally:
+            self._slow_seconds = before
+
+    def clear(self) -> None:
+        """Forget the faults that have not happened yet."""
+        self._sends.clear()
+
+    @property
+    def pending(self) -> int:
+        """How many faults wait for a send."""
+        return len(self._sends)
+
+    @property
+    def delay_seconds(self) -> float:
+        """By how much an answer is late that leaves now."""
+        return self._slow_seconds
+
+    def take(self, code: int) -> Fault | None:
+        """The fault of a request that is about to reach its broker."""
+        if not self._sends or code not in SENDS:
+            return None
+        self.played += 1
+        return self._sends.popleft()

@@ -1,0 +1,352 @@
+"""`Kit` and `SyncKit`: brokers for a test that has an event loop, and for one that has none."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime as dt
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from mq.client.application_code import runs_on_asyncio
+from mq.client.message import ReceivedMessage
+from mq.client.sync.loop_thread import LoopThread
+from mq.protocol.names import dead_letter_topic
+from mq.testing.cluster import Cluster
+from mq.testing.core import Core
+from mq.testing.directory import warn_not_closed
+from mq.testing.faults import Faults
+from mq.testing.pending import Pending
+
+T = TypeVar("T")
+
+HOPS_MAX = 1000
+"""How often `advance_until` goes to the next time at which something is due."""
+_PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
+
+
+class _Loop(Protocol):
+    """Calls into the event loop of the brokers."""
+
+    def read(self, function: Callable[[], T]) -> T: ...
+
+
+class _SameLoop:
+    """The brokers are in the event loop of the test."""
+
+    def read(self, function: Callable[[], T]) -> T:
+        return function()
+
+    async def wait(self, function: Callable[[], Awaitable[T]]) -> T:
+        return await function()
+
+
+class _OtherLoop:
+    """The brokers are in an event loop of a thread of their own."""
+
+    def __init__(self, portal: anyio.from_thread.BlockingPortal) -> None:
+        self._portal = portal
+
+    def read(self, function: Callable[[], T]) -> T:
+        return self._portal.call(function)
+
+    def wait_here(self, function: Callable[[], Awaitable[T]]) -> T:
+        return self._portal.call(function)
+
+    async def wait(self, function: Callable[[], Awaitable[T]]) -> T:
+        return await anyio.to_thread.run_sync(self._portal.call, function, abandon_on_cancel=True)
+
+
+class _Inspection:
+    """What both kits have: looking at what the brokers have, without a consumer."""
+
+    def __init__(self, core: Core, cluster: Cluster, loop: _Loop) -> None:
+        self._core = core
+        self._reads = loop
+        self.namesrv = cluster.namesrv
+        self.faults: Faults = cluster.network.faults
+
+    def now(self) -> dt.datetime:
+        """The time of the brokers, in UTC."""
+        return self._core.now()
+
+    def messages(self, topic: str) -> list[ReceivedMessage]:
+        """All messages of a topic that consumers can see, or could, in the order in which they were stored."""
+        return self._reads.read(lambda: self._core.messages(topic))
+
+    def dead_letters(self, group: str) -> list[ReceivedMessage]:
+        """The dead letters of a consumer group."""
+        return self.messages(dead_letter_topic(group))
+
+    def pending(self, topic: str | None = None) -> list[Pending]:
+        """What waits for its time, the next first; only that for one topic, if it is named."""
+        return self._reads.read(lambda: self._core.pending(topic))
+
+    def topics(self) -> list[str]:
+        """The topics that have messages, those of brokers and groups included."""
+        return self._reads.read(self._core.topics)
+
+    def describe(self) -> str:
+        """What the brokers have, for people."""
+        return self._reads.read(self._core.describe)
+
+    @property
+    def leader(self) -> str | None:
+        """The replica that leads; None during an election."""
+        return self._reads.read(lambda: self._core.leader)
+
+    def assert_stored(self, topic: str, *bodies: bytes) -> None:
+        """The topic has messages with exactly these bodies, in any order. Raises AssertionError."""
+        found = [message.body for message in self.messages(topic)]
+        missing, extra = _without(bodies, found), _without(found, bodies)
+        if missing or extra:
+            raise AssertionError(
+                f"{topic} does not have {missing}, and has {extra} that is not expected\n{self.describe()}"
+            )
+
+    def assert_no_dead_letters(self, group: str) -> None:
+        """The group has no dead letters. Raises AssertionError."""
+        if letters := self.dead_letters(group):
+            raise AssertionError(f"{group} has {len(letters)} dead letters; the first is {letters[0]!r}")
+
+    def break_connections(self) -> None:
+        """Break the connections of all clients; they may connect again."""
+        self._reads.read(self._core.break_connections)
+
+    def _still_false(self, began: dt.datetime, hops: int) -> AssertionError:
+        return AssertionError(
+            f"the condition is still false; {self.now() - began} went by for the brokers, and {hops} times something "
+            f"was due\n{self.describe()}"
+        )
+
+
+class Kit(_Inspection):
+    """Brokers for a test on trio or asyncio; see `open_kit`.
+
+    Attributes:
+        namesrv: the address for clients.
+        faults: switches for what goes wrong.
+    """
+
+    def __init__(self, core: Core, cluster: Cluster, loop: _SameLoop | _OtherLoop) -> None:
+        super().__init__(core, cluster, loop)
+        self._loop = loop
+
+    async def advance(
+        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0
+    ) -> None:
+        """Put the clock of the brokers ahead, and wait until they have delivered what is due then.
+
+        Raises ValueError if this is less than nothing.
+        """
+        duration = _seconds(days, hours, minutes, seconds, milliseconds)
+        await self._loop.wait(lambda: self._core.advance(duration))
+
+    async def advance_to_next(self) -> Pending | None:
+        """Put the clock ahead to the next time at which something is due; returns what, or None if nothing waits."""
+        return await self._loop.wait(self._core.advance_to_next)
+
+    async def advance_until(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
+        """Put the clock ahead from one time at which something is due to the next, until ``condition()`` is true.
+
+        In between it waits until clients have done what they can. ``timeout`` is the limit in seconds on the clock of
+        the event loop, for what never comes.
+
+        Raises AssertionError if the condition stays false; it says what the brokers have.
+        """
+        hops, pause, began = 0, _PAUSE_SECONDS_MIN, self.now()
+        deadline = anyio.current_time() + timeout
+        while True:
+            await self.settle()
+            if condition():
+                return
+            if hops >= HOPS_MAX or anyio.current_time() > deadline:
+                raise self._still_false(began, hops)
+            if await self._loop.wait(lambda: self._core.hop(pause)):  # noqa: B023 - called at once
+                hops, pause = hops + 1, _PAUSE_SECONDS_MIN
+            else:
+                pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
+
+    async def settle(self) -> None:
+        """Wait until the brokers have nothing to do before their clock moves. Clients of the same event loop have
+        nothing to do either then; those of others have been silent for some milliseconds.
+        """
+        await self._loop.wait(self._core.settle)
+
+    async def lose_leader(self) -> str:
+        """Cut the leader off from everybody, and wait until another replica leads; returns the lost one.
+
+        Raises ValueError with a single replica.
+        """
+        return await self._loop.wait(self._core.lose_leader)
+
+    async def restore(self, replica: str) -> None:
+        """A replica that was lost can be reached again, and has everything when this returns."""
+        await self._loop.wait(lambda: self._core.restore(replica))
+
+    async def wait_ready(self) -> None:
+        """Until a replica leads and clients find it."""
+        await self._loop.wait(self._core.wait_ready)
+
+
+class SyncKit(_Inspection):
+    """Brokers for a test without an event loop, or with one that they leave alone; see `running_kit`.
+
+    Attributes:
+        namesrv: the address for clients, of any thread and event loop.
+        faults: switches for what goes wrong.
+    """
+
+    def __init__(self, core: Core, cluster: Cluster, loop: _OtherLoop) -> None:
+        super().__init__(core, cluster, loop)
+        self._loop = loop
+
+    def advance(
+        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0
+    ) -> None:
+        """See `Kit.advance`."""
+        duration = _seconds(days, hours, minutes, seconds, milliseconds)
+        self._loop.wait_here(lambda: self._core.advance(duration))
+
+    def advance_to_next(self) -> Pending | None:
+        """See `Kit.advance_to_next`."""
+        return self._loop.wait_here(self._core.advance_to_next)
+
+    def advance_until(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
+        """See `Kit.advance_until`."""
+        hops, pause, began = 0, _PAUSE_SECONDS_MIN, self.now()
+        deadline = time.monotonic() + timeout
+        while True:
+            self.settle()
+            if condition():
+                return
+            if hops >= HOPS_MAX or time.monotonic() > deadline:
+                raise self._still_false(began, hops)
+            if self._loop.wait_here(lambda: self._core.hop(pause)):  # noqa: B023 - called at once
+                hops, pause = hops + 1, _PAUSE_SECONDS_MIN
+            else:
+                pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
+
+    def settle(self) -> None:
+        """See `Kit.settle`."""
+        self._loop.wait_here(self._core.settle)
+
+    def lose_leader(self) -> str:
+        """See `Kit.lose_leader`."""
+        return self._loop.wait_here(self._core.lose_leader)
+
+    def restore(self, replica: str) -> None:
+        """See `Kit.restore`."""
+        self._loop.wait_here(lambda: self._core.restore(replica))
+
+    def wait_ready(self) -> None:
+        """See `Kit.wait_ready`."""
+        self._loop.wait_here(self._core.wait_ready)
+
+
+@contextlib.asynccontextmanager
+async def open_kit(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Kit]:
+    """Brokers until the block ends. On trio they run in the event loop of the caller, and on its clock, which may be a
+    virtual one; on asyncio in a thread.
+
+    Args:
+        replicas: of the broker group: 1, 3 or 5.
+        settings: those of a broker, for example ``transaction_timeout_seconds=1``.
+
+    Raises ValueError, pydantic.ValidationError for settings that a broker does not have.
+    """
+    if not runs_on_asyncio():
+        async with Cluster.open(replicas, settings) as cluster:
+            yield Kit(Core(cluster, clients_elsewhere=False), cluster, _SameLoop())
+        return
+    kit_thread = _KitThread(replicas, settings)
+    await anyio.to_thread.run_sync(kit_thread.open)
+    try:
+        yield Kit(*kit_thread.parts)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(kit_thread.close)
+
+
+@contextlib.contextmanager
+def running_kit(*, replicas: int = 1, **settings: Any) -> Iterator[SyncKit]:
+    """Brokers in a thread until the block ends, for synchronous clients and any others; see `open_kit`."""
+    kit_thread = _KitThread(replicas, settings)
+    kit_thread.open()
+    try:
+        yield SyncKit(*kit_thread.parts)
+    except GeneratorExit:
+        kit_thread.warn_if_open()
+        raise
+    finally:
+        kit_thread.close()
+
+
+class _KitThread:
+    """Brokers in a thread with an event loop of its own.
+
+    In a process that was forked from the one that has the thread, closing does nothing.
+    """
+
+    def __init__(self, replicas: int, settings: dict[str, Any]) -> None:
+        self._replicas, self._settings = replicas, settings
+        self._process = os.getpid()
+        self._stack = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Start the brokers. Raises as `open_kit`; then there is no thread."""
+        with contextlib.ExitStack() as stack:
+            thread = LoopThread("raftmq.testing")
+            stack.callback(thread.stop, "the brokers of a test kit")
+            opening = Cluster.open(self._replicas, self._settings)
+            cluster = stack.enter_context(thread.portal.wrap_async_context_manager(opening))
+            self.parts = Core(cluster, clients_elsewhere=True), cluster, _OtherLoop(thread.portal)
+            self._stack = stack.pop_all()
+        _running.add(self)
+
+    def close(self) -> None:
+        """Stop them, and end the thread."""
+        _running.discard(self)
+        stack = self._stack.pop_all()
+        if self._process == os.getpid():
+            stack.close()
+        else:
+            stack.pop_all()
+
+    def warn_if_open(self) -> None:
+        """The test did not close it."""
+        if self in _running and self._process == os.getpid():
+            warn_not_closed()
+
+
+_running: set[_KitThread] = set()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for each in list(_running):
+        each.warn_if_open()
+        each.close()
+
+
+def _seconds(days: float, hours: float, minutes: float, seconds: float, milliseconds: float) -> float:
+    return dt.timedelta(
+        days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds
+    ).total_seconds()
+
+
+def _without(some: Any, others: Any) -> list[bytes]:
+    rest = list(others)
+    left = []
+    for each in some:
+        if each in rest:
+            rest.remove(each)
+        else:
+            left.append(each)
+    return left

@@ -1,0 +1,119 @@
+"""What waits in a broker for its time: delayed messages, redeliveries, popped messages, open transactions."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from mq.broker.context import BrokerContext
+from mq.broker.schedule.delay_levels import marks_of
+from mq.broker.transaction.check_back import SAMPLES
+from mq.client.message import ReceivedMessage
+from mq.protocol import properties as props
+from mq.protocol.delay import DELAY_LEVELS_MS, due_ms
+from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
+from mq.testing.stored import received, record_at
+
+PendingKind = Literal["delayed", "popped", "transaction"]
+
+_CHECK_SLACK_MS = 200
+"""Each check-back is late by up to this, also behind the one before: the broker looks several times a second."""
+
+
+class Pending(NamedTuple):
+    """A message that waits.
+
+    Attributes:
+        kind: ``delayed`` until it is delivered, also to be retried; ``popped`` until its invisible time ends;
+            ``transaction`` until the next check-back.
+        topic: where it is delivered, or from which topic it was popped.
+        due_ms: when, in epoch milliseconds by the clock of the brokers.
+        message: as it is stored.
+    """
+
+    kind: PendingKind
+    topic: str
+    due_ms: int
+    message: ReceivedMessage
+
+    @property
+    def due_at(self) -> dt.datetime:
+        """When, in UTC."""
+        return dt.datetime.fromtimestamp(self.due_ms / 1000, tz=dt.UTC)
+
+
+def pending_of(context: BrokerContext) -> list[Pending]:
+    """Everything that waits, by its time."""
+    found = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context)]
+    return sorted(found, key=lambda each: each.due_ms)
+
+
+def _levels(context: BrokerContext) -> Iterator[Pending]:
+    metadata = context.metadata
+    for level in range(1, len(DELAY_LEVELS_MS) + 1):
+        queue = context.store.get(SCHEDULE_TOPIC, level - 1)
+        if queue is not None:
+            begin = QueueOffset(max(metadata.delay_offsets.get(level, FIRST_OFFSET), queue.min_offset))
+            for offset in list(marks_of(metadata, level).open_offsets(begin, queue.max_offset)):
+                record = record_at(context, queue, offset)
+                topic = record.properties.get(props.REAL_TOPIC, record.topic)
+                due = due_ms(record.store_timestamp_ms, level - 1)
+                yield Pending("delayed", topic, due, received(context, record))
+
+
+def _timers(context: BrokerContext) -> Iterator[Pending]:
+    for queue_id in context.store.ends(TIMER_TOPIC):
+        queue = context.store.get(TIMER_TOPIC, queue_id)
+        if queue is not None:
+            marks = context.metadata.marks.of(TIMER_TOPIC, queue_id)
+            for offset in list(marks.open_offsets(queue.min_offset, queue.max_offset)):
+                record = record_at(context, queue, offset)
+                due = int(record.properties.get(props.TIMER_OUT_MS, "0"))
+                topic = record.properties.get(props.REAL_TOPIC, record.topic)
+                yield Pending("delayed", topic, due, received(context, record))
+
+
+def _popped(context: BrokerContext) -> Iterator[Pending]:
+    for (_, topic, queue_id), popped in list(context.metadata.pops.queues.items()):
+        queue = context.store.get(topic, queue_id)
+        if queue is None:
+            continue
+        waiting = [
+            (start + bit, pop_time_ms + checkpoint.invisible_ms)
+            for (start, pop_time_ms), checkpoint in popped.open.items()
+            for bit in _bits(checkpoint.bits)
+        ]
+        if popped.ordered is not None:
+            until = popped.ordered.blocked_until_ms()
+            waiting += [(popped.ordered.start + bit, until) for bit in _bits(popped.ordered.bits)]
+        for offset, until in waiting:
+            if queue.min_offset <= offset < queue.max_offset:
+                yield Pending("popped", topic, until, received(context, record_at(context, queue, QueueOffset(offset))))
+
+
+def _transactions(context: BrokerContext) -> Iterator[Pending]:
+    queue = context.store.get(HALF_TOPIC, 0)
+    if queue is None:
+        return
+    settings, now_ms = context.settings, context.wall_clock_ms()
+    first_ms = round(settings.transaction_timeout_seconds * 1000) + _CHECK_SLACK_MS
+    interval_ms = round((settings.transaction_check_seconds + between_checks(context)) * 1000) + _CHECK_SLACK_MS
+    marks = context.metadata.marks.of(HALF_TOPIC, 0)
+    for offset in list(marks.open_offsets(queue.min_offset, queue.max_offset)):
+        record = record_at(context, queue, offset)
+        due = record.store_timestamp_ms + first_ms
+        if due <= now_ms:
+            due += ((now_ms - due) // interval_ms + 1) * interval_ms
+        topic = record.properties.get(props.REAL_TOPIC, record.topic)
+        yield Pending("transaction", topic, due, received(context, record))
+
+
+def between_checks(context: BrokerContext) -> float:
+    """Seconds after a check-back until the broker notes it, and counts the time until the next one."""
+    return context.settings.transaction_check_seconds / SAMPLES + _CHECK_SLACK_MS / 1000
+
+
+def _bits(bits: int) -> Iterator[int]:
+    return (number for number in range(bits.bit_length()) if bits >> number & 1)

@@ -1,0 +1,91 @@
+"""Servers as processes of their own, for tests of what a kit does not have: sockets of the system, files, kills."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mq.cli.dev_cluster import DevCluster, Ports
+from mq.client.sync.loop_thread import LoopThread
+
+_SETTINGS: Mapping[str, str] = {
+    "segment_bytes": str(16 * 1024 * 1024),
+    "metrics_listen": "off",
+    # Whatever else is on this disk: nothing expires, and nothing is refused.
+    "disk_warn_ratio": "1",
+    "disk_expire_ratio": "1",
+    "disk_full_ratio": "1",
+}
+
+
+class ServerProcesses:
+    """A name server and a group of brokers, each a process; see `running_processes`.
+
+    Attributes:
+        namesrv: the address for clients.
+        replicas: the ids of the brokers.
+    """
+
+    def __init__(self, cluster: DevCluster, thread: LoopThread) -> None:
+        self._cluster = cluster
+        self._thread = thread
+        self.namesrv = cluster.namesrv
+        self.replicas = cluster.node_ids
+
+    def address(self, replica: str) -> str:
+        """The client address of a broker."""
+        return self._cluster.address(replica)
+
+    def pid(self, replica: str) -> int:
+        """The process id of a broker."""
+        return self._cluster.pid(replica)
+
+    def log(self, replica: str) -> Path:
+        """The file with what a broker has logged."""
+        return self._cluster.log_path(replica)
+
+    def leader(self) -> str:
+        """The broker that leads. Raises `mq.cli.dev_cluster.DevClusterFailed` if there is none for a minute."""
+        return self._thread.call(self._cluster.leader)
+
+    def kill(self, replica: str) -> None:
+        """Kill a broker with SIGKILL. `start` starts it again."""
+
+        async def kill() -> None:
+            self._cluster.kill(replica)
+
+        self._thread.call(kill)
+
+    def start(self, replica: str) -> None:
+        """Start a broker that was killed, and wait until all of them are ready."""
+
+        async def start() -> None:
+            await self._cluster.start(replica)
+            await self._cluster.wait_ready()
+
+        self._thread.call(start)
+
+
+@contextlib.contextmanager
+def running_processes(*, replicas: int = 1, **settings: str) -> Iterator[ServerProcesses]:
+    """Servers on free ports of the loopback address, until the block ends; their files are removed then.
+
+    ``settings`` are those of a broker, as text. The servers stop, too, if this process is killed.
+
+    Raises `mq.cli.dev_cluster.DevClusterFailed`, with the end of the log of the server that did not start.
+    """
+    if replicas not in (1, 3, 5):
+        raise ValueError(f"a group has 1, 3 or 5 replicas, not {replicas}")
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="raftmq-processes-", ignore_cleanup_errors=True)
+        )
+        thread = LoopThread("servers of raftmq.testing")
+        stack.callback(thread.stop, "the servers of a test")
+        opening = DevCluster.open(
+            Path(directory), nodes=replicas, ports=Ports.free(replicas), settings={**_SETTINGS, **settings}
+        )
+        cluster = stack.enter_context(thread.portal.wrap_async_context_manager(opening))
+        yield ServerProcesses(cluster, thread)

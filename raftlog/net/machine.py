@@ -1,0 +1,138 @@
+"""What a node needs of the machine that it runs on: its disk, threads, connections and clocks.
+
+`this_machine` returns the real one, unless the caller is inside `standing_in`: then a test kit has put another one in
+its place. What such a block starts inherits it, tasks of trio and turns of reactors included; nothing else in the
+process notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from raftlog.lease_clock import boot_time
+from raftlog.net.listener import Dialing, Listener
+from raftlog.net.reactor import Reactor
+from raftlog.segment.disk import Disk, RealDisk
+from raftlog.segment.writer import LogWriter, OnFailed, threaded_writer
+
+T = TypeVar("T")
+Address = tuple[str, int]
+OnSocket = Callable[[socket.socket], None]
+
+
+class Listening(Protocol):
+    """Accepts connections until it is closed; see `Listener`."""
+
+    port: int
+    closed: bool
+
+    def close(self) -> None: ...
+
+
+class Attempt(Protocol):
+    """An attempt to connect; see `Dialing`."""
+
+    def close(self) -> None: ...
+
+
+class Machine:
+    """The machine of this process.
+
+    Attributes:
+        owns_process: whether the process belongs to the node, which may then tune it.
+        has_threads: whether work that waits for the disk has threads of its own. Without them it is done at once.
+    """
+
+    owns_process: bool = True
+    has_threads: bool = True
+
+    def open_disk(self) -> Disk:
+        """Where the log is."""
+        return RealDisk()
+
+    def open_reactor(self) -> Reactor:
+        """The event loop of a node."""
+        return Reactor()
+
+    def open_writer(self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None]) -> LogWriter:
+        """The writer of a log; see `threaded_writer`."""
+        return threaded_writer(done_fd, on_failed, observe)
+
+    async def in_thread(self, job: Callable[[], T]) -> T:
+        """Run a job that waits for the disk."""
+        return await trio.to_thread.run_sync(job)
+
+    def check_free(self, address: Address) -> None:
+        """Raises OSError, UnicodeError if nothing can listen at this address now."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)  # does not listen: no client gets a connection that is closed at once
+
+    def listen(self, reactor: Reactor, address: Address, on_accept: OnSocket) -> Listening:
+        """Accept connections at an address. Raises OSError, UnicodeError."""
+        return Listener(reactor, *address, on_accept)
+
+    def dial(
+        self, reactor: Reactor, address: Address, on_connected: OnSocket, on_failed: Callable[[str], None]
+    ) -> Attempt:
+        """Begin to connect to an IP address; see `Dialing`."""
+        return Dialing(reactor, address, on_connected, on_failed)
+
+    async def connect(self, address: Address) -> socket.socket:
+        """A connection that does not block. Raises OSError, UnicodeError."""
+        infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
+        family, kind, protocol, _, sockaddr = infos[0]
+        dialed = trio.socket.socket(family, kind, protocol)
+        try:
+            await dialed.connect(sockaddr)
+        except BaseException:
+            dialed.close()
+            raise
+        return socket.socket(fileno=dialed.detach())
+
+    async def open_stream(self, address: Address) -> trio.SocketStream:
+        """A connection for a task. Raises OSError."""
+        return await trio.open_tcp_stream(*address)
+
+    def ageing_clock(self) -> float:
+        """Monotonic seconds for what a test lets age at once, unlike silence and time-outs."""
+        return trio.current_time()
+
+    def thread_clock(self) -> float:
+        """Monotonic seconds in any thread, with another origin."""
+        return time.monotonic()
+
+    def boot_time(self) -> float:
+        """Seconds since the machine was started, including those in which it was suspended."""
+        return boot_time()
+
+    def wall_clock_ms(self) -> int:
+        """Milliseconds since the epoch, by the clock of this machine."""
+        return time.time_ns() // 1_000_000
+
+
+REAL: Final = Machine()
+_standing_in: ContextVar[Machine] = ContextVar("machine", default=REAL)
+
+
+def this_machine() -> Machine:
+    """The machine that the caller runs on."""
+    return _standing_in.get()
+
+
+@contextlib.contextmanager
+def standing_in(machine: Machine) -> Iterator[None]:
+    """Within the block, `this_machine` is ``machine``."""
+    before = _standing_in.set(machine)
+    try:
+        yield
+    finally:
+        _standing_in.reset(before)

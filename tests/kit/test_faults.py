@@ -1,0 +1,143 @@
+"""The faults that a test switches on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from mq.client import Message, Producer, PushConsumer, SendOutcomeUnknown, SendRejected
+from mq.protocol.codes import ResponseCode
+from mq.testing import Kit, open_kit
+
+
+def run(test: Callable[[Kit, Producer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with open_kit() as kit, Producer(kit.namesrv, retry_unknown=False) as producer:
+            await test(kit, producer)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@asynccontextmanager
+async def collecting(kit: Kit, topic: str) -> AsyncIterator[list[str]]:
+    ids: list[str] = []
+    consumer = PushConsumer(kit.namesrv, group="readers", consume_from="first")
+
+    @consumer.on(topic)
+    async def note(message: object) -> None:
+        ids.append(message.message_id)  # type: ignore[attr-defined]
+
+    async with consumer, trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run)
+        yield ids
+        consumer.stop()
+
+
+def test_an_unknown_outcome_of_a_stored_message() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.outcome_unknown()
+        with pytest.raises(SendOutcomeUnknown) as caught:
+            await producer.send(Message("Orders", b"one"))
+        assert caught.value.stored == "unknown"
+        await kit.settle()
+        [message] = kit.messages("Orders")
+        assert message.message_id == caught.value.message_id
+        assert (kit.faults.played, kit.faults.pending) == (1, 0)
+
+    run(test)
+
+
+def test_an_unknown_outcome_of_a_lost_message() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.lost()
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send(Message("Orders", b"one"))
+        await kit.settle()
+        assert kit.messages("Orders") == []
+
+    run(test)
+
+
+def test_a_retry_after_an_unknown_outcome_stores_twice() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.outcome_unknown()
+        async with Producer(kit.namesrv) as retrying:
+            result = await retrying.send(Message("Orders", b"one"))
+        assert result.maybe_duplicated
+        kit.assert_stored("Orders", b"one", b"one")
+
+    run(test)
+
+
+def test_a_duplicate_is_delivered_twice() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.duplicate()
+        result = await producer.send(Message("Orders", b"one"))
+        async with collecting(kit, "Orders") as ids:
+            await kit.advance_until(lambda: len(ids) == 2)
+        assert ids == [result.message_id] * 2
+        await producer.send(Message("Orders", b"two"))
+        kit.assert_stored("Orders", b"one", b"one", b"two")
+
+    run(test)
+
+
+def test_a_chosen_refusal() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.refuse(ResponseCode.NO_PERMISSION, "closed for today")
+        with pytest.raises(SendRejected, match="closed for today") as caught:
+            await producer.send(Message("Orders", b"one"))
+        assert caught.value.code == ResponseCode.NO_PERMISSION
+        assert kit.messages("Orders") == []
+        with pytest.raises(ValueError, match="choose another one"):
+            kit.faults.refuse(ResponseCode.SUCCESS)
+
+    run(test)
+
+
+def test_a_slow_broker() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        await producer.send(Message("Orders", b"one"))
+        began = trio.current_time()
+        with kit.faults.slow(2.0):
+            await producer.send(Message("Orders", b"two"))
+        assert 2.0 <= trio.current_time() - began < 2.5
+        with kit.faults.slow(20.0), pytest.raises(SendOutcomeUnknown):
+            await producer.send(Message("Orders", b"three"))
+
+    run(test)
+
+
+def test_broken_connections_are_opened_again() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        async with collecting(kit, "Orders") as ids:
+            await producer.send(Message("Orders", b"one"))
+            await kit.advance_until(lambda: len(ids) == 1)
+            kit.break_connections()
+            await kit.settle()
+            await producer.send(Message("Orders", b"two"))
+            await kit.advance_until(lambda: len(ids) == 2)
+
+    run(test)
+
+
+def test_faults_that_have_not_happened_can_be_taken_back() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        kit.faults.lost(3)
+        kit.faults.clear()
+        await producer.send(Message("Orders", b"one"))
+        assert kit.faults.played == 0
+
+    run(test)
+
+
+def test_one_replica_has_no_leader_to_lose() -> None:
+    async def test(kit: Kit, producer: Producer) -> None:
+        with pytest.raises(ValueError, match="replicas=3"):
+            await kit.lose_leader()
+
+    run(test)

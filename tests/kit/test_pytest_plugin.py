@@ -1,0 +1,130 @@
+"""The fixtures for pytest and the examples of the guide, in sessions of pytest as users have them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "testing.md"
+PLUGIN = "mq.pytest_plugin"
+
+
+def session(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A session of pytest in a directory; the plugin is loaded as an installation would load it."""
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-W", "error", *arguments]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*command, "--rootdir", "."],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        env=environment,
+        timeout=120,
+    )
+
+
+def examples(text: str) -> dict[str, str]:
+    """The source of each Python example by the file that its first line names."""
+    found = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(found) == text.count("```python"), "an example without a name"
+    return dict(found)
+
+
+def test_the_entry_point_is_the_plugin() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    [(name, value)] = re.findall(r'^\[project\.entry-points\.pytest11\]\n"(.*?)" = "(.*?)"$', text, re.MULTILINE)
+    assert EntryPoint(name, value, "pytest11").load().__name__ == name == PLUGIN
+
+
+def test_importing_the_plugin_costs_nothing() -> None:
+    code = f"""
+import sys, pytest
+before = set(sys.modules)
+import {PLUGIN}
+print(sorted(set(sys.modules) - before))
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout == f"['mq', '{PLUGIN}']\n"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_examples_of_the_guide_pass(tmp_path: Path) -> None:
+    files = examples(GUIDE.read_text())
+    del files["conftest.py"]  # pytest-asyncio is not installed here
+    for name, source in files.items():
+        (tmp_path / name).write_text(source)
+    result = session(tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"8 passed", result.stdout), result.stdout
+
+
+def test_fixtures_take_their_settings_from_the_marker(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("""
+import pytest
+from raftmq import Message
+from raftmq.sync import SyncProducer
+
+kits = []
+
+@pytest.mark.raftmq(replicas=3)
+def test_three(raftmq_kit):
+    kits.append(raftmq_kit.namesrv)
+    raftmq_kit.lose_leader()
+
+def test_fails(raftmq_kit):
+    kits.append(raftmq_kit.namesrv)
+    with SyncProducer(raftmq_kit.namesrv) as producer:
+        producer.send(Message("Orders", b"one"))
+    raftmq_kit.assert_stored("Orders", b"two")
+
+def test_gets_a_new_one(raftmq_kit):
+    assert raftmq_kit.topics() == []
+    assert raftmq_kit.namesrv not in kits
+
+@pytest.mark.raftmq(no_such_setting=1)
+def test_has_a_wrong_setting(raftmq_kit):
+    pass
+""")
+    result = session(tmp_path, "--strict-markers")
+    assert "2 passed" in result.stdout, result.stdout
+    assert "1 failed" in result.stdout
+    assert "1 error" in result.stdout
+    assert "Orders does not have [b'two'], and has [b'one'] that is not expected" in result.stdout
+    assert "no_such_setting" in result.stdout
+
+
+WITHOUT_SERVERS = """
+import sys
+
+class NoServers:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mq.testing":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    def invalidate_caches(self):
+        pass
+
+sys.meta_path.insert(0, NoServers())
+"""
+
+
+def test_without_the_servers_one_line_says_what_to_install(tmp_path: Path) -> None:
+    code = f"{WITHOUT_SERVERS}\nimport raftmq.testing"
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT)
+    last = result.stderr.splitlines()[-1]
+    assert (
+        last == "ImportError: raftmq.testing runs real brokers, which are not installed: pip install 'raftmq[testing]'"
+    )
+    (tmp_path / "conftest.py").write_text(WITHOUT_SERVERS)
+    (tmp_path / "test_it.py").write_text("def test_it(raftmq_kit): pass\n")
+    found = session(tmp_path)
+    assert "the fixtures of raftmq run real brokers: pip install 'raftmq[testing]'" in found.stdout
+    assert found.returncode == 1
