@@ -6,6 +6,7 @@
 """
 
 from mq.client.admin import Admin
+from mq.client.body_codecs import BodyCodec, BytesCodec, JsonCodec, MsgpackCodec, PydanticCodec, TextCodec
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.handlers import Handler
 from mq.client.consume.offsets import ConsumeFrom
@@ -18,6 +19,7 @@ from mq.client.consume.pull_loop import PullSettings
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import (
     AlreadyOpen,
+    BodyNotDecoded,
     BrokerError,
     ClientClosed,
     ClientError,
@@ -64,8 +66,11 @@ from mq.protocol.trace import MessageTrace
 __all__ = [
     "Admin",
     "AlreadyOpen",
+    "BodyCodec",
+    "BodyNotDecoded",
     "BrokerError",
     "BrokerStatsData",
+    "BytesCodec",
     "Check",
     "ClientClosed",
     "ClientError",
@@ -91,11 +96,13 @@ __all__ = [
     "HandlingPolicy",
     "Health",
     "Host",
+    "JsonCodec",
     "Message",
     "MessageQueue",
     "MessageRefused",
     "MessageStream",
     "MessageTrace",
+    "MsgpackCodec",
     "NameRefused",
     "NameServersUnavailable",
     "NoReply",
@@ -113,6 +120,7 @@ __all__ = [
     "PullConsumer",
     "PullSettings",
     "PushConsumer",
+    "PydanticCodec",
     "QueueEnds",
     "ReceivedMessage",
     "RemotingSettings",
@@ -128,6 +136,7 @@ __all__ = [
     "StopConsumer",
     "SubscriptionError",
     "SubscriptionGroupConfig",
+    "TextCodec",
     "TopicConfig",
     "TopicNotFound",
     "TopicRoute",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.send_outcome import judge_answer
@@ -17,6 +17,7 @@ from mq.protocol.compression import Codec, CodecMissing
 
 __all__ = [
     "AlreadyOpen",
+    "BodyNotDecoded",
     "BrokerError",
     "ClientClosed",
     "ClientError",
@@ -98,6 +99,18 @@ class CodecNotInstalled(ClientError):
     def __init__(self, error: CodecMissing) -> None:
         super().__init__(str(error))
         self.codec: Codec = error.codec
+
+
+class BodyNotDecoded(ClientError):
+    """The codec cannot decode the body of `message`, whose `raw_body` has the bytes. It stays stored.
+
+    A handler does not get such a message: it becomes a dead letter, unless `on_error` says otherwise.
+    """
+
+    def __init__(self, message: Any, reason: str) -> None:
+        super().__init__(f"cannot decode the body by {reason}; message {message}")
+        self.message: ReceivedMessage[bytes] = message
+        self.reason = reason
 
 
 class AlreadyOpen(ClientError):
@@ -236,7 +249,7 @@ class NoReply(ClientError):
 class NotARequest(ClientError):
     """The sender of this message waits for no reply, or its broker did not name its cluster."""
 
-    def __init__(self, message: ReceivedMessage) -> None:
+    def __init__(self, message: ReceivedMessage[Any]) -> None:
         super().__init__(f"{message} wants no reply")
         self.message = message
 
@@ -260,7 +273,7 @@ class OffsetsFileDamaged(ClientError):
 class DeliveryFinished(ClientError):
     """This delivery was settled before; the second call had no effect."""
 
-    def __init__(self, message: ReceivedMessage, outcome: Literal["acknowledged", "given back"]) -> None:
+    def __init__(self, message: ReceivedMessage[Any], outcome: Literal["acknowledged", "given back"]) -> None:
         super().__init__(f"{message} was {outcome} before")
         self.message = message
         self.outcome = outcome

@@ -12,7 +12,7 @@ from mq.client.message import MessageQueue
 
 __all__ = ["ClientEvent", "Health", "OnEvent", "check_on_event", "tell"]
 
-EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck"]
+EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck", "undecodable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class ClientEvent:
     `kind` is "connected" or "lost" for a connection, with the address as the `subject`; "assigned" or "revoked" for
     `queues` of the topic that is the `subject` ("revoked" when their offsets are stored, if their leaders answer);
     "stuck" for a consumer that waits for something for longer than 10 s, and again every half minute; at once if no
-    name server answers, or a broker denies permission. `reason` says why it was lost or is stuck.
+    name server answers, or a broker denies permission; "undecodable" for a message of the topic that is the `subject`,
+    and of that queue, whose body the codec cannot decode. `reason` says why.
     """
 
     kind: EventKind

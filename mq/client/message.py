@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import msgspec
 
@@ -14,7 +14,16 @@ from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.records import Host, StoredMessage
 
-__all__ = ["Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
+if TYPE_CHECKING:  # its `default` says what a bare `Message` is; later versions of Python have it in `typing`
+    from typing_extensions import TypeVar
+
+    BodyT = TypeVar("BodyT", default=bytes)
+else:
+    from typing import TypeVar
+
+    BodyT = TypeVar("BodyT")
+
+__all__ = ["BodyT", "Message", "MessageQueue", "ReceivedMessage", "SendResult", "SendStatus"]
 
 
 _TOPIC_AND_BODY = ("topic", "body")
@@ -32,19 +41,20 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
-class Message(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=True):
     """A message to send.
 
-    `body` is 1 byte to 4 MiB. `tags` is one tag to filter by; `keys` are words to look the message up by. `properties`
-    are the application's own names and values. Messages with the same `sharding_key` go to the same queue and so keep
-    their order. `flag` is a number that brokers store and ignore. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s,
-    30 s, 1 min ... 2 h; brokers may have other levels, up to 64), `delay` after that many seconds by the broker's
-    clock, `deliver_at` at a time: a datetime with its time zone, or milliseconds since the epoch. At most one of the
-    three; a time in the past means now.
+    `body` is 1 byte to 4 MiB; or, for a producer with a codec, a value that the codec encodes as that. `tags` is one
+    tag to filter by; `keys` are words to look the message up by. `properties` are the application's own names and
+    values. Messages with the same `sharding_key` go to the same queue and so keep their order. `flag` is a number that
+    brokers store and ignore. `delay_level` 1 to 18 delivers later (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h; brokers may
+    have other levels, up to 64), `delay` after that many seconds by the broker's clock, `deliver_at` at a time: a
+    datetime with its time zone, or milliseconds since the epoch. At most one of the three; a time in the past means
+    now.
     """
 
     topic: str
-    body: bytes
+    body: BodyT
     tags: str | None = None
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -56,7 +66,11 @@ class Message(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
     def __repr__(self) -> str:
         fields = "".join(f", {name}={value!r}" for name, value in self.__rich_repr__() if name not in _TOPIC_AND_BODY)
-        shown = repr(self.body) if len(self.body) <= _SHOWN_BYTES_MAX else f"<{len(self.body)} bytes>"
+        body = cast("Any", self.body)
+        if not isinstance(body, bytes):
+            shown = f"<a {type(body).__name__}>"
+        else:
+            shown = repr(body) if len(body) <= _SHOWN_BYTES_MAX else f"<{len(body)} bytes>"
         return f"Message({self.topic!r}, {shown}{fields})"
 
 
@@ -90,26 +104,27 @@ class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True)
     trace_on: bool = True
 
 
-class ReceivedMessage:
-    """A received message: the body inflated, everything else as stored by the broker.
+class ReceivedMessage(Generic[BodyT]):
+    """A received message: the body inflated and decoded, everything else as stored by the broker.
 
-    A body that cannot be inflated is returned as stored, and logged. `attempt` is 1 for the first delivery in this
-    process and grows each time the handler fails; `reconsume_times` grows each time the message is sent back to its
-    broker.
+    `body` is what the codec makes of `raw_body`, which are bytes; without a codec, both are the same. A body that
+    cannot be inflated is `raw_body` as stored, and logged. `attempt` is 1 for the first delivery in this process and
+    grows each time the handler fails; `reconsume_times` grows each time the message is sent back to its broker.
     """
 
-    __slots__ = ("attempt", "body", "queue", "queue_offset", "record")
+    __slots__ = ("attempt", "body", "queue", "queue_offset", "raw_body", "record")
 
     def __init__(self, record: StoredMessage, queue: MessageQueue, body: bytes) -> None:
         self.record: StoredMessage = record
         self.queue: MessageQueue = queue
         self.queue_offset: QueueOffset = record.queue_offset
-        self.body: bytes = body
+        self.raw_body: bytes = body
+        self.body: BodyT = body  # type: ignore[assignment]  # until a codec decodes it
         self.attempt: int = 1
 
     def __repr__(self) -> str:
         where = f"{self.queue.broker_name}/{self.queue.queue_id}@{self.queue_offset}"
-        return f"<{type(self).__name__} {self.topic} {where} id={self.message_id} {len(self.body)} bytes>"
+        return f"<{type(self).__name__} {self.topic} {where} id={self.message_id} {len(self.raw_body)} bytes>"
 
     @property
     def topic(self) -> str:

@@ -131,7 +131,7 @@ class Spans:
     # Consumers.
 
     @_harmless
-    def processing(self, messages: Sequence[ReceivedMessage], *, is_batch: bool = False) -> Work:
+    def processing(self, messages: Sequence[ReceivedMessage[Any]], *, is_batch: bool = False) -> Work:
         """Start the span of handling these messages, all of one topic."""
         attributes = self._operation("process", "process", messages[0].topic) | _received(messages, is_batch)
         span = self._start("process", messages, self._trace.SpanKind.CONSUMER, attributes)
@@ -140,7 +140,7 @@ class Spans:
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """`handler`, wrapped in a span per call, which is the current span in it."""
 
-        async def traced(given: ReceivedMessage | list[ReceivedMessage]) -> None:
+        async def traced(given: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             is_batch = isinstance(given, list)
             with self.processing(given if isinstance(given, list) else [given], is_batch=is_batch) or nullcontext():
                 await handler(given)
@@ -148,7 +148,9 @@ class Spans:
         return traced
 
     @_harmless
-    def received(self, operation: str, messages: Sequence[ReceivedMessage], began_ns: int, *, is_batch: bool) -> None:
+    def received(
+        self, operation: str, messages: Sequence[ReceivedMessage[Any]], began_ns: int, *, is_batch: bool
+    ) -> None:
         """Record that the application requested messages at ``began_ns``, in ns since 1970, and has just received
         these.
         """
@@ -158,7 +160,7 @@ class Spans:
         self._start(operation, messages, self._trace.SpanKind.CONSUMER, attributes, topic, began_ns).end()
 
     @contextmanager
-    def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage] = ()) -> Iterator[None]:
+    def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]] = ()) -> Iterator[None]:
         """The span of settling these messages at a broker; an exception in the block becomes its error."""
         span = self._settling(operation, topic, messages)
         try:
@@ -171,7 +173,7 @@ class Spans:
             _end(span)
 
     @_harmless
-    def _settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage]) -> Span:
+    def _settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]]) -> Span:
         attributes = self._operation(operation, "settle", topic)
         if len(messages) == 1:
             attributes |= _received(messages, is_batch=False)
@@ -191,7 +193,7 @@ class Spans:
     def _start(
         self,
         operation: str,
-        messages: Sequence[ReceivedMessage],
+        messages: Sequence[ReceivedMessage[Any]],
         kind: SpanKind,
         attributes: Attributes,
         topic: str | None = "",
@@ -388,13 +390,13 @@ def _sent_attributes(message: Message, *, transaction: bool) -> Attributes:
     return attributes | {"messaging.rocketmq.message.type": kind}
 
 
-def _received(messages: Sequence[ReceivedMessage], is_batch: bool) -> Attributes:
+def _received(messages: Sequence[ReceivedMessage[Any]], is_batch: bool) -> Attributes:
     if is_batch:
         return {"messaging.batch.message_count": len(messages)}
     [message] = messages
     attributes: Attributes = {
         "messaging.message.id": message.message_id,
-        "messaging.message.body.size": len(message.body),
+        "messaging.message.body.size": len(message.raw_body),
         "messaging.destination.partition.id": _partition(message.queue),
     }
     if message.tags is not None:

@@ -20,16 +20,19 @@ import random
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import anyio
 import anyio.abc
 
+from mq.client.body_codecs import BodyCodec, check_body_codec, encode_body
+from mq.client.consume.decoding import Decoding
 from mq.client.consume.offsets import lag_of
+from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.errors import NotADeadLetter
-from mq.client.events import OnEvent, check_on_event
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.events import ClientEvent, OnEvent, check_on_event
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
@@ -46,13 +49,15 @@ from mq.protocol.names import check_group
 
 __all__ = ["Consumer"]
 
+ReplyT = TypeVar("ReplyT")
+
 LEAVE_SECONDS = 8.0
 """Time to store the last offsets, release locks and unregister, also while a leader is elected: brokers that do not
 answer must not block closing for longer.
 """
 
 
-class Consumer(Client):
+class Consumer(Client, Generic[BodyT]):
     """The base of all consumers. Subclasses override the steps of the life cycle, which are called in this order:
 
     `_connected`, `_start`, then the block of the user, `_stop`, `_closed`, `_leave`.
@@ -66,12 +71,18 @@ class Consumer(Client):
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
         model: Literal["clustering", "broadcasting"] = "clustering",
+        codec: BodyCodec[BodyT] | None = None,
+        on_error: OnError | None = None,
         ping: bool = False,
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
         check_group(group)
+        self._codec = check_body_codec(codec)
+        self._on_error = check_policies(on_error)
+        self._decoding = Decoding(group, self._codec_of, self._on_error, give_up=self._give_up, tell=self._tell)
+        self._decoding.is_on = codec is not None
         self._pings_first = ping
         self._on_event = check_on_event(on_event)
         self.group = group
@@ -163,26 +174,70 @@ class Consumer(Client):
         """Handle a request from a broker; see `OnServerRequest`."""
         return refuse_server_request(request, body, answer_later)
 
+    def _tell(self, event: ClientEvent) -> None:
+        if self._remoting is not None:
+            self._remoting.tell(event)
+
+    # Bodies.
+
+    def _codec_of(self, topic: str) -> BodyCodec[Any] | None:
+        """The codec for messages of a topic; None for bytes."""
+        return self._codec
+
+    async def _give_up(self, message: ReceivedMessage[Any], error: BaseException) -> bool:
+        """Make a message a dead letter; returns whether a broker has stored it. Takes at most 5 s."""
+        assert self._remoting is not None, "a message is given up before the consumer is open"
+        text = failure_text(error)
+        return await give_back(
+            self._remoting, self.group, message, max_reconsume_times=None, failure=text, is_dead=True
+        )
+
     # Common to all kinds.
 
+    @overload
     async def reply(
         self,
-        message: ReceivedMessage,
-        body: bytes,
+        message: ReceivedMessage[Any],
+        body: BodyT,
         *,
         properties: Mapping[str, str] | None = None,
         timeout: float = REPLY_SECONDS,
+        codec: None = None,
+    ) -> None: ...
+    @overload
+    async def reply(
+        self,
+        message: ReceivedMessage[Any],
+        body: ReplyT,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+        codec: BodyCodec[ReplyT],
+    ) -> None: ...
+    async def reply(
+        self,
+        message: ReceivedMessage[Any],
+        body: Any,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+        codec: BodyCodec[Any] | None = None,
     ) -> None:
         """Reply to a message sent with `Producer.request`, and wait until the sender has the reply.
+
+        `codec` encodes the body, by default that of the consumer.
 
         Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds the last
         error. A reply does not acknowledge the message: that happens when its handler ends, as for any other.
         """
         remoting = self._opened()
         own_id = self._unique_keys.next()
+        chosen = check_body_codec(codec) or self._codec
+        if chosen is not None:
+            body = encode_body(chosen, body)
         await reply_to(message, body, remoting, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
-    async def dead_letter(self, message: ReceivedMessage, reason: str | BaseException) -> None:
+    async def dead_letter(self, message: ReceivedMessage[Any], reason: str | BaseException) -> None:
         """Store a received message in the group's dead letter topic, with the reason, and wait until that is done.
 
         This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
@@ -208,7 +263,7 @@ class Consumer(Client):
         return f"<{type(self).__name__} {self.group}{what} at {';'.join(self._name_servers)}, {state}>"
 
 
-class PositionedConsumer(Consumer):
+class PositionedConsumer(Consumer[BodyT]):
     """A consumer that has a position in each of its queues."""
 
     @property

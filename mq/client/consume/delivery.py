@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Generic, Literal, Self
 
 import anyio
 import anyio.lowlevel
 
+from mq.client.consume.decoding import Decoding
 from mq.client.consume.process_queue import ProcessQueue
-from mq.client.errors import ClientClosed, DeliveryFinished
-from mq.client.message import ReceivedMessage
+from mq.client.errors import BodyNotDecoded, ClientClosed, DeliveryFinished
+from mq.client.message import BodyT, ReceivedMessage
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
 from mq.protocol.trace import ContextCode
@@ -65,20 +66,20 @@ class DeliveryBoard:
         queue.leased = False
         self.offer(queue)
 
-    def finish(self, queue: ProcessQueue, message: ReceivedMessage) -> None:
+    def finish(self, queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
         """The message is finished."""
         if not queue.dropped:
             queue.acknowledge(message)
             self._on_progress(queue)
 
-    def retry_at(self, message: ReceivedMessage) -> float:
+    def retry_at(self, message: ReceivedMessage[Any]) -> float:
         """When to retry a message that has just failed: the delay doubles each time, up to 30 s."""
         delay = min(self._retry_seconds * 2.0 ** min(message.attempt - 1, 10), RETRY_SECONDS_MAX)
         return anyio.current_time() + delay
 
     async def take(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
-    ) -> tuple[ProcessQueue, list[ReceivedMessage]]:
+    ) -> tuple[ProcessQueue, list[ReceivedMessage[Any]]]:
         """Wait for messages of any queue, and take at most `count(queue)` of them. If cancelled, none is taken.
 
         Raises ClientClosed.
@@ -97,7 +98,7 @@ class DeliveryBoard:
 
     def take_nowait(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
-    ) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
+    ) -> tuple[ProcessQueue, list[ReceivedMessage[Any]]] | None:
         """As `take`, but returns None if nothing is available now."""
         now = anyio.current_time()
         while self._alarms and self._alarms[0][0] <= now:
@@ -124,7 +125,7 @@ class DeliveryBoard:
             heappush(self._alarms, (available_at, self._alarm_count, queue))
 
 
-class Delivery:
+class Delivery(Generic[BodyT]):
     """One message to be settled explicitly, once: by `ack()` or `nack()`. Only the first call counts.
 
     As a context manager it returns the message, acknowledges it when the block ends, and retries it later if the block
@@ -137,7 +138,7 @@ class Delivery:
         self,
         board: DeliveryBoard,
         queue: ProcessQueue,
-        message: ReceivedMessage,
+        message: ReceivedMessage[BodyT],
         *,
         exclusive: bool,
         tracer: Tracer | None = None,
@@ -149,7 +150,7 @@ class Delivery:
         self._exclusive = exclusive
         self._board = board
         self._queue = queue
-        self.message: ReceivedMessage = message
+        self.message: ReceivedMessage[BodyT] = message
         self._outcome: Literal["acknowledged", "given back"] | None = None
 
     @property
@@ -160,7 +161,7 @@ class Delivery:
     def __repr__(self) -> str:
         return f"<Delivery {'finished' if self.finished else 'open'} of {self.message}>"
 
-    def __enter__(self) -> ReceivedMessage:
+    def __enter__(self) -> ReceivedMessage[BodyT]:
         if self.work is not None:
             self.work.__enter__()
         return self.message
@@ -220,16 +221,23 @@ class Delivery:
             self.work.settled(outcome)
 
 
-class DeliveryStream:
+class DeliveryStream(Generic[BodyT]):
     """All messages of a consumer as deliveries; several tasks may iterate over streams of one consumer.
 
     With `exclusive`, a queue delivers the next message when the previous one is settled.
     """
 
     def __init__(
-        self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None, spans: Spans | None = None
+        self,
+        board: DeliveryBoard,
+        decoding: Decoding,
+        *,
+        exclusive: bool,
+        tracer: Tracer | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._board = board
+        self._decoding = decoding
         self._exclusive = exclusive
         self._tracer = tracer
         self._spans = spans
@@ -237,28 +245,42 @@ class DeliveryStream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Delivery:
+    async def __anext__(self) -> Delivery[BodyT]:
+        """Raises ClientClosed; BodyNotDecoded only if `on_error` says `StopConsumer`."""
         await anyio.lowlevel.checkpoint()
-        queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
+        while True:
+            queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
+            if (error := self._decoding.failure(message)) is None:
+                break
+            await self._put_aside(queue, message, error)
         return Delivery(self._board, queue, message, exclusive=self._exclusive, tracer=self._tracer, spans=self._spans)
 
+    async def _put_aside(self, queue: ProcessQueue, message: ReceivedMessage[Any], error: BodyNotDecoded) -> None:
+        delivery: Delivery[Any] = Delivery(self._board, queue, message, exclusive=self._exclusive)
+        retry_after: float | None = 0.0
+        try:
+            retry_after = await self._decoding.put_aside(message, error)
+        finally:
+            if retry_after is None:
+                delivery.ack()
+            else:
+                delivery.nack(retry_after)
 
-class MessageStream:
+
+class MessageStream(Generic[BodyT]):
     """All messages of a consumer; requesting the next message acknowledges the previous one.
 
     So the body of `async for` is the handler: if it raises, or the process dies, the message is redelivered.
     """
 
-    def __init__(
-        self, board: DeliveryBoard, *, exclusive: bool, tracer: Tracer | None = None, spans: Spans | None = None
-    ) -> None:
-        self._deliveries = DeliveryStream(board, exclusive=exclusive, tracer=tracer, spans=spans)
-        self._current: Delivery | None = None
+    def __init__(self, deliveries: DeliveryStream[BodyT]) -> None:
+        self._deliveries = deliveries
+        self._current: Delivery[BodyT] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> ReceivedMessage:
+    async def __anext__(self) -> ReceivedMessage[BodyT]:
         if self._current is not None:
             current, self._current = self._current, None
             current.ack()

@@ -10,23 +10,16 @@ import anyio
 import anyio.lowlevel
 
 from mq.client.application_code import calling_task, failure_of, program_end_in, task_finder
+from mq.client.consume.decoding import Decoding, policy_of_failure
 from mq.client.consume.delivery import RETRY_SECONDS_MAX, DeliveryBoard
 from mq.client.consume.key_lanes import KeyLanes
-from mq.client.consume.policies import (
-    DeadLetter,
-    HandlingPolicy,
-    OnError,
-    RetryLater,
-    Skip,
-    StopConsumer,
-    policy_of,
-)
+from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.send_back import failure_text
 from mq.client.consume.subscription import Subscribed
 from mq.client.errors import ClientError
 from mq.client.logs import log
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.produce.tracing import Tracer
 from mq.client.spans import Spans
 from mq.protocol.group_bodies import ConsumeResult
@@ -36,15 +29,14 @@ from mq.protocol.trace import ContextCode
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Handler", "HandlerT", "Handling", "Middleware", "MiddlewareT"]
+__all__ = ["Handler", "Handling", "Middleware", "MiddlewareT"]
 
-Handler = Callable[[ReceivedMessage], Awaitable[None]]
-GiveBack = Callable[[ReceivedMessage, BaseException, float | None], Awaitable[bool]]
+Handler = Callable[[ReceivedMessage[BodyT]], Awaitable[None]]
+GiveBack = Callable[[ReceivedMessage[Any], BaseException, float | None], Awaitable[bool]]
 """Gets the message, its failure, and after how many seconds it is wanted again; None: as after any failure."""
-GiveUp = Callable[[ReceivedMessage, BaseException], Awaitable[bool]]
+GiveUp = Callable[[ReceivedMessage[Any], BaseException], Awaitable[bool]]
 Middleware = Callable[[Any, Callable[[Any], Awaitable[None]]], Awaitable[None]]
 """Gets the message, or the list of a handler with `batch`, and what it has to await with that."""
-HandlerT = TypeVar("HandlerT", bound=Callable[[Any], Awaitable[None]])
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 
 LEASE_MESSAGES_MAX = 32
@@ -77,9 +69,11 @@ class Handling:
         give_up: GiveUp,
         attempts_max: int | None,
         on_error: OnError,
+        decoding: Decoding,
         spans: Spans | None = None,
     ) -> None:
         self._on_error = on_error
+        self._decoding = decoding
         self.middleware: list[Middleware] = []
         """Called around each handler; the first one is the outermost."""
         self._spans = spans
@@ -97,7 +91,7 @@ class Handling:
         self._attempts: dict[tuple[MessageQueue, int], int] = {}
         """The next attempt of messages that failed here, by queue and position in the log."""
         self.tracer: Tracer | None = None
-        self._fallback: Handler | None = None
+        self._fallback: Handler[Any] | None = None
         self._scope: anyio.CancelScope | None = None
         self._caller: asyncio.Task[Any] | None = None
         self._current_task: Callable[[], object] = calling_task
@@ -127,7 +121,7 @@ class Handling:
         if topics and not self._was_run:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
-    async def run(self, fallback: Handler | None) -> None:
+    async def run(self, fallback: Handler[Any] | None) -> None:
         """Handle messages until `stop`. `fallback` handles topics without their own handler; ValueError if it is
         missing.
         """
@@ -201,7 +195,7 @@ class Handling:
             await ended.wait()
         return False
 
-    async def handle_again(self, message: ReceivedMessage) -> None:
+    async def handle_again(self, message: ReceivedMessage[Any]) -> None:
         """Call the handler of a message's topic. Raises its exceptions, and LookupError if there is none."""
         subscribed = self._subscribed.get(message.topic)
         handler = subscribed.handler if subscribed is not None and message.topic != self._retry_topic else None
@@ -222,12 +216,14 @@ class Handling:
             handler = partial(_with_next, each, handler)
         return handler
 
-    async def handle_for_operator(self, message: ReceivedMessage) -> ConsumeResult:
+    async def handle_for_operator(self, message: ReceivedMessage[Any]) -> ConsumeResult:
         """The result of handling a message now, for an operator; the group's progress does not change."""
         begun = anyio.current_time()
         result, remark = "CR_SUCCESS", ""
-        if (error := await failure_of(self.handle_again, message)) is not None:
+        error: BaseException | None = self._decoding.failure(message)
+        if error is None and (error := await failure_of(self.handle_again, message)) is not None:
             log.exception("handler_failed", error, message=message, attempt=message.attempt)
+        if error is not None:
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         spent_ms = int((anyio.current_time() - begun) * 1000)
         return ConsumeResult(result, order=self._ordered, remark=remark, spent_ms=spent_ms)
@@ -241,7 +237,7 @@ class Handling:
         return max(batch, min(LEASE_MESSAGES_MAX, process_queue.ready_count // self._concurrency))
 
     async def _handle(
-        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], slots: anyio.Semaphore
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage[Any]], slots: anyio.Semaphore
     ) -> None:
         """Pass `messages` to their handler, in order, until all are finished or one of an ordered queue failed."""
         handler, batch = self._handler_of(process_queue)
@@ -249,8 +245,8 @@ class Handling:
         retry_at = 0.0
         try:
             while done < len(messages) and handler is not None and self._may_go_on(process_queue):
-                part = messages[done : done + self._part_size(messages[done], batch)]
-                wanted_at = await self._attempt(handler, process_queue, part, is_batch=batch is not None)
+                part, error = self._decoding.first(messages[done : done + self._part_size(messages[done], batch)])
+                wanted_at = await self._attempt(handler, process_queue, part, error, is_batch=batch is not None)
                 if wanted_at is not None:
                     retry_at = wanted_at
                     return
@@ -273,16 +269,17 @@ class Handling:
             handler = self._spans.around(handler)
         return handler, subscribed.batch if subscribed is not None else None
 
-    async def _handle_in_lane(self, process_queue: ProcessQueue, message: ReceivedMessage) -> float | None:
+    async def _handle_in_lane(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> float | None:
         """Handle one message; returns when to retry it, None if it is done."""
         await anyio.lowlevel.checkpoint()
         handler, batch = self._handler_of(process_queue)
         if handler is None:
             return anyio.current_time() + RETRY_SECONDS_MAX  # its topic was unsubscribed; its queue is dropped soon
         self._part_size(message, batch)  # notes the attempts
-        return await self._attempt(handler, process_queue, [message], is_batch=batch is not None)
+        part, error = self._decoding.first([message])
+        return await self._attempt(handler, process_queue, part, error, is_batch=batch is not None)
 
-    def _return(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
+    def _return(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
         process_queue.give_back([message], 0.0)
         self._board.offer(process_queue)
 
@@ -290,28 +287,31 @@ class Handling:
         self,
         handler: Callable[[Any], Awaitable[None]],
         process_queue: ProcessQueue,
-        part: list[ReceivedMessage],
+        part: list[ReceivedMessage[Any]],
+        error: BaseException | None,
         *,
         is_batch: bool,
     ) -> float | None:
-        """Pass messages to their handler, once; returns when to retry them before all others, or None if they are done,
-        or given back.
+        """Pass messages to their handler, once, unless they have failed before that with `error`.
+
+        Returns when to retry them before all others, or None if they are done, or given back.
         """
         trace = None if self.tracer is None else self.tracer.handling(part)
-        task = self._current_task()
-        self._at_work.add(task)
-        try:
-            error = await failure_of(handler, part if is_batch else part[0], self._caller)
-        finally:
-            self._at_work.discard(task)
+        is_told = error is not None
+        if error is None:
+            task = self._current_task()
+            self._at_work.add(task)
+            try:
+                error = await failure_of(handler, part if is_batch else part[0], self._caller)
+            finally:
+                self._at_work.discard(task)
         if error is None:
             if trace is not None:
                 trace.ended(ContextCode.SUCCESS)
             self._finish(process_queue, part)
             return None
         policy = self._policy(error, part[0])
-        is_asked_for = policy is error
-        if not is_asked_for:
+        if policy is not error and not is_told:
             log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
         if trace is not None:
             trace.ended(ContextCode.EXCEPTION)
@@ -343,12 +343,12 @@ class Handling:
     def _may_go_on(self, process_queue: ProcessQueue) -> bool:
         return not self._drains and process_queue.may_go_on(anyio.current_time())
 
-    def _policy(self, error: BaseException, message: ReceivedMessage) -> HandlingPolicy | None:
+    def _policy(self, error: BaseException, message: ReceivedMessage[Any]) -> HandlingPolicy | None:
         subscribed = self._subscribed.get(message.topic)
-        return policy_of(error, *([] if subscribed is None else [subscribed.on_error]), self._on_error)
+        return policy_of_failure(error, *([] if subscribed is None else [subscribed.on_error]), self._on_error)
 
     async def _are_dead(
-        self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]
+        self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]
     ) -> bool:
         """Make dead letters of messages; returns whether all of them are, so that nothing is left to retry."""
         if process_queue.dropped:
@@ -361,17 +361,17 @@ class Handling:
         self._finish(process_queue, messages)
         return True
 
-    def _part_size(self, message: ReceivedMessage, batch: int | None) -> int:
+    def _part_size(self, message: ReceivedMessage[Any], batch: int | None) -> int:
         """How many messages the handler gets next, from `message` on: one at a time before they are given up."""
         if self._attempts:
             message.attempt = max(message.attempt, self._attempts.get(_place(message), 1))
         return 1 if self._is_last(message) else batch or 1
 
-    def _is_last(self, message: ReceivedMessage) -> bool:
+    def _is_last(self, message: ReceivedMessage[Any]) -> bool:
         """Whether this is the last attempt of this process."""
         return self._attempts_max is not None and message.attempt >= self._attempts_max
 
-    def _count_failure(self, messages: Sequence[ReceivedMessage]) -> None:
+    def _count_failure(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
         for message in messages:
             message.attempt += 1
             self._attempts.pop(_place(message), None)
@@ -379,14 +379,14 @@ class Handling:
         while len(self._attempts) > REMEMBERED_MAX:
             del self._attempts[next(iter(self._attempts))]
 
-    def _finish(self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+    def _finish(self, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]) -> None:
         for message in messages:
             if self._attempts:
                 self._attempts.pop(_place(message), None)
             self._board.finish(process_queue, message)
 
     async def _has_given_up(
-        self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage]
+        self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]
     ) -> bool:
         """Make a message that failed too often a dead letter; returns whether it is one."""
         message = messages[0]
@@ -406,13 +406,13 @@ class Handling:
         give_back: GiveBack,
         error: BaseException,
         process_queue: ProcessQueue,
-        messages: Sequence[ReceivedMessage],
+        messages: Sequence[ReceivedMessage[Any]],
         retry_at: float,
         seconds: float | None,
     ) -> None:
         """Send these messages back to the brokers, or retry them here if no broker takes them."""
 
-        async def give(message: ReceivedMessage) -> None:
+        async def give(message: ReceivedMessage[Any]) -> None:
             if await give_back(message, error, seconds):
                 self._finish(process_queue, [message])
             else:
@@ -436,6 +436,6 @@ async def _with_next(middleware: Middleware, call_next: Callable[[Any], Awaitabl
     await middleware(messages, call_next)
 
 
-def _place(message: ReceivedMessage) -> tuple[MessageQueue, int]:
+def _place(message: ReceivedMessage[Any]) -> tuple[MessageQueue, int]:
     """What tells a message from all others, also from those of a topic that was made again under its name."""
     return message.queue, message.record.physical_offset

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -21,7 +22,7 @@ from mq.client.message import ReceivedMessage
 
 __all__ = ["KeyLanes"]
 
-Lane = deque[tuple[ProcessQueue, ReceivedMessage]]
+Lane = deque[tuple[ProcessQueue, ReceivedMessage[Any]]]
 
 
 class KeyLanes:
@@ -34,8 +35,8 @@ class KeyLanes:
     def __init__(
         self,
         concurrency: int,
-        handle: Callable[[ProcessQueue, ReceivedMessage], Awaitable[float | None]],
-        give_back: Callable[[ProcessQueue, ReceivedMessage], None],
+        handle: Callable[[ProcessQueue, ReceivedMessage[Any]], Awaitable[float | None]],
+        give_back: Callable[[ProcessQueue, ReceivedMessage[Any]], None],
     ) -> None:
         self._slots = anyio.Semaphore(concurrency)
         self._handle = handle
@@ -44,7 +45,9 @@ class KeyLanes:
         self._waiting: set[anyio.Event] = set()
         self._is_ending = False
 
-    def add(self, tasks: anyio.abc.TaskGroup, process_queue: ProcessQueue, messages: Iterable[ReceivedMessage]) -> None:
+    def add(
+        self, tasks: anyio.abc.TaskGroup, process_queue: ProcessQueue, messages: Iterable[ReceivedMessage[Any]]
+    ) -> None:
         """Put messages into their lanes; new ones run in `tasks`."""
         for message in messages:
             key: Hashable = object() if message.sharding_key is None else (message.queue, message.sharding_key)

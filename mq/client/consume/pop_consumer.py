@@ -12,23 +12,25 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import msgspec
 
+from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import Consumer
+from mq.client.consume.policies import OnError
 from mq.client.consume.popped_messages import Inbox, PoppedMessage, read_popped
 from mq.client.consume.renewals import Renewals
 from mq.client.consume.subscription import subscription_of
-from mq.client.errors import BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
+from mq.client.errors import BodyNotDecoded, BrokerError, ClientClosed, ClientError, TopicNotFound, UnreadableAnswer
 from mq.client.events import ClientEvent, OnEvent
 from mq.client.filters import Sql
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
-from mq.client.message import MessageQueue
+from mq.client.message import BodyT, MessageQueue
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import Connection
 from mq.client.net.leader_calls import Repeat, call_leader, leader_address
@@ -74,7 +76,7 @@ class _AckBatch:
 
 
 class PopConsumerOptions(TypedDict, total=False):
-    """Keyword arguments of `PopConsumer`."""
+    """Keyword arguments of `PopConsumer`, but for `codec`, which has a type of its own."""
 
     ordered: bool
     invisible: float
@@ -83,6 +85,7 @@ class PopConsumerOptions(TypedDict, total=False):
     ahead: int
     hold_seconds: float
     timeout: float
+    on_error: OnError | None
     otel: bool | TracerProvider
     ping: bool
     on_event: OnEvent | None
@@ -90,7 +93,7 @@ class PopConsumerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class PopConsumer(Consumer):
+class PopConsumer(Consumer[BodyT]):
     """Pops messages of a topic, on trio or asyncio.
 
         async with PopConsumer("127.0.0.1:9876", "billing", "Orders", invisible=60.0) as consumer:
@@ -119,6 +122,10 @@ class PopConsumer(Consumer):
 
     `timeout` limits `ack` and `nack`, in seconds: within it they are retried across a change of leader. `otel` as for
     `Producer`: receiving a message, `ack` and `nack` are spans.
+
+    `codec` decodes the bodies, see `mq.client.body_codecs`. A message whose body it cannot decode is left out, and
+    becomes a dead letter of the group; or what `on_error={BodyNotDecoded: ...}` says. With `StopConsumer`, receiving
+    raises BodyNotDecoded, and the message is returned.
     """
 
     def __init__(
@@ -135,24 +142,27 @@ class PopConsumer(Consumer):
         ahead: int = BATCH_MAX,
         hold_seconds: float = 15.0,
         timeout: float = 10.0,
+        codec: BodyCodec[BodyT] | None = None,
+        on_error: OnError | None = None,
         otel: bool | TracerProvider = False,
         ping: bool = False,
         on_event: OnEvent | None = None,
         remoting: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(namesrv, group, otel=otel, ping=ping, on_event=on_event, remoting=remoting, rng=rng)
+        super().__init__(
+            namesrv,
+            group,
+            otel=otel,
+            codec=codec,
+            on_error=on_error,
+            ping=ping,
+            on_event=on_event,
+            remoting=remoting,
+            rng=rng,
+        )
         check_topic(topic)
-        if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
-            raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
-        if consume_from not in ("first", "last"):
-            raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
-        if ahead < 0 or (ordered and not ahead):
-            raise ValueError(f"ahead is {ahead}; with ordered at least 1, otherwise at least 0")
-        if hold_seconds <= 0 or timeout <= 0:
-            raise ValueError(f"hold_seconds {hold_seconds} and timeout {timeout} must be positive")
-        if ordered and renew:
-            raise ValueError("renew is for consumers without order: choose an invisible time that covers the handling")
+        _check_options(consume_from, invisible, ahead, hold_seconds, timeout, ordered=ordered, renew=renew)
         self.topic = topic
         self.invisible = invisible
         self.timeout = timeout
@@ -170,7 +180,7 @@ class PopConsumer(Consumer):
         self._waits: dict[str, LongWait] = {}
         self._warn_at = -math.inf
         self._tell_left_out_at = -math.inf
-        self._unfinished: list[PoppedMessage] = []
+        self._unfinished: list[PoppedMessage[Any]] = []
         """Messages that were open when the consumer was closed, and are returned: in ordered consumption, and with
         `renew`.
         """
@@ -236,16 +246,33 @@ class PopConsumer(Consumer):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> PoppedMessage:
+    async def __anext__(self) -> PoppedMessage[BodyT]:
+        """Raises ClientClosed; BodyNotDecoded only if `on_error` says `StopConsumer`."""
         self._opened()
-        if self._spans is None:
-            return await self._inbox.get()
-        began_ns = now_ns()
+        began_ns = 0 if self._spans is None else now_ns()
         message = await self._inbox.get()
-        self._spans.received("pop", [message], began_ns, is_batch=False)
+        while (error := self._decoding.failure(message)) is not None:
+            await self._put_aside(message, error)
+            message = await self._inbox.get()
+        if self._spans is not None:
+            self._spans.received("pop", [message], began_ns, is_batch=False)
         return message
 
-    async def ack(self, message: PoppedMessage) -> None:
+    async def _put_aside(self, message: PoppedMessage[Any], error: BodyNotDecoded) -> None:
+        """Do what the policy says with a message that cannot be decoded; it is not cancelled, and takes some seconds
+        at most.
+        """
+        retry_after: float | None = 0.0
+        try:
+            retry_after = await self._decoding.put_aside(message, error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await (self.ack(message) if retry_after is None else self.nack(message, retry_after))
+                except ClientError as unsaid:  # it is redelivered when its invisible time is over
+                    log.info("pop_failed", topic=self.topic, broker_name=message.queue.broker_name, reason=str(unsaid))
+
+    async def ack(self, message: PoppedMessage[Any]) -> None:
         """Acknowledge a message; returns when that is stored. Raises ClientError if it is not confirmed in time.
 
         If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
@@ -267,7 +294,7 @@ class PopConsumer(Consumer):
             if batch.error is not None:
                 raise batch.error
 
-    async def nack(self, message: PoppedMessage, delay: float = 0.0) -> None:
+    async def nack(self, message: PoppedMessage[Any], delay: float = 0.0) -> None:
         """Redeliver a message in `delay` seconds from now, earlier or later than otherwise. Raises ClientError.
 
         Afterwards it cannot be acknowledged any more. With `ordered`, those behind it come after it.
@@ -282,7 +309,7 @@ class PopConsumer(Consumer):
             if errors:
                 raise errors[0]
 
-    async def extend(self, message: PoppedMessage, seconds: float) -> bool:
+    async def extend(self, message: PoppedMessage[Any], seconds: float) -> bool:
         """Hide a message for `seconds` from now on. Returns whether it was still hidden for this consumer.
 
         If not, it is redelivered, and acknowledging it has no effect. Raises ClientError if no answer came in time, and
@@ -309,10 +336,10 @@ class PopConsumer(Consumer):
         message.hidden_until = asked_at + seconds
         return True
 
-    async def _renew_message(self, message: PoppedMessage) -> bool:
+    async def _renew_message(self, message: PoppedMessage[Any]) -> bool:
         return await self.extend(message, self.invisible)
 
-    async def _change_invisible(self, message: PoppedMessage, seconds: float) -> Response | None:
+    async def _change_invisible(self, message: PoppedMessage[Any], seconds: float) -> Response | None:
         """Let the invisible time end in `seconds`. None if the message is not hidden. Raises ClientError."""
         receipt = message.receipt
         ext = ChangeInvisibleExt(
@@ -325,11 +352,11 @@ class PopConsumer(Consumer):
         )
         return await self._say(message.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext.fields(), b"")
 
-    async def _give_back(self, messages: Sequence[PoppedMessage], delay: float) -> list[ClientError]:
+    async def _give_back(self, messages: Sequence[PoppedMessage[Any]], delay: float) -> list[ClientError]:
         """Return messages for redelivery; returns the errors."""
         errors: list[ClientError] = []
 
-        async def change(message: PoppedMessage) -> None:
+        async def change(message: PoppedMessage[Any]) -> None:
             try:
                 await self._change_invisible(message, delay)
             except ClientError as error:
@@ -468,7 +495,7 @@ class PopConsumer(Consumer):
                 refresh = True
                 await anyio.sleep(RETRY_SECONDS)
 
-    def _deliverable(self, messages: list[PoppedMessage], left_out: list[LeftOut]) -> list[PoppedMessage]:
+    def _deliverable(self, messages: list[PoppedMessage[Any]], left_out: list[LeftOut]) -> list[PoppedMessage[Any]]:
         """The popped messages that may be delivered, although some were left out; logs those now and then.
 
         Those are redelivered when their invisible time is over; in ordered consumption those behind them, too.
@@ -509,3 +536,25 @@ class PopConsumer(Consumer):
             attempt_id=attempt if self._ordered else None,
         )
         return ext.fields()
+
+
+def _check_options(
+    consume_from: str,
+    invisible: float,
+    ahead: int,
+    hold_seconds: float,
+    timeout: float,
+    *,
+    ordered: bool,
+    renew: bool,
+) -> None:
+    if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
+        raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
+    if consume_from not in ("first", "last"):
+        raise ValueError(f"consume_from is {consume_from!r}, neither 'first' nor 'last'")
+    if ahead < 0 or (ordered and not ahead):
+        raise ValueError(f"ahead is {ahead}; with ordered at least 1, otherwise at least 0")
+    if hold_seconds <= 0 or timeout <= 0:
+        raise ValueError(f"hold_seconds {hold_seconds} and timeout {timeout} must be positive")
+    if ordered and renew:
+        raise ValueError("renew is for consumers without order: choose an invisible time that covers the handling")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import msgspec
 
 from mq.client.errors import ClientClosed, UnreadableAnswer
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.replies import LeftOut, fields_of, received_messages
 from mq.protocol import properties as props
 from mq.protocol.headers import Response
@@ -24,7 +25,7 @@ __all__ = ["Inbox", "PoppedMessage", "read_popped"]
 SPAN_MAX = 8 * BITS_BYTES_MAX
 
 
-class PoppedMessage(ReceivedMessage):
+class PoppedMessage(ReceivedMessage[BodyT]):
     """A message with the receipt for its acknowledgement; hidden from others until `hidden_until`.
 
     In ordered consumption, `reconsume_times` counts how often it was popped before, including behind one that failed.
@@ -32,12 +33,12 @@ class PoppedMessage(ReceivedMessage):
 
     __slots__ = ("behind", "hidden_until", "receipt")
 
-    def __init__(self, message: ReceivedMessage, receipt: Receipt, hidden_until: float) -> None:
-        super().__init__(message.record, message.queue, message.body)
+    def __init__(self, message: ReceivedMessage[Any], receipt: Receipt, hidden_until: float) -> None:
+        super().__init__(message.record, message.queue, message.raw_body)
         self.receipt: Receipt = receipt
         self.hidden_until: float = hidden_until
         """On the clock of the event loop."""
-        self.behind: deque[PoppedMessage] = deque()
+        self.behind: deque[PoppedMessage[Any]] = deque()
         """In ordered consumption: messages of its queue popped with it, which wait until it is done."""
 
 
@@ -52,8 +53,8 @@ class Inbox:
     def __init__(self, ahead: int, *, ordered: bool) -> None:
         self._ahead = ahead
         self._ordered = ordered
-        self._ready: deque[PoppedMessage] = deque()
-        self._open: dict[MessageQueue, PoppedMessage] = {}
+        self._ready: deque[PoppedMessage[Any]] = deque()
+        self._open: dict[MessageQueue, PoppedMessage[Any]] = {}
         """In ordered consumption: for each queue the message waiting or being handled, until its invisible time is
         over.
         """
@@ -78,14 +79,14 @@ class Inbox:
             for head in [head for head in self._open.values() if head.hidden_until <= now]:
                 self.drop(head)
 
-    def put(self, messages: Sequence[PoppedMessage]) -> None:
+    def put(self, messages: Sequence[PoppedMessage[Any]]) -> None:
         """Add the messages of one answer."""
         self._count += len(messages)
         self._ready.extend(self._heads(messages) if self._ordered else messages)
         self._came.set()
 
-    def _heads(self, messages: Iterable[PoppedMessage]) -> list[PoppedMessage]:
-        heads: dict[MessageQueue, PoppedMessage] = {}
+    def _heads(self, messages: Iterable[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
+        heads: dict[MessageQueue, PoppedMessage[Any]] = {}
         for message in messages:
             head = heads.setdefault(message.queue, message)
             if head is not message:
@@ -96,7 +97,7 @@ class Inbox:
             self._open[queue] = head
         return list(heads.values())
 
-    async def get(self) -> PoppedMessage:
+    async def get(self) -> PoppedMessage[Any]:
         """The next message that is still hidden from others and was not popped again. Raises ClientClosed."""
         await anyio.lowlevel.checkpoint()
         while True:
@@ -118,7 +119,7 @@ class Inbox:
             finally:
                 self._waiting -= 1
 
-    def done(self, message: PoppedMessage) -> None:
+    def done(self, message: PoppedMessage[Any]) -> None:
         """Release the next message of its queue."""
         if not self._ordered:
             return
@@ -133,7 +134,7 @@ class Inbox:
         elif self._open.get(message.queue) is message:
             del self._open[message.queue]
 
-    def drop(self, message: PoppedMessage) -> list[PoppedMessage]:
+    def drop(self, message: PoppedMessage[Any]) -> list[PoppedMessage[Any]]:
         """Drop this message and those waiting for it; returns all of them."""
         dropped = [message, *message.behind]
         message.behind = deque()
@@ -142,7 +143,7 @@ class Inbox:
         self._leave(len(dropped) - 1)
         return dropped
 
-    def close(self) -> list[PoppedMessage]:
+    def close(self) -> list[PoppedMessage[Any]]:
         """Stop delivering; returns the open messages of ordered queues."""
         self._closed = True
         self._ready.clear()
@@ -162,7 +163,7 @@ def read_popped(
     hidden_until: float,
     *,
     left_out: list[LeftOut] | None = None,
-) -> list[PoppedMessage]:
+) -> list[PoppedMessage[Any]]:
     """The messages of a pop answer, with their receipts. Raises UnreadableAnswer.
 
     Those whose codec is not installed are added to `left_out`; without that list they raise CodecNotInstalled.
@@ -176,7 +177,7 @@ def read_popped(
         counts = read_count_info(reply.order_counts or "")
         # A redelivered message carries its receipt; so may one that was forwarded with all its properties.
         may_carry = any(mark != NORMAL for mark, _ in starts)
-        messages = []
+        messages: list[PoppedMessage[Any]] = []
         for message in received_messages(broker_name, body, left_out):
             record = message.record
             carried = record.properties.get(props.POP_CK)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
+from typing import Any
 
 from mq.client.message import MessageQueue, ReceivedMessage
 
@@ -70,8 +71,8 @@ class ProcessQueue:
         self.held_until = float("inf")
         self.cached_count = 0
         self.cached_bytes = 0
-        self._ready: deque[ReceivedMessage] = deque()
-        self._later: list[tuple[float, int, ReceivedMessage]] = []
+        self._ready: deque[ReceivedMessage[Any]] = deque()
+        self._later: list[tuple[float, int, ReceivedMessage[Any]]] = []
         self._unacknowledged: deque[int] = deque()
         self._acknowledged: set[int] = set()
         self._watchers: set[Callable[[], None]] = set()
@@ -132,7 +133,7 @@ class ProcessQueue:
     def _span(self) -> int:
         return self.next_offset - self.commit_offset
 
-    def put(self, messages: Iterable[ReceivedMessage], next_offset: int) -> None:
+    def put(self, messages: Iterable[ReceivedMessage[Any]], next_offset: int) -> None:
         """Add the messages of a pull (increasing offsets), and continue at `next_offset`."""
         for message in messages:
             offset = message.queue_offset
@@ -141,22 +142,22 @@ class ProcessQueue:
             self._unacknowledged.append(offset)
             self._ready.append(message)
             self.cached_count += 1
-            self.cached_bytes += len(message.body)
+            self.cached_bytes += len(message.raw_body)
         assert next_offset >= self.next_offset, f"{self.queue}: next {next_offset} < {self.next_offset}"
         self.next_offset = next_offset
 
-    def take(self, count: int, now: float) -> list[ReceivedMessage]:
+    def take(self, count: int, now: float) -> list[ReceivedMessage[Any]]:
         """Up to `count` messages: due retries first, then in offset order."""
         if now < self.blocked_until or not self.may_go_on(now):
             return []
-        taken: list[ReceivedMessage] = []
+        taken: list[ReceivedMessage[Any]] = []
         while self._later and self._later[0][0] <= now and len(taken) < count:
             taken.append(heappop(self._later)[2])
         while self._ready and len(taken) < count:
             taken.append(self._ready.popleft())
         return taken
 
-    def acknowledge(self, message: ReceivedMessage) -> None:
+    def acknowledge(self, message: ReceivedMessage[Any]) -> None:
         """The message is done. It must have been taken and not yet acknowledged or returned."""
         offset = message.queue_offset
         unacknowledged, acknowledged = self._unacknowledged, self._acknowledged
@@ -164,7 +165,7 @@ class ProcessQueue:
         assert unacknowledged[0] <= offset, f"{self.queue}: offset {offset} acknowledged twice"
         assert offset not in acknowledged, f"{self.queue}: offset {offset} acknowledged twice"
         self.cached_count -= 1
-        self.cached_bytes -= len(message.body)
+        self.cached_bytes -= len(message.raw_body)
         if unacknowledged[0] != offset:
             acknowledged.add(offset)
             return
@@ -172,12 +173,12 @@ class ProcessQueue:
         while unacknowledged and unacknowledged[0] in acknowledged:
             acknowledged.remove(unacknowledged.popleft())
 
-    def give_back(self, messages: Iterable[ReceivedMessage], not_before: float) -> None:
+    def give_back(self, messages: Iterable[ReceivedMessage[Any]], not_before: float) -> None:
         """These taken messages were not finished: deliver them again at `not_before`, and others in the meantime."""
         for message in messages:
             heappush(self._later, (not_before, message.queue_offset, message))
 
-    def block(self, messages: list[ReceivedMessage], until: float) -> None:
+    def block(self, messages: list[ReceivedMessage[Any]], until: float) -> None:
         """These messages, the last ones taken, were not finished: deliver nothing before `until`, then these first.
 
         This is `give_back` for ordered consumption.

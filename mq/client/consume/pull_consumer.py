@@ -8,25 +8,29 @@ as done.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Literal, Self, TypedDict
+from typing import Any, Generic, Literal, Self, TypedDict
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from mq.client.body_codecs import BodyCodec
 from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position, lag_of, queue_offset
+from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.errors import BodyNotDecoded
 from mq.client.events import OnEvent
 from mq.client.filters import Sql
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.routes import TopicRoute
 from mq.client.spans import TracerProvider, now_ns
@@ -44,10 +48,11 @@ LATER_SECONDS = 0.2
 
 
 class PullConsumerOptions(TypedDict, total=False):
-    """Keyword arguments of `PullConsumer`."""
+    """Keyword arguments of `PullConsumer`, but for `codec`, which has a type of its own."""
 
     consume_from: ConsumeFrom
     timeout: float
+    on_error: OnError | None
     pull: PullSettings | None
     trace: bool | str
     otel: bool | TracerProvider
@@ -57,7 +62,7 @@ class PullConsumerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class PullConsumer(PositionedConsumer):
+class PullConsumer(PositionedConsumer[BodyT]):
     """Reads assigned queues from chosen positions, on trio or asyncio.
 
         async with PullConsumer("127.0.0.1:9876", group="audit", consume_from="first") as consumer:
@@ -73,6 +78,10 @@ class PullConsumer(PositionedConsumer):
 
     `timeout` limits each request to a leader in `assign`, `seek`, `commit` and `committed`, in seconds: within it they
     are retried across a change of leader.
+
+    `codec` decodes the bodies, see `mq.client.body_codecs`. A message whose body it cannot decode is left out, and
+    becomes a dead letter of the group; or what `on_error={BodyNotDecoded: ...}` says. With `StopConsumer`, reading
+    raises BodyNotDecoded, and again at that message until `seek` passes it.
     """
 
     def __init__(
@@ -82,6 +91,8 @@ class PullConsumer(PositionedConsumer):
         *,
         consume_from: ConsumeFrom = "last",
         timeout: float = 10.0,
+        codec: BodyCodec[BodyT] | None = None,
+        on_error: OnError | None = None,
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
@@ -91,7 +102,16 @@ class PullConsumer(PositionedConsumer):
         rng: random.Random | None = None,
     ) -> None:
         super().__init__(
-            namesrv, group, trace=trace, otel=otel, ping=ping, on_event=on_event, remoting=remoting, rng=rng
+            namesrv,
+            group,
+            trace=trace,
+            otel=otel,
+            codec=codec,
+            on_error=on_error,
+            ping=ping,
+            on_event=on_event,
+            remoting=remoting,
+            rng=rng,
         )
         check_position(consume_from)
         if timeout <= 0:
@@ -208,7 +228,7 @@ class PullConsumer(PositionedConsumer):
 
     # Messages.
 
-    async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
+    async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
         """Up to `count_max` messages, as soon as there is one; none after `timeout` seconds.
 
         Messages of one queue are in order. If cancelled, none is taken. Raises ValueError if there is no `timeout` and
@@ -222,39 +242,73 @@ class PullConsumer(PositionedConsumer):
         await anyio.lowlevel.checkpoint()
         board = self._board
         began_ns = 0 if self._spans is None else now_ns()
-        taken: list[ReceivedMessage] = []
+        taken: list[ReceivedMessage[Any]] = []
+        deadline = math.inf if timeout is None else anyio.current_time() + timeout
 
         def room(_: ProcessQueue) -> int:
             return count_max - len(taken)
 
-        part = board.take_nowait(room, exclusive=False)
-        if part is None:
-            with anyio.move_on_after(timeout):
-                part = await board.take(room, exclusive=False)
-        while part is not None:
+        while len(taken) < count_max:
+            part = board.take_nowait(room, exclusive=False)
+            if part is None and not taken:
+                with anyio.move_on_at(deadline):
+                    part = await board.take(room, exclusive=False)
+            if part is None:
+                break
             process_queue, messages = part
-            for message in messages:
+            try:
+                readable = await self._readable(process_queue, messages)
+            except BodyNotDecoded:
+                if taken:
+                    break  # the next call raises it
+                raise
+            for message in readable:
                 board.finish(process_queue, message)
             if self._tracer is not None:
-                self._tracer.handling(messages).ended(ContextCode.SUCCESS)
-            taken += messages
-            part = board.take_nowait(room, exclusive=False) if len(taken) < count_max else None
+                self._tracer.handling(readable).ended(ContextCode.SUCCESS)
+            taken += readable
         if self._spans is not None and taken:
             self._spans.received("poll", taken, began_ns, is_batch=True)
         return taken
 
-    def _returned(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
+    async def _readable(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage[Any]]
+    ) -> list[ReceivedMessage[Any]]:
+        """The first of these messages, as many as can be decoded; the others are left in their queue.
+
+        If the first one cannot be decoded, what the policy says is done with it, and nothing is returned. Raises
+        BodyNotDecoded for `StopConsumer`. It is not cancelled.
+        """
+        readable, error = self._decoding.first(messages)
+        if error is None and len(readable) == len(messages):
+            return readable
+        process_queue.block(messages[len(readable) :], 0.0)
+        self._board.offer(process_queue)
+        if error is None:
+            return readable
+        retry_after: float | None = 0.0
+        try:
+            retry_after = await self._decoding.put_aside(error.message, error)
+        finally:
+            if retry_after is None:
+                self._board.finish(process_queue, error.message)
+            else:
+                process_queue.block([error.message], anyio.current_time() + retry_after)
+                self._board.offer(process_queue)
+        return []
+
+    def _returned(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
         """The application gets this message."""
         self._board.finish(process_queue, message)
         if self._tracer is not None:
             self._tracer.handling([message]).ended(ContextCode.SUCCESS)
 
-    def __aiter__(self) -> PulledMessages:
+    def __aiter__(self) -> PulledMessages[BodyT]:
         """The messages of all assigned queues, one after the other and for ever, as `poll` returns them."""
         self._opened()
         return PulledMessages(self, self._board, None)
 
-    async def read_to_end(self) -> PulledMessages:
+    async def read_to_end(self) -> PulledMessages[BodyT]:
         """The messages up to the present ends of the assigned queues: `async for message in await ...read_to_end()`.
 
         It ends when all of them were read, also those that no filter lets through; messages that come later stay for
@@ -265,7 +319,7 @@ class PullConsumer(PositionedConsumer):
         lag = await lag_of(remoting, positions)
         return PulledMessages(self, self._board, {queue: positions[queue] + count for queue, count in lag.items()})
 
-    async def _take_back(self, messages: Iterable[ReceivedMessage]) -> None:
+    async def _take_back(self, messages: Iterable[ReceivedMessage[Any]]) -> None:
         """Messages that `poll` has returned reached nobody: read them again."""
         firsts: dict[MessageQueue, int] = {}
         for message in messages:
@@ -351,13 +405,15 @@ class PullConsumer(PositionedConsumer):
                 puller.note_route(route)
 
 
-class PulledMessages:
+class PulledMessages(Generic[BodyT]):
     """The messages of a pull consumer, for `async for`; up to `ends`, or for ever.
 
     A message counts as returned when it is: `positions` and `commit` are behind it. Ending a loop early loses nothing.
     """
 
-    def __init__(self, consumer: PullConsumer, board: DeliveryBoard, ends: Mapping[MessageQueue, int] | None) -> None:
+    def __init__(
+        self, consumer: PullConsumer[BodyT], board: DeliveryBoard, ends: Mapping[MessageQueue, int] | None
+    ) -> None:
         self._consumer = consumer
         self._board = board
         self._ends = ends
@@ -365,7 +421,7 @@ class PulledMessages:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> ReceivedMessage:
+    async def __anext__(self) -> ReceivedMessage[BodyT]:
         if self._ends is None:
             [message] = await self._consumer.poll(1)
             return message
@@ -375,6 +431,10 @@ class PulledMessages:
                 # Without a message: the rest may be what no filter lets through.
                 process_queue, [message] = await self._board.take(lambda _: 1, exclusive=False)
                 if message.queue_offset < self._ends.get(message.queue, 0):
+                    with anyio.CancelScope(shield=True):  # so that the time to look does not end it
+                        readable = await self._consumer._readable(process_queue, [message])
+                    if not readable:
+                        continue
                     self._consumer._returned(process_queue, message)
                     return message
                 process_queue.block([message], anyio.current_time() + LATER_SECONDS)

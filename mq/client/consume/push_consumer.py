@@ -12,7 +12,7 @@ import datetime as dt
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -21,26 +21,26 @@ import anyio
 import anyio.abc
 
 from mq.client import long_wait
+from mq.client.body_codecs import BodyCodec
 from mq.client.consume.allocation import Strategy, allocate_averagely
-from mq.client.consume.consumer import PositionedConsumer
 from mq.client.consume.delivery import DeliveryBoard, DeliveryStream, MessageStream
 from mq.client.consume.diagnostics import read_reset, running_info, status
 from mq.client.consume.handler_options import attempts_max, check_handler, check_order
-from mq.client.consume.handlers import Handler, HandlerT, Handling, MiddlewareT
+from mq.client.consume.handlers import Handler, Handling
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.consume.member import COMMIT_SECONDS, REBALANCE_SECONDS, GroupMember
 from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position
-from mq.client.consume.policies import OnError, check_policies
+from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import PullSettings
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.stop_signals import check_seconds, drain_on_signals
-from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.consume.subscribing import SubscribingConsumer
+from mq.client.consume.subscription import Subscribed
 from mq.client.errors import ClientError
 from mq.client.events import OnEvent
-from mq.client.filters import Sql
 from mq.client.long_wait import LongWait
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.connection import AnswerLater
 from mq.client.net.replies import received_messages
@@ -56,7 +56,6 @@ from mq.protocol.group_requests import (
     ResetConsumerClientOffset,
 )
 from mq.protocol.headers import NotifyConsumerIdsChanged, Request, UnknownRequest, encode_response
-from mq.protocol.names import check_topic, retry_topic
 from mq.protocol.wire_names import INT32_MAX
 
 __all__ = ["PushConsumer", "PushConsumerOptions"]
@@ -70,7 +69,7 @@ REMIND_SECONDS = 10.0
 
 
 class PushConsumerOptions(TypedDict, total=False):
-    """Keyword arguments of `PushConsumer`."""
+    """Keyword arguments of `PushConsumer`, but for `codec`, which has a type of its own."""
 
     consume_from: ConsumeFrom
     ordered: bool | Literal["key"]
@@ -92,7 +91,7 @@ class PushConsumerOptions(TypedDict, total=False):
     rng: random.Random | None
 
 
-class PushConsumer(PositionedConsumer):
+class PushConsumer(SubscribingConsumer[BodyT]):
     """Receives messages as a member of a consumer group (clustering mode), on trio or asyncio. With handlers:
 
         consumer = PushConsumer("127.0.0.1:9876", group="billing")
@@ -139,7 +138,9 @@ class PushConsumer(PositionedConsumer):
     True in memory: then it begins at `consume_from` each time it is opened. Queues that are added later begin at their
     first message. Failed messages are retried by the member itself.
 
-    `on_error` are the policies of all handlers, see `on`.
+    `on_error` are the policies of all handlers, see `on`. `codec` decodes the bodies, see `mq.client.body_codecs`; one
+    that it cannot decode fails with BodyNotDecoded, and is a dead letter unless `on_error` says otherwise. Streams
+    leave such messages out.
 
     `allocate` is the allocation strategy, see `mq.client.consume.allocation`; it must be the same on all members.
 
@@ -153,6 +154,7 @@ class PushConsumer(PositionedConsumer):
     _handling_for_operators = 0
     _offsets: GroupOffsets | LocalOffsets | None = None
     _member: GroupMember | None = None
+    _all_paused = False
 
     def __init__(
         self,
@@ -168,6 +170,7 @@ class PushConsumer(PositionedConsumer):
         retry_delay: float = 1.0,
         max_reconsume_times: int | None = None,
         on_error: OnError | None = None,
+        codec: BodyCodec[BodyT] | None = None,
         pull: PullSettings | None = None,
         trace: bool | str = False,
         otel: bool | TracerProvider = False,
@@ -179,20 +182,21 @@ class PushConsumer(PositionedConsumer):
         rng: random.Random | None = None,
     ) -> None:
         is_broadcast = broadcast is not None and broadcast is not False
-        model: Literal["clustering", "broadcasting"] = "broadcasting" if is_broadcast else "clustering"
         super().__init__(
             namesrv,
             group,
             trace=trace,
             otel=otel,
-            model=model,
+            model="broadcasting" if is_broadcast else "clustering",
+            codec=codec,
+            on_error=on_error,
             ping=ping,
             on_event=on_event,
             remoting=remoting,
             rng=rng,
         )
-        if concurrency < 1 or retry_delay <= 0:
-            raise ValueError(f"concurrency {concurrency} must be at least 1 and retry_delay {retry_delay} positive")
+        if retry_delay <= 0:
+            raise ValueError(f"retry_delay {retry_delay} must be positive")
         if exclusive and (is_broadcast or ordered is not True):
             raise ValueError("exclusive=True needs ordered=True and no broadcast")
         check_position(consume_from)
@@ -201,20 +205,21 @@ class PushConsumer(PositionedConsumer):
         self._started_ms = time.time_ns() // 1_000_000
         self._exclusive = exclusive
         self._is_broadcast = is_broadcast
+        # A failed message of a broadcast member concerns no other member.
+        self._retries_at_brokers = not (self._ordered or is_broadcast)
         self._offsets_file = None if broadcast is None or isinstance(broadcast, bool) else Path(broadcast)
         self._allocate = allocate
         self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()
-        self._commit_seconds = commit_seconds
-        self._rebalance_seconds = rebalance_seconds
+        self._commit_seconds, self._rebalance_seconds = commit_seconds, rebalance_seconds
         self._subscribed: dict[str, Subscribed] = {}
-        self._retry_topic = retry_topic(group)
-        self._paused: set[MessageQueue] = set()
-        self._all_paused = False
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
-        self._handling = self._new_handling(concurrency, max_reconsume_times, check_policies(on_error))
+        self._handling = self._new_handling(concurrency, max_reconsume_times)
+        self._paused: set[MessageQueue] = set()
 
-    def _new_handling(self, concurrency: int, max_reconsume_times: int | None, on_error: OnError) -> Handling:
+    def _new_handling(self, concurrency: int, max_reconsume_times: int | None) -> Handling:
+        if concurrency < 1:
+            raise ValueError(f"concurrency {concurrency} must be at least 1")
         return Handling(
             self._board,
             self._subscribed,
@@ -223,10 +228,11 @@ class PushConsumer(PositionedConsumer):
             ordered=self._ordered,
             by_key=self._by_key,
             # A failed message of a broadcast member concerns no other member.
-            give_back=None if self._ordered or self._is_broadcast else self._give_back,
+            give_back=self._give_back if self._retries_at_brokers else None,
             give_up=self._give_up,
             attempts_max=attempts_max(max_reconsume_times),
-            on_error=on_error,
+            on_error=self._on_error,
+            decoding=self._decoding,
             spans=self._spans,
         )
 
@@ -346,90 +352,6 @@ class PushConsumer(PositionedConsumer):
         finally:
             self._handling_for_operators -= 1
 
-    # Subscriptions.
-
-    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
-        """Receive the messages of `topic` with one of `tags`: `"A || B"`, or `"*"` for all.
-
-        With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression.
-
-        All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
-        """
-        self._subscribe(topic, tags)
-
-    def on(
-        self,
-        topic: str,
-        tags: str | Sql = "*",
-        *,
-        batch: int | None = None,
-        timeout: float | None = None,
-        on_error: OnError | None = None,
-    ) -> Callable[[HandlerT], HandlerT]:
-        """Decorator: subscribe, and have `run` pass each message to this coroutine function.
-
-        With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together. After
-        `timeout` seconds the function is cancelled, and has failed with TimeoutError. `on_error` says what becomes of
-        its messages by exception, see `mq.client.consume.policies`; what it does not name is looked up in that of the
-        consumer.
-        """
-        self._check_process()
-        if timeout is not None:
-            check_seconds("timeout", timeout)
-        policies = check_policies(on_error)
-        if batch is not None and batch < 1:
-            raise ValueError(f"batch {batch} must be at least 1")
-        if callable(topic):
-            raise TypeError('pass the topic: @consumer.on("Orders")')
-
-        def register(handler: HandlerT) -> HandlerT:
-            check_handler(handler)
-            self._subscribe(topic, tags, handler, batch, timeout, policies)
-            return handler
-
-        return register
-
-    def use(self, middleware: MiddlewareT) -> MiddlewareT:
-        """Decorator: call this coroutine function around each handler, `async def f(message, call_next)`.
-
-        It awaits `call_next(message)`, or leaves the message to nobody; it may raise what a handler may. For a handler
-        with `batch` it gets the list. The first one is the outermost. It applies from the next messages on.
-        """
-        self._check_process()
-        check_handler(middleware)
-        self._handling.middleware.append(middleware)
-        return middleware
-
-    def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of `topic`; its queues are released soon."""
-        self._check_process()
-        self._subscribed.pop(topic, None)
-        self._subscriptions_changed()
-
-    def _subscribe(
-        self,
-        topic: str,
-        tags: str | Sql,
-        handler: Callable[[Any], Awaitable[None]] | None = None,
-        batch: int | None = None,
-        timeout: float | None = None,
-        on_error: OnError | None = None,
-    ) -> None:
-        self._check_process()
-        check_topic(topic)
-        self._subscribed[topic] = Subscribed(
-            subscription=subscription_of(topic, tags),
-            sub_version=int(time.time() * 1000),
-            handler=handler,
-            batch=batch,
-            timeout=timeout,
-            on_error=on_error or {},
-        )
-        if not self._ordered and not self._is_broadcast and self._retry_topic not in self._subscribed:
-            self._subscribe(self._retry_topic, "*", self._handling.handle_again)
-            return
-        self._subscriptions_changed()
-
     def _subscriptions_changed(self) -> None:
         if self._remoting is not None:
             self._remoting.heartbeat_soon()
@@ -519,18 +441,23 @@ class PushConsumer(PositionedConsumer):
 
     # Consuming.
 
-    def __aiter__(self) -> MessageStream:
+    def __aiter__(self) -> MessageStream[BodyT]:
         """A stream of messages; requesting the next message acknowledges the previous one."""
-        self._opened()
-        return MessageStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
+        return MessageStream(self.deliveries())
 
-    def deliveries(self) -> DeliveryStream:
+    def deliveries(self) -> DeliveryStream[BodyT]:
         """A stream of deliveries, to be settled one by one in any order."""
         self._opened()
-        return DeliveryStream(self._board, exclusive=self._exclusive, tracer=self._handling.tracer, spans=self._spans)
+        return DeliveryStream(
+            self._board,
+            self._decoding,
+            exclusive=self._exclusive,
+            tracer=self._handling.tracer,
+            spans=self._spans,
+        )
 
     async def run(
-        self, handler: Handler | None = None, *, signals: bool = False, drain_timeout: float = DRAIN_SECONDS
+        self, handler: Handler[BodyT] | None = None, *, signals: bool = False, drain_timeout: float = DRAIN_SECONDS
     ) -> None:
         """Call the handlers with messages until `stop` is called, the consumer is closed or the caller is cancelled.
 
@@ -571,16 +498,15 @@ class PushConsumer(PositionedConsumer):
         self._check_process()
         self._handling.stop()
 
-    async def _give_back(self, message: ReceivedMessage, error: BaseException, seconds: float | None) -> bool:
+    async def _give_back(self, message: ReceivedMessage[Any], error: BaseException, seconds: float | None) -> bool:
         return await self._send_back(message, failure_text(error), self._max_reconsume_times, seconds=seconds)
 
-    async def _give_up(self, message: ReceivedMessage, error: BaseException | str) -> bool:
-        text = error if isinstance(error, str) else failure_text(error)
-        return await self._send_back(message, text, None, is_dead=True)
+    async def _give_up(self, message: ReceivedMessage[Any], error: BaseException) -> bool:
+        return await self._send_back(message, failure_text(error), None, is_dead=True)
 
     async def _send_back(
         self,
-        message: ReceivedMessage,
+        message: ReceivedMessage[Any],
         failure: str,
         max_reconsume_times: int | None,
         *,

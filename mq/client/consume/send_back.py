@@ -7,6 +7,7 @@ import sys
 import traceback
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 
@@ -47,7 +48,7 @@ class SentBack:
     """A message to give back, and what its copy says."""
 
     group: str
-    message: ReceivedMessage
+    message: ReceivedMessage[Any]
     max_reconsume_times: int | None
     failure: str | None
     delay_level: int = 0
@@ -89,7 +90,7 @@ def _level_of(seconds: float) -> int:
 async def give_back(
     remoting: ClientCore,
     group: str,
-    message: ReceivedMessage,
+    message: ReceivedMessage[Any],
     *,
     max_reconsume_times: int | None,
     failure: str | None = None,

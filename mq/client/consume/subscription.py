@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mq.client.body_codecs import BodyCodec
 from mq.client.consume.policies import OnError
 from mq.client.filters import Sql
 from mq.filter.subscription import Subscription, parse_sql, parse_tags
@@ -25,7 +26,7 @@ def subscription_of(topic: str, tags: str | Sql) -> Subscription:
 class Subscribed:
     """One topic of a consumer. `handler` takes a message, or with `batch` a list of at most that many.
 
-    It has `timeout` seconds, None without a limit. `on_error` are its policies.
+    It has `timeout` seconds, None without a limit. `on_error` are its policies. `codec` None is that of the consumer.
     """
 
     subscription: Subscription
@@ -34,6 +35,7 @@ class Subscribed:
     batch: int | None
     timeout: float | None = None
     on_error: OnError = field(default_factory=dict)
+    codec: BodyCodec[Any] | None = None
 
     def data(self) -> SubscriptionData:
         """In the format of heartbeats."""

@@ -7,15 +7,16 @@ import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypedDict
+from typing import Any, Generic, TypeVar, overload
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from mq.client.body_codecs import BodyCodec, check_body_codec, decode_body, encoded
 from mq.client.errors import ClientError, MessageRefused, NoReply, NoRoute, ProducerBusy
 from mq.client.events import OnEvent, check_on_event
-from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
+from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import AnswerLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
@@ -44,7 +45,9 @@ from mq.protocol.headers import Request, UnknownRequest
 from mq.protocol.names import check_group
 from mq.protocol.reply_requests import PushReplyMessageToClient
 
-__all__ = ["Producer", "ProducerOptions"]
+__all__ = ["Producer"]
+
+ReplyT = TypeVar("ReplyT")
 
 # submit() does not yield while there is room; during a burst the writing task must still run now and then.
 _SUBMITS_PER_YIELD = 64
@@ -53,28 +56,7 @@ LEAVE_SECONDS = 2.0
 """Unregistering takes one round trip; brokers that do not answer must not block closing."""
 
 
-class ProducerOptions(TypedDict, total=False):
-    """Keyword arguments of `Producer`."""
-
-    timeout: float
-    attempt_timeout: float
-    retries: int
-    retry_unknown: bool
-    in_flight_max: int
-    linger: float | None
-    batch_bytes: int
-    compress: Codec | None
-    compress_bytes_min: int
-    auto_create_topics: bool
-    trace: bool | str
-    otel: bool | TracerProvider
-    ping: bool
-    on_event: OnEvent | None
-    remoting: RemotingSettings | None
-    rng: random.Random | None
-
-
-class Producer(Client):
+class Producer(Client, Generic[BodyT]):
     """Sends messages to RocketMQ topics, on trio or asyncio.
 
         async with Producer("127.0.0.1:9876", group="orders") as producer:
@@ -104,6 +86,9 @@ class Producer(Client):
     the one that all RocketMQ tools use. With `otel` each send is a span of OpenTelemetry, of the global tracer provider
     (True) or of that one, and the message carries its context.
 
+    With `codec`, see `mq.client.body_codecs`, bodies are values that it encodes when they are sent; what it cannot
+    encode raises MessageRefused. It also decodes the replies to requests.
+
     Order: messages of one queue keep the order of their sends if each is awaited before the next; with several in
     flight, a retried one may end up behind later ones.
     """
@@ -120,6 +105,7 @@ class Producer(Client):
         in_flight_max: int = 1024,
         linger: float | None = None,
         batch_bytes: int = 64 * 1024,
+        codec: BodyCodec[BodyT] | None = None,
         compress: Codec | None = "zlib",
         compress_bytes_min: int = 4096,
         auto_create_topics: bool = True,
@@ -134,6 +120,7 @@ class Producer(Client):
         if timeout <= 0 or in_flight_max < 1:
             raise ValueError(f"timeout {timeout} must be positive and in_flight_max {in_flight_max} at least 1")
         check_codec(compress)
+        self._codec = check_body_codec(codec)
         self.group = group
         self.client_id = ""
         """Its id at the brokers; a new one each time it is opened."""
@@ -277,7 +264,7 @@ class Producer(Client):
     # One message.
 
     async def send(
-        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+        self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
         """Send one message and wait until it is stored.
 
@@ -289,7 +276,7 @@ class Producer(Client):
         ConnectFailed, NameServersUnavailable (no server reachable within the timeout), ClientClosed. If cancelled, it
         makes no further attempt, and the message may or may not have been stored.
         """
-        return await self._send(message, self._budget(timeout), queue)
+        return await self._send(encoded(message, self._codec), self._budget(timeout), queue)
 
     async def _send(
         self,
@@ -353,7 +340,7 @@ class Producer(Client):
                     span.abandoned()
 
     async def submit(
-        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+        self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> Pending:
         """Start sending a message and return a handle to await; waits only while `in_flight_max` are in flight.
 
@@ -363,16 +350,17 @@ class Producer(Client):
         Raises MessageRefused and ClientClosed; all other errors are raised where the handle is awaited.
         """
         pipeline = self._open_pipeline()
+        ready = encoded(message, self._codec)
         await self._wait_room(pipeline)
-        outgoing, span = self._make_ready(message, queue)
+        outgoing, span = self._make_ready(ready, queue)
         pending = Pending(outgoing.unique_key)
-        done = self._done([message], outgoing, pending.settle, span)
-        self._start(pipeline, message, outgoing, done, self._budget(timeout), queue)
+        done = self._done([ready], outgoing, pending.settle, span)
+        self._start(pipeline, ready, outgoing, done, self._budget(timeout), queue)
         return pending
 
     def send_nowait(
         self,
-        message: Message,
+        message: Message[BodyT],
         on_done: OnDone,
         *,
         timeout: float | None = None,
@@ -386,19 +374,20 @@ class Producer(Client):
         pipeline = self._open_pipeline()
         if not self._limit.has_room:
             raise ProducerBusy(self._in_flight_max)
-        outgoing, span = self._make_ready(message, queue)
-        done = self._done([message], outgoing, on_done, span)
-        self._start(pipeline, message, outgoing, done, self._budget(timeout), queue)
+        ready = encoded(message, self._codec)
+        outgoing, span = self._make_ready(ready, queue)
+        done = self._done([ready], outgoing, on_done, span)
+        self._start(pipeline, ready, outgoing, done, self._budget(timeout), queue)
         return outgoing.unique_key
 
-    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+    async def send_oneway(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> None:
         """Send one message without waiting for an answer: it may be lost without notice.
 
         Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
         """
         self._open_pipeline()
         assert self._remoting is not None, "a pipeline without a remoting"
-        outgoing, span = self._make_ready(message, queue)
+        outgoing, span = self._make_ready(encoded(message, self._codec), queue)
         try:
             route = await self._remoting.route(message.topic, auto_create=self._auto_create_topics)
             queues = [queue] if queue else [q for q in route.write_queues if route.leader_address(q.broker_name)]
@@ -416,15 +405,41 @@ class Producer(Client):
             span.sent()
         await anyio.lowlevel.checkpoint()
 
+    @overload
     async def request(
-        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
-    ) -> ReceivedMessage:
+        self,
+        message: Message[BodyT],
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+        reply_codec: None = None,
+    ) -> ReceivedMessage[BodyT]: ...
+    @overload
+    async def request(
+        self,
+        message: Message[BodyT],
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+        reply_codec: BodyCodec[ReplyT],
+    ) -> ReceivedMessage[ReplyT]: ...
+    async def request(
+        self,
+        message: Message[BodyT],
+        *,
+        timeout: float | None = None,
+        queue: MessageQueue | None = None,
+        reply_codec: BodyCodec[Any] | None = None,
+    ) -> ReceivedMessage[Any]:
         """Send one message to a consumer that replies, and wait for the reply; `timeout` is for both.
 
-        Raises NoReply if the message is stored but no reply came, ProducerBusy while `in_flight_max` others wait, and
-        the errors of `send`. Of several replies the first one counts.
+        `reply_codec` decodes the body of the reply, by default that of the producer. Raises BodyNotDecoded if it
+        cannot, with the reply as its `message`; NoReply if the message is stored but no reply came, ProducerBusy
+        while `in_flight_max` others wait, and the errors of `send`. Of several replies the first one counts.
         """
         self._open_pipeline()
+        chosen = check_body_codec(reply_codec) or self._codec
+        ready = encoded(message, self._codec)
         requests = self._requests
         assert self._remoting is not None and requests is not None, "a pipeline without a remoting"  # noqa: PT018
         seconds = self._budget(timeout)
@@ -434,9 +449,12 @@ class Producer(Client):
             with anyio.move_on_at(deadline):
                 await connect_for_replies(self._remoting, message.topic)
             left = max(deadline - anyio.current_time(), 0.0)
-            sent = await self._send(message, left, queue, own=requests.properties(request, seconds))
+            sent = await self._send(ready, left, queue, own=requests.properties(request, seconds))
             with anyio.move_on_at(deadline):
-                return await request.wait()
+                reply: ReceivedMessage[Any] = await request.wait()
+                if chosen is not None and (error := decode_body(reply, chosen)) is not None:
+                    raise error
+                return reply
         finally:
             requests.close(request)
         raise NoReply(seconds, sent.message_id)
@@ -472,7 +490,7 @@ class Producer(Client):
 
     async def send_batch(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message[BodyT]],
         *,
         timeout: float | None = None,
         queue: MessageQueue | None = None,
@@ -486,20 +504,21 @@ class Producer(Client):
         offset is -1. Raises the errors of `send`, which apply to all of them.
         """
         pipeline = self._open_pipeline()
+        ready = [encoded(message, self._codec) for message in messages]
         await self._wait_room(pipeline)
         try:
-            outgoing, span = self._preparation.batch(messages, queue, properties)
+            outgoing, span = self._preparation.batch(ready, queue, properties)
         except MessageRefused:
             self._limit.let_in()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
-        done = self._done(messages, outgoing, pending.settle, span)
+        done = self._done(ready, outgoing, pending.settle, span)
         abandon = self._start_alone(pipeline, outgoing, done, self._budget(timeout), queue)
         together = await self._outcome(abandon, pending, span)
         return split_result(together, len(messages))
 
     async def send_many(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self, messages: Iterable[Message[BodyT]], *, timeout: float | None = None
     ) -> list[SendResult | ClientError]:
         """Send all messages, many in flight at once, and return the outcomes in the same order. Raises ClientClosed."""
         pending: list[Pending] = []

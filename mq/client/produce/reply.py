@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from mq.client.errors import BrokerError, NotARequest, ReplyNotDelivered
 from mq.client.message import Message, MessageQueue, ReceivedMessage
@@ -22,7 +23,7 @@ REPLY = "reply"
 
 
 async def reply_to(
-    request: ReceivedMessage,
+    request: ReceivedMessage[Any],
     body: bytes,
     remoting: ClientCore,
     group: str,
@@ -37,7 +38,7 @@ async def reply_to(
 
 
 def _make_reply(
-    request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str], unique_key: str
+    request: ReceivedMessage[Any], body: bytes, *, properties: Mapping[str, str], unique_key: str
 ) -> OutgoingMessage:
     """The reply to `request`. Raises NotARequest, MessageRefused."""
     given = {name: request.properties.get(name) for name in (props.CORRELATION_ID, props.REPLY_TO_CLIENT, props.TTL)}
@@ -56,7 +57,7 @@ def _make_reply(
 
 
 async def _send_reply(
-    remoting: ClientCore, group: str, request: ReceivedMessage, reply: OutgoingMessage, *, timeout: float
+    remoting: ClientCore, group: str, request: ReceivedMessage[Any], reply: OutgoingMessage, *, timeout: float
 ) -> None:
     """Send the reply to the broker group that the request came from: it knows the requester.
 

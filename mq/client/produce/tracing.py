@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -75,7 +76,7 @@ def _kind(message: Message, outgoing: OutgoingMessage) -> MessageKind:
     return MessageKind.DELAY if delay_properties(message) else MessageKind.NORMAL
 
 
-def _unwanted(message: ReceivedMessage) -> bool:
+def _unwanted(message: ReceivedMessage[Any]) -> bool:
     """Whether its broker is configured not to trace its messages."""
     return message.properties.get(props.TRACE_ON) == "false"
 
@@ -199,7 +200,7 @@ class Tracer:
                 )
             )
 
-    def checked(self, message: ReceivedMessage, wanted: bool | None) -> None:
+    def checked(self, message: ReceivedMessage[Any], wanted: bool | None) -> None:
         """Record the answer to a check-back."""
         if not _unwanted(message):
             host = message.store_host
@@ -225,7 +226,7 @@ class Tracer:
 
     # Consumers.
 
-    def handling(self, messages: Sequence[ReceivedMessage]) -> HandlingTrace:
+    def handling(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlingTrace:
         """Record that these messages are about to be handled together; call `ended` of the result afterwards."""
         return HandlingTrace(self.note, self._group, self._unique_keys.next(), messages)
 
@@ -323,7 +324,7 @@ class HandlingTrace:
     __slots__ = ("_begun", "_begun_ms", "_group", "_messages", "_note", "_request_id")
 
     def __init__(
-        self, note: Callable[[TraceRecord], None], group: str, request_id: str, messages: Sequence[ReceivedMessage]
+        self, note: Callable[[TraceRecord], None], group: str, request_id: str, messages: Sequence[ReceivedMessage[Any]]
     ) -> None:
         self._note = note
         self._group = group

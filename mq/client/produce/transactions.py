@@ -6,21 +6,23 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from enum import Enum
 from inspect import isawaitable
-from typing import Unpack
+from typing import Any, Unpack
 
 import anyio
 import anyio.abc
 
 from mq.client.application_code import failure_of
+from mq.client.body_codecs import BodyCodec, decode_body, encoded
 from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
-from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import AnswerLater
 from mq.client.net.leader_calls import Repeat, call_leader, is_busy
 from mq.client.net.replies import received_messages
-from mq.client.produce.producer import Producer, ProducerOptions
+from mq.client.produce.producer import Producer
+from mq.client.produce.producer_options import ProducerOptions
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import parse_offset_message_id
@@ -42,7 +44,7 @@ CONNECT_EVERY_SECONDS = 5.0
 
 _OUTCOMES = {True: COMMITTED, False: ROLLBACK}
 
-Check = Callable[[ReceivedMessage], Awaitable[bool | None] | bool | None]
+Check = Callable[[ReceivedMessage[BodyT]], Awaitable[bool | None] | bool | None]
 """Whether the transaction of a message was carried out: True, False, or None for "not known yet".
 
 A coroutine function, or a plain one that does not block.
@@ -65,7 +67,7 @@ class Transaction:
     that a broker has confirmed the end.
     """
 
-    def __init__(self, message: Message, result: SendResult) -> None:
+    def __init__(self, message: Message[Any], result: SendResult) -> None:
         self.message = message
         self.result = result
         self.state = TransactionState.OPEN
@@ -89,7 +91,7 @@ class Transaction:
         self._wanted = None
 
 
-class TransactionProducer(Producer):
+class TransactionProducer(Producer[BodyT]):
     """A `Producer` that also sends transactional messages.
 
         async def check(message: ReceivedMessage) -> bool | None:
@@ -101,7 +103,8 @@ class TransactionProducer(Producer):
 
     `check` is called, in any process of the group, for transactions without an end: the process or the network failed.
     It returns True (commit), False (roll back), or None (check again later); an exception counts as None. Every process
-    of a group must be able to answer for the others. Takes the arguments of `Producer`.
+    of a group must be able to answer for the others. A message whose body `codec` cannot decode is not asked for: that
+    is logged, and the broker asks again, as after an exception. Takes the arguments of `Producer`.
     """
 
     def __init__(
@@ -109,19 +112,20 @@ class TransactionProducer(Producer):
         namesrv: str | Sequence[str],
         group: str,
         *,
-        check: Check,
+        check: Check[BodyT],
+        codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
         if not callable(check):
             raise TypeError(f"check must be callable, not {check!r}")
-        super().__init__(namesrv, group, **options)
+        super().__init__(namesrv, group, codec=codec, **options)
         self._check = check
         self._checks = 0
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
     async def transaction(
-        self, message: Message, *, timeout: float | None = None, queue: MessageQueue | None = None
+        self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> AsyncGenerator[Transaction]:
         """Store an invisible message; it becomes visible when the block ends, unless an exception ends it.
 
@@ -132,7 +136,7 @@ class TransactionProducer(Producer):
         """
         seconds = self._budget(timeout)
         own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}
-        result = await self._send(message, seconds, queue, own=own, retries=0)
+        result = await self._send(encoded(message, self._codec), seconds, queue, own=own, retries=0)
         transaction = Transaction(message, result)
         if result.status is not SendStatus.OK:
             transaction.rollback()
@@ -238,12 +242,14 @@ class TransactionProducer(Producer):
         return None
 
     async def _answer_check(
-        self, request: CheckTransactionState, message: ReceivedMessage, answer_later: AnswerLater
+        self, request: CheckTransactionState, message: ReceivedMessage[Any], answer_later: AnswerLater
     ) -> None:
         self._note_own_task()
         answers: list[bool | None] = []
 
-        async def ask(message: ReceivedMessage) -> None:
+        async def ask(message: ReceivedMessage[Any]) -> None:
+            if self._codec is not None and (undecoded := decode_body(message, self._codec)) is not None:
+                raise undecoded
             answer = self._check(message)
             if isawaitable(answer):
                 answer = await answer

@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 import anyio.to_thread
 
+from mq.client.body_codecs import BodyCodec
+from mq.client.consume.consumer import Consumer
 from mq.client.consume.delivery import Delivery, DeliveryStream, MessageStream
 from mq.client.consume.handler_options import check_plain
 from mq.client.consume.policies import OnError
@@ -24,16 +26,57 @@ from mq.client.consume.push_consumer import DRAIN_SECONDS, PushConsumer, PushCon
 from mq.client.consume.stop_signals import SIGNALS, check_seconds, note_signal
 from mq.client.errors import ClientError
 from mq.client.filters import Sql
-from mq.client.message import MessageQueue, ReceivedMessage
+from mq.client.message import BodyT, MessageQueue, ReceivedMessage
+from mq.client.produce.reply import REPLY_SECONDS
 from mq.client.sync.facade import Facade, apart, at_once, waits
 
 __all__ = ["SyncDelivery", "SyncPopConsumer", "SyncPullConsumer", "SyncPushConsumer"]
 
-SyncHandlerT = TypeVar("SyncHandlerT", bound=Callable[[Any], None])
+ValueT = TypeVar("ValueT")
+ClientT = TypeVar("ClientT", bound=Consumer[Any])
 SyncMiddlewareT = TypeVar("SyncMiddlewareT", bound=Callable[[Any, Callable[[Any], None]], None])
 
 
-class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
+class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
+    """What all consumers for threads have."""
+
+    dead_letter = waits(Consumer.dead_letter)
+
+    @overload
+    def reply(
+        self,
+        message: ReceivedMessage[Any],
+        body: BodyT,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+        codec: None = None,
+    ) -> None: ...
+    @overload
+    def reply(
+        self,
+        message: ReceivedMessage[Any],
+        body: ValueT,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+        codec: BodyCodec[ValueT],
+    ) -> None: ...
+    def reply(
+        self,
+        message: ReceivedMessage[Any],
+        body: Any,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: float = REPLY_SECONDS,
+        codec: BodyCodec[Any] | None = None,
+    ) -> None:
+        """As `PushConsumer.reply`."""
+        reply = cast("Callable[..., Awaitable[None]]", self._client.reply)
+        self._call(reply, message, body, properties=properties, timeout=timeout, codec=codec)
+
+
+class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsumer):
     """`PushConsumer` for threads; takes the same arguments.
 
         with SyncPushConsumer("127.0.0.1:9876", group="billing") as consumer:
@@ -49,12 +92,19 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         consumer.run()
     """
 
-    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PushConsumerOptions]) -> None:
-        super().__init__(apart(PushConsumer, namesrv, group, **options))
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        codec: BodyCodec[BodyT] | None = None,
+        **options: Unpack[PushConsumerOptions],
+    ) -> None:
+        super().__init__(apart(lambda: PushConsumer(namesrv, group, codec=codec, **options)))
         self._limiter = apart(anyio.CapacityLimiter, options.get("concurrency", 16))
         self._middleware: list[Callable[..., None]] = []
-        self._stream: MessageStream | None = None
-        self._kept: deque[ReceivedMessage] = deque()
+        self._stream: MessageStream[BodyT] | None = None
+        self._kept: deque[ReceivedMessage[BodyT]] = deque()
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
@@ -74,8 +124,6 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
     stop = at_once(PushConsumer.stop)
     commit = waits(PushConsumer.commit)
     lag = waits(PushConsumer.lag)
-    reply = waits(PushConsumer.reply)
-    dead_letter = waits(PushConsumer.dead_letter)
     wait_assigned = waits(PushConsumer.wait_assigned)
 
     @property
@@ -88,15 +136,64 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
         """As `PushConsumer.positions`."""
         return self._call_now(lambda: self._client.positions)
 
+    @overload
     def on(
-        self, topic: str, tags: str | Sql = "*", *, batch: int | None = None, on_error: OnError | None = None
-    ) -> Callable[[SyncHandlerT], SyncHandlerT]:
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: None = None,
+        on_error: OnError | None = None,
+        codec: None = None,
+    ) -> Callable[[Callable[[ReceivedMessage[BodyT]], None]], Callable[[ReceivedMessage[BodyT]], None]]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: None = None,
+        on_error: OnError | None = None,
+        codec: BodyCodec[ValueT],
+    ) -> Callable[[Callable[[ReceivedMessage[ValueT]], None]], Callable[[ReceivedMessage[ValueT]], None]]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int,
+        on_error: OnError | None = None,
+        codec: None = None,
+    ) -> Callable[[Callable[[list[ReceivedMessage[BodyT]]], None]], Callable[[list[ReceivedMessage[BodyT]]], None]]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int,
+        on_error: OnError | None = None,
+        codec: BodyCodec[ValueT],
+    ) -> Callable[
+        [Callable[[list[ReceivedMessage[ValueT]]], None]], Callable[[list[ReceivedMessage[ValueT]]], None]
+    ]: ...
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int | None = None,
+        on_error: OnError | None = None,
+        codec: BodyCodec[Any] | None = None,
+    ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
         """As `PushConsumer.on`, for plain functions. They have no `timeout`: nobody can end a thread."""
         self._check_process()
 
-        def register(handler: SyncHandlerT) -> SyncHandlerT:
+        def register(handler: Callable[[Any], None]) -> Callable[[Any], None]:
             check_plain("a handler", handler)
-            decorate = functools.partial(self._client.on, topic, tags, batch=batch, on_error=on_error)
+            subscribe = cast("Callable[..., Any]", self._client.on)
+            decorate = functools.partial(subscribe, topic, tags, batch=batch, on_error=on_error, codec=codec)
             self._call_now(lambda: decorate()(self._in_thread(handler)))
             return handler
 
@@ -111,7 +208,7 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
 
     def run(
         self,
-        handler: Callable[[ReceivedMessage], None] | None = None,
+        handler: Callable[[ReceivedMessage[BodyT]], None] | None = None,
         *,
         signals: bool = False,
         drain_timeout: float = DRAIN_SECONDS,
@@ -179,10 +276,10 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
 
         return handle
 
-    def receive(self, *, timeout: float | None = None) -> ReceivedMessage | None:
+    def receive(self, *, timeout: float | None = None) -> ReceivedMessage[BodyT] | None:
         """The next message, acknowledging the previous one; None after `timeout` seconds without one."""
 
-        taken: list[ReceivedMessage] = []
+        taken: list[ReceivedMessage[BodyT]] = []
 
         async def next_message() -> None:
             if self._kept:
@@ -200,15 +297,15 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
             raise
         return taken[0] if taken else None
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
+    def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
         while (message := self.receive()) is not None:
             yield message
 
-    def deliveries(self) -> Iterator[SyncDelivery]:
+    def deliveries(self) -> Iterator[SyncDelivery[BodyT]]:
         """As `PushConsumer.deliveries`: `for delivery in consumer.deliveries(): with delivery as message: ...`."""
-        stream: DeliveryStream = self._call_now(self._client.deliveries)
+        stream: DeliveryStream[BodyT] = self._call_now(self._client.deliveries)
         while True:
-            taken: list[Delivery] = []
+            taken: list[Delivery[BodyT]] = []
             try:
                 self._call(self._next_delivery, stream, taken)
             except BaseException:
@@ -219,19 +316,19 @@ class SyncPushConsumer(Facade[PushConsumer], of=PushConsumer):
             yield SyncDelivery(taken[0], self)
 
     @staticmethod
-    async def _next_delivery(stream: DeliveryStream, taken: list[Delivery]) -> None:
+    async def _next_delivery(stream: DeliveryStream[BodyT], taken: list[Delivery[BodyT]]) -> None:
         taken.append(await anext(stream))
 
 
-class SyncDelivery:
+class SyncDelivery(Generic[BodyT]):
     """`Delivery` for threads."""
 
-    def __init__(self, delivery: Delivery, facade: Facade[PushConsumer]) -> None:
+    def __init__(self, delivery: Delivery[BodyT], facade: Facade[PushConsumer[BodyT]]) -> None:
         self._delivery = delivery
         self._facade = facade
 
     @property
-    def message(self) -> ReceivedMessage:
+    def message(self) -> ReceivedMessage[BodyT]:
         """The delivered message."""
         return self._delivery.message
 
@@ -251,7 +348,7 @@ class SyncDelivery:
     def __repr__(self) -> str:
         return repr(self._delivery)
 
-    def __enter__(self) -> ReceivedMessage:
+    def __enter__(self) -> ReceivedMessage[BodyT]:
         return self._delivery.__enter__()  # its span becomes the current one of this thread
 
     def __exit__(
@@ -264,11 +361,18 @@ class SyncDelivery:
                 self._delivery.work.__exit__(kind, error, traceback)
 
 
-class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
+class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsumer):
     """`PullConsumer` for threads; takes the same arguments."""
 
-    def __init__(self, namesrv: str | Sequence[str], group: str, **options: Unpack[PullConsumerOptions]) -> None:
-        super().__init__(apart(PullConsumer, namesrv, group, **options))
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        group: str,
+        *,
+        codec: BodyCodec[BodyT] | None = None,
+        **options: Unpack[PullConsumerOptions],
+    ) -> None:
+        super().__init__(apart(lambda: PullConsumer(namesrv, group, codec=codec, **options)))
 
     lag = waits(PullConsumer.lag)
     queues = waits(PullConsumer.queues)
@@ -276,15 +380,13 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
     seek = waits(PullConsumer.seek)
     pause = at_once(PullConsumer.pause)
     resume = at_once(PullConsumer.resume)
-    reply = waits(PullConsumer.reply)
-    dead_letter = waits(PullConsumer.dead_letter)
     position = at_once(PullConsumer.position)
     commit = waits(PullConsumer.commit)
     committed = waits(PullConsumer.committed)
 
-    def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage]:
+    def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
         """As `PullConsumer.poll`. If it is interrupted, as by ctrl-C, the messages are read again."""
-        taken: list[ReceivedMessage] = []
+        taken: list[ReceivedMessage[BodyT]] = []
 
         async def poll() -> None:
             taken.extend(await self._client.poll(count_max, timeout=timeout))
@@ -298,17 +400,17 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
             raise
         return taken
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
+    def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
         """The messages of all assigned queues, one after the other and for ever."""
         return self._iterate(self._call_now(self._client.__aiter__))
 
-    def read_to_end(self) -> Iterator[ReceivedMessage]:
+    def read_to_end(self) -> Iterator[ReceivedMessage[BodyT]]:
         """As `PullConsumer.read_to_end`: `for message in consumer.read_to_end()`."""
         return self._iterate(self._call(self._client.read_to_end))
 
-    def _iterate(self, messages: PulledMessages) -> Iterator[ReceivedMessage]:
+    def _iterate(self, messages: PulledMessages[BodyT]) -> Iterator[ReceivedMessage[BodyT]]:
         while True:
-            taken: list[ReceivedMessage] = []
+            taken: list[ReceivedMessage[BodyT]] = []
             try:
                 self._call(self._next_message, messages, taken)
             except BaseException:
@@ -320,7 +422,7 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
             yield taken[0]
 
     @staticmethod
-    async def _next_message(messages: PulledMessages, taken: list[ReceivedMessage]) -> None:
+    async def _next_message(messages: PulledMessages[BodyT], taken: list[ReceivedMessage[BodyT]]) -> None:
         async for message in messages:
             taken.append(message)
             return
@@ -336,7 +438,7 @@ class SyncPullConsumer(Facade[PullConsumer], of=PullConsumer):
         return self._call_now(lambda: self._client.positions)
 
 
-class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
+class SyncPopConsumer(_SyncConsumer[PopConsumer[BodyT], BodyT], of=PopConsumer):
     """`PopConsumer` for threads; takes the same arguments.
 
     with SyncPopConsumer("127.0.0.1:9876", "billing", "Orders") as consumer:
@@ -351,10 +453,12 @@ class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
         group: str,
         topic: str,
         tags: str | Sql = "*",
+        *,
+        codec: BodyCodec[BodyT] | None = None,
         **options: Unpack[PopConsumerOptions],
     ) -> None:
-        super().__init__(apart(PopConsumer, namesrv, group, topic, tags, **options))
-        self._kept: deque[PoppedMessage] = deque()
+        super().__init__(apart(lambda: PopConsumer(namesrv, group, topic, tags, codec=codec, **options)))
+        self._kept: deque[PoppedMessage[BodyT]] = deque()
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
@@ -365,13 +469,11 @@ class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
     ack = waits(PopConsumer.ack)
     nack = waits(PopConsumer.nack)
     extend = waits(PopConsumer.extend)
-    reply = waits(PopConsumer.reply)
-    dead_letter = waits(PopConsumer.dead_letter)
 
-    def receive(self, *, timeout: float | None = None) -> PoppedMessage | None:
+    def receive(self, *, timeout: float | None = None) -> PoppedMessage[BodyT] | None:
         """The next message; None after `timeout` seconds without one."""
 
-        taken: list[PoppedMessage] = []
+        taken: list[PoppedMessage[BodyT]] = []
 
         async def next_message() -> None:
             if self._kept:
@@ -387,7 +489,7 @@ class SyncPopConsumer(Facade[PopConsumer], of=PopConsumer):
             raise
         return taken[0] if taken else None
 
-    def __iter__(self) -> Iterator[PoppedMessage]:
+    def __iter__(self) -> Iterator[PoppedMessage[BodyT]]:
         while (message := self.receive()) is not None:
             yield message
 

@@ -28,21 +28,21 @@ def fill(cluster: FakeCluster, count: int, topic: str = "T", queues: int = 1) ->
     return bodies
 
 
-def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> PushConsumer:
+def consumer_of(cluster: FakeCluster, group: str = "cg", **options: Any) -> PushConsumer[Any]:
     options.setdefault("consume_from", "first")
     options.setdefault("retry_delay", 0.02)
     return PushConsumer(cluster.namesrv, group, **options)
 
 
 @asynccontextmanager
-async def running(consumer: PushConsumer) -> AsyncGenerator[None]:
+async def running(consumer: PushConsumer[Any]) -> AsyncGenerator[None]:
     async with consumer, anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)
         yield
         consumer.stop()
 
 
-async def take(consumer: PushConsumer, count: int) -> list[ReceivedMessage]:
+async def take(consumer: PushConsumer[Any], count: int) -> list[ReceivedMessage]:
     """The next `count` messages; the last one stays unacknowledged."""
     taken: list[ReceivedMessage] = []
     with anyio.fail_after(60):

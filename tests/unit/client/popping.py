@@ -13,15 +13,15 @@ from mq.protocol.records import decode_record, encode_host, encode_record
 QUEUE = MessageQueue("T", "broker", 0)
 
 
-def popped_message(offset: int, pop_time_ms: int) -> PoppedMessage:
-    """A message of `QUEUE`, hidden for a minute from now on as far as the client knows."""
+def received_message(offset: int, body: bytes) -> ReceivedMessage:
+    """A message of `QUEUE`."""
     host = encode_host("127.0.0.1", 1)
     record = decode_record(
         memoryview(
             encode_record(
                 topic="T",
                 queue_id=0,
-                body=b"%d" % offset,
+                body=body,
                 properties="",
                 queue_offset=QueueOffset(offset),
                 physical_offset=PhysicalOffset(100 * offset),
@@ -32,5 +32,10 @@ def popped_message(offset: int, pop_time_ms: int) -> PoppedMessage:
             )
         )
     )
+    return ReceivedMessage(record, QUEUE, record.body)
+
+
+def popped_message(offset: int, pop_time_ms: int) -> PoppedMessage:
+    """A message of `QUEUE`, hidden for a minute from now on as far as the client knows."""
     receipt = Receipt(QueueOffset(0), pop_time_ms, 60_000, 0, NORMAL, "broker", 0, QueueOffset(offset))
-    return PoppedMessage(ReceivedMessage(record, QUEUE, record.body), receipt, anyio.current_time() + 60)
+    return PoppedMessage(received_message(offset, b"%d" % offset), receipt, anyio.current_time() + 60)

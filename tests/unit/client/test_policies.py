@@ -35,7 +35,8 @@ class Shop:
             raise self.error
 
     def register(self, consumer: PushConsumer, **options: Any) -> None:
-        consumer.on("T", **options)(self.bill)
+        decorate: Any = consumer.on
+        decorate("T", **options)(self.bill)
 
 
 @pytest.mark.anyio

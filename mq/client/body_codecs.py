@@ -1,0 +1,243 @@
+"""Codecs: how the bodies of messages become values of the application, and values become bodies.
+
+    producer = Producer("127.0.0.1:9876", codec=JsonCodec(Order))
+    await producer.send(Message("Orders", Order(4711)))
+
+A codec belongs to a producer, to a consumer, or to a handler. Without one, bodies are bytes. Any object with `encode`
+and `decode` is a codec; both are called in the event loop, and must not wait.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
+
+import msgspec
+
+from mq.client.application_code import ends_program, is_async
+from mq.client.errors import BodyNotDecoded, MessageRefused
+from mq.client.message import Message, ReceivedMessage
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = [
+    "BodyCodec",
+    "BytesCodec",
+    "JsonCodec",
+    "MsgpackCodec",
+    "PydanticCodec",
+    "TextCodec",
+    "check_body_codec",
+    "decode_body",
+    "encode_body",
+    "encoded",
+]
+
+T = TypeVar("T")
+
+
+class BodyCodec(Protocol[T]):
+    """What a codec has. An exception of `decode` means that these bytes are no value; see `BodyNotDecoded`."""
+
+    def encode(self, value: T, /) -> bytes:
+        """The body for a value: 1 byte to 4 MiB."""
+        ...
+
+    def decode(self, body: bytes, /) -> T:
+        """The value of a body."""
+        ...
+
+
+class BytesCodec:
+    """Bodies are bytes, as without a codec: for a handler of a consumer that has another one."""
+
+    def encode(self, value: bytes, /) -> bytes:
+        """The value itself."""
+        return value
+
+    def decode(self, body: bytes, /) -> bytes:
+        """The body itself."""
+        return body
+
+
+class TextCodec:
+    """Bodies are texts in UTF-8."""
+
+    def encode(self, value: str, /) -> bytes:
+        """Raises AttributeError for what is no text, UnicodeEncodeError for half a surrogate pair."""
+        return value.encode()
+
+    def decode(self, body: bytes, /) -> str:
+        """Raises UnicodeDecodeError."""
+        return body.decode()
+
+
+class JsonCodec(Generic[T]):
+    """Bodies are JSON: of any kind, or with `JsonCodec(Order)` of that type, which decoding checks.
+
+    The type may be a dataclass, a `msgspec.Struct`, an attrs class, a TypedDict, a builtin such as `dict[str, int]`, or
+    a union of these. Raises TypeError for others.
+    """
+
+    @overload
+    def __init__(self: JsonCodec[Any]) -> None: ...
+    @overload
+    def __init__(self, kind: type[T]) -> None: ...
+    @overload
+    def __init__(self, kind: object) -> None: ...
+    def __init__(self, kind: Any = Any) -> None:
+        self._shown = _shown(self, kind)
+        self._encoder = msgspec.json.Encoder()
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+
+    def __repr__(self) -> str:
+        return self._shown
+
+    def encode(self, value: T, /) -> bytes:
+        """Raises TypeError for what JSON has no form for."""
+        return self._encoder.encode(value)
+
+    def decode(self, body: bytes, /) -> T:
+        """Raises msgspec.DecodeError; for another type msgspec.ValidationError, which says where."""
+        return self._decoder.decode(body)
+
+
+class MsgpackCodec(Generic[T]):
+    """Bodies are MessagePack; everything else is as for `JsonCodec`."""
+
+    @overload
+    def __init__(self: MsgpackCodec[Any]) -> None: ...
+    @overload
+    def __init__(self, kind: type[T]) -> None: ...
+    @overload
+    def __init__(self, kind: object) -> None: ...
+    def __init__(self, kind: Any = Any) -> None:
+        self._shown = _shown(self, kind)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+
+    def __repr__(self) -> str:
+        return self._shown
+
+    def encode(self, value: T, /) -> bytes:
+        """Raises TypeError for what MessagePack has no form for."""
+        return self._encoder.encode(value)
+
+    def decode(self, body: bytes, /) -> T:
+        """Raises msgspec.DecodeError; for another type msgspec.ValidationError, which says where."""
+        return self._decoder.decode(body)
+
+
+class PydanticCodec(Generic[T]):
+    """Bodies are JSON that pydantic validates: `PydanticCodec(Order)` for a model, or any other type it knows.
+
+    Needs `pip install 'raftmq[pydantic]'`; raises ImportError without. What it says of a wrong body does not contain
+    values of that body.
+    """
+
+    @overload
+    def __init__(self, kind: type[T]) -> None: ...
+    @overload
+    def __init__(self, kind: object) -> None: ...
+    def __init__(self, kind: Any) -> None:
+        try:
+            self._pydantic: Any = import_module("pydantic")  # takes longer than the rest of the SDK
+        except ImportError as error:
+            raise ImportError("PydanticCodec needs pydantic 2: pip install 'raftmq[pydantic]'") from error
+        if not hasattr(self._pydantic, "TypeAdapter"):
+            raise ImportError(
+                f"PydanticCodec needs pydantic 2, found {self._pydantic.VERSION}: pip install 'raftmq[pydantic]'"
+            )
+        self._kind = kind
+        self._adapter: TypeAdapter[T] = self._pydantic.TypeAdapter(kind)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({_name(self._kind)})"
+
+    def encode(self, value: T, /) -> bytes:
+        """Raises pydantic's PydanticSerializationError; what the type does not allow raises ValueError."""
+        return self._adapter.dump_json(value, warnings="error")
+
+    def decode(self, body: bytes, /) -> T:
+        """Raises ValueError, which says where the body is wrong."""
+        try:
+            return self._adapter.validate_json(body)
+        except self._pydantic.ValidationError as error:
+            details = error.errors(include_url=False, include_context=False, include_input=False)
+            places = (f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in details)
+            raise ValueError("; ".join(places)) from None
+
+
+def check_body_codec(codec: BodyCodec[T] | None) -> BodyCodec[T] | None:
+    """The codec itself. Raises TypeError for what is none, and says what to write."""
+    given = cast("Any", codec)
+    if given is None:
+        return None
+    if isinstance(given, type):
+        has_both = hasattr(given, "encode") and hasattr(given, "decode")
+        instead = f"{given.__name__}()" if has_both and given is not str else f"JsonCodec({given.__name__})"
+        raise TypeError(f"codec is an object, not the class {given.__name__}: pass codec={instead}")
+    for name in ("encode", "decode"):
+        method = getattr(given, name, None)
+        if not callable(method):
+            raise TypeError(f"codec {given!r} has no method `{name}`: pass such as JsonCodec(), TextCodec()")
+        if is_async(method):
+            raise TypeError(f"{name} of codec {given!r} is a plain function (def): it must not wait")
+    return codec
+
+
+def encode_body(codec: BodyCodec[T], value: T) -> bytes:
+    """The body for a value. Raises MessageRefused, with the codec's exception as its cause."""
+    try:
+        return codec.encode(value)
+    except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
+        if ends_program(error):
+            raise
+        raise MessageRefused(f"{_of(codec)} cannot encode a {type(value).__name__}: {_said(error)}") from error
+
+
+def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
+    """The message with its body as bytes. Raises MessageRefused."""
+    if codec is None:
+        return cast("Message[bytes]", message)
+    given = cast("Message[Any]", message)
+    return msgspec.structs.replace(given, body=encode_body(codec, message.body))
+
+
+def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNotDecoded | None:
+    """Decode the body of a message anew; returns why it cannot be, and leaves the bytes then."""
+    try:
+        message.body = codec.decode(message.raw_body)
+    except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
+        if ends_program(error):
+            raise
+        message.body = message.raw_body
+        failure = BodyNotDecoded(message, f"{_of(codec)}: {_said(error)}")
+        failure.__cause__ = error
+        return failure  # noqa: ASYNC104
+    return None
+
+
+def _of(codec: object) -> str:
+    own = type(codec).__repr__ is not object.__repr__
+    return repr(codec) if own else type(codec).__name__
+
+
+def _said(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # the application's own, and it is broken
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _shown(codec: object, kind: object) -> str:
+    """The text for a codec of msgspec. Raises TypeError for a model of pydantic."""
+    if hasattr(kind, "model_validate_json"):
+        raise TypeError(f"{_name(kind)} is a model of pydantic: use PydanticCodec({_name(kind)})")
+    return f"{type(codec).__name__}({'' if kind is Any else _name(kind)})"
+
+
+def _name(kind: object) -> str:
+    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else repr(kind)

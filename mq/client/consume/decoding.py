@@ -1,0 +1,95 @@
+"""Decodes the bodies of received messages, and does with those that cannot be decoded what the policies say.
+
+A body that cannot be decoded now will not be later: without a policy, its message becomes a dead letter. Policies are
+those for handlers, by exception: `on_error={BodyNotDecoded: Skip}`. Whatever they say is logged and told to `on_event`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from mq.client.body_codecs import BodyCodec, decode_body
+from mq.client.consume.policies import DeadLetter, HandlingPolicy, OnError, RetryLater, Skip, StopConsumer, policy_of
+from mq.client.consume.send_back import failure_text
+from mq.client.errors import BodyNotDecoded
+from mq.client.events import ClientEvent
+from mq.client.logs import log
+from mq.client.message import ReceivedMessage
+
+__all__ = ["RETRY_SECONDS", "Decoding", "policy_of_failure"]
+
+RETRY_SECONDS = 1.0
+"""After this time a message is decoded again that no broker has stored as a dead letter."""
+
+
+def policy_of_failure(error: BaseException, *mappings: OnError) -> HandlingPolicy | None:
+    """The policy for a failed message; None for the usual retry, which a body that cannot be decoded does not get."""
+    policy = policy_of(error, *mappings)
+    return DeadLetter() if policy is None and isinstance(error, BodyNotDecoded) else policy
+
+
+class Decoding:
+    """Decodes the messages of one consumer.
+
+    `codec_of` is the codec for the messages of a topic, None for bytes. `on_error` are the policies where no handler
+    has its own. `give_up` makes a dead letter, in bounded time, and says whether a broker stored it. `tell` gets the
+    events.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        codec_of: Callable[[str], BodyCodec[Any] | None],
+        on_error: OnError,
+        *,
+        give_up: Callable[[ReceivedMessage[Any], BaseException], Awaitable[bool]],
+        tell: Callable[[ClientEvent], None],
+    ) -> None:
+        self.is_on = False
+        """Set when the consumer gets a codec; until then bodies are bytes."""
+        self._group = group
+        self._codec_of = codec_of
+        self._on_error = on_error
+        self._give_up = give_up
+        self._tell = tell
+
+    def first(self, messages: list[ReceivedMessage[Any]]) -> tuple[list[ReceivedMessage[Any]], BodyNotDecoded | None]:
+        """The first of these messages, as many as can be decoded; or the first one alone, and why it cannot be."""
+        if self.is_on:
+            for count, message in enumerate(messages):
+                codec = self._codec_of(message.topic)
+                if codec is not None and (error := decode_body(message, codec)) is not None:
+                    return (messages[:count], None) if count else ([message], self._told(message, error))
+        return messages, None
+
+    def failure(self, message: ReceivedMessage[Any]) -> BodyNotDecoded | None:
+        """Decode the body of a message; returns why it cannot be decoded, after telling it."""
+        return self.first([message])[1]
+
+    def _told(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> BodyNotDecoded:
+        log.error("body_not_decoded", group=self._group, message=message, reason=error.reason)
+        self._tell(ClientEvent("undecodable", message.topic, str(error), frozenset((message.queue,))))
+        return error
+
+    async def put_aside(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> float | None:
+        """Do what the policy says with a message for which there is no handler.
+
+        Returns None if it is done, or after how many seconds to try it again. Raises the error for `StopConsumer`.
+        """
+        policy = policy_of_failure(error, self._on_error)
+        if isinstance(policy, StopConsumer):
+            raise error
+        if isinstance(policy, RetryLater):
+            return policy.seconds
+        if isinstance(policy, Skip):
+            log.info("message_skipped", group=self._group, message=message, reason=failure_text(error))
+            return None
+        with anyio.CancelScope(shield=True):
+            is_stored = await self._give_up(message, error)
+        if not is_stored:
+            return RETRY_SECONDS
+        log.warning("message_given_up", group=self._group, message=message, attempts=message.attempt)
+        return None

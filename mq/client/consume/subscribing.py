@@ -1,0 +1,189 @@
+"""What a push consumer subscribes to: topics with their filters, handlers, policies and codecs."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, overload
+
+from mq.client.body_codecs import BodyCodec, check_body_codec
+from mq.client.consume.consumer import PositionedConsumer
+from mq.client.consume.handler_options import check_handler
+from mq.client.consume.handlers import Handling, MiddlewareT
+from mq.client.consume.policies import OnError, check_policies
+from mq.client.consume.stop_signals import check_seconds
+from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.filters import Sql
+from mq.client.message import BodyT, ReceivedMessage
+from mq.protocol.names import check_topic, retry_topic
+
+__all__ = ["SubscribingConsumer"]
+
+ValueT = TypeVar("ValueT")
+ReturnT = TypeVar("ReturnT", bound=Awaitable[None])
+
+
+class SubscribingConsumer(PositionedConsumer[BodyT]):
+    """A consumer with subscriptions and handlers; `_handling` is made by its subclass."""
+
+    _handling: Handling
+    _subscribed: dict[str, Subscribed]
+    _retries_at_brokers: bool
+    """Whether failed messages come back through the group's retry topic."""
+
+    @abstractmethod
+    def _subscriptions_changed(self) -> None:
+        """Tell the brokers, and take or release queues."""
+
+    @property
+    def _retry_topic(self) -> str:
+        return retry_topic(self.group)
+
+    def _codec_of(self, topic: str) -> BodyCodec[Any] | None:
+        subscribed = self._subscribed.get(topic)
+        return self._codec if subscribed is None or subscribed.codec is None else subscribed.codec
+
+    def subscribe(self, topic: str, tags: str | Sql = "*") -> None:
+        """Receive the messages of `topic` with one of `tags`: `"A || B"`, or `"*"` for all.
+
+        With `mq.client.sql("a > 5")` instead, those whose properties satisfy the expression.
+
+        All members of a group must have the same subscriptions. Raises NameRefused, SubscriptionError.
+        """
+        self._subscribe(topic, tags)
+
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: None = None,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        codec: None = None,
+    ) -> Callable[
+        [Callable[[ReceivedMessage[BodyT]], ReturnT]],
+        Callable[[ReceivedMessage[BodyT]], ReturnT],
+    ]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        codec: None = None,
+    ) -> Callable[
+        [Callable[[list[ReceivedMessage[BodyT]]], ReturnT]],
+        Callable[[list[ReceivedMessage[BodyT]]], ReturnT],
+    ]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: None = None,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        codec: BodyCodec[ValueT],
+    ) -> Callable[
+        [Callable[[ReceivedMessage[ValueT]], ReturnT]],
+        Callable[[ReceivedMessage[ValueT]], ReturnT],
+    ]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        codec: BodyCodec[ValueT],
+    ) -> Callable[
+        [Callable[[list[ReceivedMessage[ValueT]]], ReturnT]],
+        Callable[[list[ReceivedMessage[ValueT]]], ReturnT],
+    ]: ...
+    def on(
+        self,
+        topic: str,
+        tags: str | Sql = "*",
+        *,
+        batch: int | None = None,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        codec: BodyCodec[Any] | None = None,
+    ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """Decorator: subscribe, and have `run` pass each message to this coroutine function.
+
+        With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together. After
+        `timeout` seconds the function is cancelled, and has failed with TimeoutError. `on_error` says what becomes of
+        its messages by exception, see `mq.client.consume.policies`; what it does not name is looked up in that of the
+        consumer. `codec` decodes the bodies, by default that of the consumer; a message whose body it cannot decode
+        fails with BodyNotDecoded, without its handler, and without others of its batch.
+        """
+        self._check_process()
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        policies = check_policies(on_error)
+        check_body_codec(codec)
+        if batch is not None and batch < 1:
+            raise ValueError(f"batch {batch} must be at least 1")
+        if callable(topic):
+            raise TypeError('pass the topic: @consumer.on("Orders")')
+
+        def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            check_handler(handler)
+            self._subscribe(topic, tags, handler, batch, timeout, policies, codec)
+            return handler
+
+        return register
+
+    def use(self, middleware: MiddlewareT) -> MiddlewareT:
+        """Decorator: call this coroutine function around each handler, `async def f(message, call_next)`.
+
+        It awaits `call_next(message)`, or leaves the message to nobody; it may raise what a handler may. For a handler
+        with `batch` it gets the list. The first one is the outermost. It applies from the next messages on.
+        """
+        self._check_process()
+        check_handler(middleware)
+        self._handling.middleware.append(middleware)
+        return middleware
+
+    def unsubscribe(self, topic: str) -> None:
+        """Receive no more messages of `topic`; its queues are released soon."""
+        self._check_process()
+        self._subscribed.pop(topic, None)
+        self._subscriptions_changed()
+
+    def _subscribe(
+        self,
+        topic: str,
+        tags: str | Sql,
+        handler: Callable[[Any], Awaitable[None]] | None = None,
+        batch: int | None = None,
+        timeout: float | None = None,
+        on_error: OnError | None = None,
+        codec: BodyCodec[Any] | None = None,
+    ) -> None:
+        self._check_process()
+        check_topic(topic)
+        self._subscribed[topic] = Subscribed(
+            subscription=subscription_of(topic, tags),
+            sub_version=int(time.time() * 1000),
+            handler=handler,
+            batch=batch,
+            timeout=timeout,
+            on_error=on_error or {},
+            codec=codec,
+        )
+        self._decoding.is_on |= codec is not None
+        if self._retries_at_brokers and self._retry_topic not in self._subscribed:
+            self._subscribe(self._retry_topic, "*", self._handling.handle_again)
+            return
+        self._subscriptions_changed()
