@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chaos.broker_sim.crowded import Crowded
 from chaos.broker_sim.dedup import Dedup
 from chaos.broker_sim.delay import Delay
 from chaos.broker_sim.mixed_workload import Everyday
@@ -13,5 +14,5 @@ from chaos.broker_sim.transactions import Transactions
 from chaos.broker_sim.workload import Workload
 
 WORKLOADS: dict[str, type[Workload]] = {
-    each.name: each for each in (Delay, Transactions, Pop, OrderedPop, Dedup, Everyday, Scan, Recreated)
+    each.name: each for each in (Delay, Transactions, Pop, OrderedPop, Dedup, Everyday, Scan, Recreated, Crowded)
 }

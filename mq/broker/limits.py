@@ -220,6 +220,7 @@ TEST_MIN: Final = BrokerLimits(
         cold_chunks_seen_max=1,
         cold_reads_waiting_max=1,
         commits_pending_max=1,
+        locks_max=24,
         lock_seconds=3.0,
         notices_at_once_max=0,
         refresh_pause_seconds=0.5,
@@ -229,7 +230,16 @@ TEST_MIN: Final = BrokerLimits(
         passed_over_max=1, recall_bytes_max=1, recall_entries_max=1, put_off_max=1, discarded_known=8
     ),
     bulk=BulkLimits(waiting_factor=1, unread_bytes_max=512, plan_offsets_max=4, plan_queues_max=2, ends_queues_max=2),
-    state=StateLimits(window=5, producers_max=16, narrow=3, deleted_topics_max=4, deleted_rows_max=64),
+    state=StateLimits(
+        topics_max=24,
+        groups_max=10,
+        offset_tables_max=24,
+        window=5,
+        producers_max=16,
+        narrow=3,
+        deleted_topics_max=4,
+        deleted_rows_max=64,
+    ),
     upkeep=UpkeepLimits(traffic_series_max=1, early_checks=1, handover_checks=1),
 )
 """For tests and simulations."""

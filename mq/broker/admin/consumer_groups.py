@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mq.broker.admin.topics import not_created
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.errors import RequestRefused, decoded
@@ -108,9 +109,11 @@ class ConsumerGroups(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
-            # Other requests may have used up the room since.
-            if not all(map(self._metadata.has_room_for_group, names)):
-                raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
+            # Other requests may have used up the room since, and others may have made room again.
+            if missing := names - self._metadata.groups.keys():
+                is_full = not all(map(self._metadata.has_room_for_group, missing))
+                remark = self._full() if is_full else not_created("group", min(missing))
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
         replicate(self._appender, commands, call, what="a group", check=check)
 

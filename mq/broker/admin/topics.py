@@ -89,9 +89,11 @@ class Topics(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
 
         def check() -> None:
-            # Other requests may have used up the room since.
-            if not all(map(self._metadata.has_room_for_topic, names)):
-                raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
+            # Other requests may have used up the room since, and others may have made room again.
+            if missing := names - self._metadata.topics.keys():
+                is_full = not all(map(self._metadata.has_room_for_topic, missing))
+                remark = self._full() if is_full else not_created("topic", min(missing))
+                raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
         replicate(self._appender, commands, call, what="a topic", check=check)
 
@@ -127,6 +129,14 @@ class Topics(Service):
     def _is_system(self, topic: str) -> bool:
         known = self._metadata.topics.get(topic)
         return is_system_topic(topic) or (known is not None and known.system)
+
+
+def not_created(what: str, name: str) -> str:
+    """Why a topic or group is not there although there is room for it and a command to create it was replicated."""
+    return (
+        f"the {what} {name} is not there: there were too many until just now, or it was deleted at once; send the"
+        " request again"
+    )
 
 
 def _check_name(topic: str) -> None:

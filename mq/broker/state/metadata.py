@@ -392,9 +392,14 @@ class Metadata:
         - Offsets and permissions are of existing topics: what is left of a deleted one would count for the next of its
           name. No offset lies before the beginning of such a topic, since that would be one of its predecessor.
         - While no consumer has continued from a reset, the group's offset is the one that was set; a commit ends both.
+        - There are no more topics and groups than there may be. Offsets may be a few more: those of one moment are
+          accepted together.
         - Locked queues are counted right, for the metrics.
         - What holds for the tables of their own.
         """
+        topics_max, groups_max = self.limits.topics_max, self.limits.groups_max
+        assert len(self.topics) <= topics_max, f"{len(self.topics)} topics; maximum: {topics_max}"
+        assert len(self.groups) <= groups_max, f"{len(self.groups)} groups; maximum: {groups_max}"
         for name, config in self.topics.items():
             assert config.name == name, f"topic {config.name} is listed as {name}"
         for name, group in self.groups.items():

@@ -274,6 +274,36 @@ async def test_there_are_not_more_groups_than_allowed(tmp_path: Path) -> None:
         assert sorted(answer.code for answer in answers) == [0, 0, 1, 1, 1]
 
 
+async def at_once(client: Client, *requests: tuple[Any, ...]) -> list[Answer]:
+    """The answers to requests that come in one piece, so that one entry has all their commands."""
+    frames = [client.frame(*request) for request in requests]
+    await client.stream.send_all(b"".join(data for _, data in frames))
+    return [await client.answer(opaque) for opaque, _ in frames]
+
+
+async def test_topic_that_found_no_room_is_refused_although_another_is_deleted_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(state={"topics_max": SYSTEM_TOPICS + 1})) as broker:
+        client = await broker.connect()
+        first, second = ((PUT_TOPIC, TOPIC | {"topic": name}) for name in ("A", "B"))
+        answers = await at_once(client, first, second, (Code.DELETE_TOPIC_IN_BROKER, {"topic": "A"}))
+        table = json.loads((await client.request(Code.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"]
+        assert "B" not in table
+        assert answers[1].code == ERROR
+        assert "send the request again" in str(answers[1].remark)
+        assert (await client.request(*second)).code == 0
+
+
+async def test_group_that_found_no_room_is_refused_although_another_is_deleted_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=limited(state={"groups_max": 1})) as broker:
+        client = await broker.connect()
+        first, second = ((PUT_GROUP, None, text({"groupName": name})) for name in ("A", "B"))
+        answers = await at_once(client, first, second, (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "A"}))
+        assert (await client.request(Code.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "B"})).code != 0
+        assert answers[1].code == ERROR
+        assert "send the request again" in str(answers[1].remark)
+        assert (await client.request(*second)).code == 0
+
+
 async def test_topics_and_groups_outlive_a_restart(tmp_path: Path) -> None:
     given: dict[str, Any] = {}
     async with running(tmp_path, **given) as broker:
