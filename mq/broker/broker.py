@@ -326,6 +326,9 @@ class Broker:
         self._metadata.check_invariants()
         self._store.check_invariants()
         self.appender.check_invariants()
+        self._clients.check_invariants()
+        self._questions.check_invariants()
+        self.services.check_invariants()
         if self.appender.is_open:
             self.queue_offsets.check_invariants()
 

@@ -339,6 +339,11 @@ class Services:
         """Whether requests of clients still wait in a service for their answers."""
         return any(service.owes_answers() for service in self._services)
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two turns in the state of each service; slow, for tests."""
+        for service in self._services:
+            service.check_invariants()
+
     def stopped(self) -> None:
         """The broker stops, and has closed the connections of its clients."""
         for service in self._services:

@@ -54,6 +54,12 @@ class LockRenewals:
         for queue_id in [each for each in self._tables.get(table, {}) if each not in locked]:
             self.forget(table, queue_id)
 
+    def check_invariants(self) -> None:
+        """Assert that the locks of each host are counted right; for tests, since it looks at every lock."""
+        hosts = Counter(host for queues in self._tables.values() for _, host in queues.values())
+        assert hosts == self._of_host, f"locks by host are {dict(hosts)}, counted are {dict(self._of_host)}"
+        assert all(self._tables.values()), f"a table without renewed locks: {sorted(self._tables)}"
+
     def of_host(self, host: bytes) -> int:
         """The number of locks renewed from a host."""
         return self._of_host[host]

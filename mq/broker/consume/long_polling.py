@@ -194,6 +194,19 @@ class LongPolling(Generic[PullT]):
         """Pulls in memory: waiting ones, and answered ones that are still in the heap."""
         return len(self._heap)
 
+    def check_invariants(self) -> None:
+        """Assert that both tables have the same pulls, that they are counted right, and that each is in the heap, so
+        that it ends in time. For tests, since it looks at every pull.
+        """
+        by_queue = {number: held for table in self._by_queue.values() for number, held in table.items()}
+        by_connection = {number for table in self._by_connection.values() for number in table}
+        assert by_queue.keys() == by_connection, f"{len(by_queue)} pulls by queue, {len(by_connection)} by connection"
+        assert len(by_queue) == self._count <= self._held_max, f"{len(by_queue)} pulls wait, {self._count} are counted"
+        nbytes = sum(held.nbytes for held in by_queue.values())
+        assert nbytes == self.nbytes <= self._held_bytes_max, f"{nbytes} bytes are held, {self.nbytes} are counted"
+        due = {held.number for held in self._heap if held.pull is not None}
+        assert due == by_queue.keys(), f"{len(due)} pulls have a deadline, {len(by_queue)} wait"
+
     def _release(self, held: _Held[PullT]) -> None:
         held.pull = None
         in_queue = self._by_queue[held.key]

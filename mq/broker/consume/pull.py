@@ -133,6 +133,10 @@ class Pulls(Service):
         """Periodic actions, with intervals in seconds; see `Service`."""
         yield self._limits.expire_seconds, self.expire
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self.polling.check_invariants()
+
     def counters(self) -> dict[str, int]:
         """Figures: pulls that wait now, and the memory of what waits."""
         return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}

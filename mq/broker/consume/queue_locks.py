@@ -104,6 +104,16 @@ class QueueLockService(Service):
         self._granting_to.clear()
         self._releasing.clear()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        hosts = Counter(grant.host for grant in self._granting.values())
+        assert hosts == self._granting_to, f"grants by host are {dict(hosts)}, counted {dict(self._granting_to)}"
+        self._renewed.check_invariants()
+        count, count_max = self._metadata.lock_count, self._limits.locks_max
+        if self._appender.is_open:
+            in_all = count + sum(self._metadata.lock_holder(*key) is None for key in self._granting)
+            assert in_all <= count_max, f"{count} locks and {len(hosts)} grants in flight; maximum: {count_max}"
+
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
         """Request code 41: answered with the queues that the client holds, when that is committed."""
         self._appender.check_room()

@@ -57,6 +57,7 @@ class ClientRequests(Generic[ConnectionT]):
         if len(self._open) >= self._open_max:
             return None
         opaque = next(self._opaque) & 0x7FFFFFFF
+        assert opaque not in self._open, f"request {opaque} is in flight already, with {len(self._open)} others"
         self._open[opaque] = _Question(connection, self._clock() + seconds, on_answer)
         return opaque
 
@@ -81,6 +82,10 @@ class ClientRequests(Generic[ConnectionT]):
         if self._open:
             now = self._clock()
             self._settle([opaque for opaque, each in self._open.items() if each.deadline <= now], NoAnswer.TIMEOUT)
+
+    def check_invariants(self) -> None:
+        """Assert that no more requests are in flight than may be; for tests."""
+        assert len(self._open) <= self._open_max, f"{len(self._open)} requests are open; maximum: {self._open_max}"
 
     def _settle(self, opaques: list[int], reason: NoAnswer) -> None:
         for opaque in opaques:

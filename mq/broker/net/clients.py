@@ -308,6 +308,26 @@ class ClientRegistry(Generic[ConnectionT]):
         """Connections of a producer group, in order of their first heartbeat."""
         return list(self._producers.get(group, ()))
 
+    def check_invariants(self) -> None:
+        """Assert that groups and connections list each other, and that subscriptions are counted right, on which the
+        limits rely; for tests, since it looks at every client.
+        """
+        consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}
+        listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.consumer_groups}
+        assert consumers == listed, f"{len(consumers)} members of groups, connections list {len(listed)}"
+        producers = {(name, each) for name, members in self._producers.items() for each in members}
+        listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.producer_groups}
+        assert producers == listed, f"{len(producers)} members of producer groups, connections list {len(listed)}"
+        count = sum(sum(at.values()) for at in self._producers_at.values())
+        assert count == len(producers), f"{len(producers)} members of producer groups, by client id {count}"
+        subscriptions = sum(len(group.subscriptions) for group in self._consumers.values())
+        assert subscriptions == self._subscriptions, f"{subscriptions} subscriptions, counted {self._subscriptions}"
+        lengths = tuple(sum(group.lengths[at] for group in self._consumers.values()) for at in (0, 1))
+        assert lengths == self._lengths, f"expressions of {lengths} characters, counted {self._lengths}"
+        for name, group in self._consumers.items():
+            assert group.members, f"group {name} has no member, and {len(group.subscriptions)} subscriptions"
+            assert group.lengths == lengths_of(group.subscriptions.values()), f"{name} counts {group.lengths}"
+
     # -- internals -----------------------------------------------------------------------------------------------------
 
     def _check_expressions(self, subscriptions: Sequence[SubscriptionData]) -> None:

@@ -89,6 +89,9 @@ class Service:
         """Whether requests of clients still wait here for their answers; a broker that stops waits for them a while."""
         return False
 
+    def check_invariants(self) -> None:
+        """Assert what holds between two turns in the state of this service; for tests, it may look at everything."""
+
     def stopped(self) -> None:
         """The broker stops, and has closed the connections of its clients: close all others."""
 

@@ -171,6 +171,10 @@ class Pops(Service):
             self._answer_nothing(pop)
         self._watch()
 
+    def check_invariants(self) -> None:
+        """See `Service.check_invariants`."""
+        self.polling.check_invariants()
+
     def counters(self) -> dict[str, int]:
         """Figures: waiting pops, open checkpoints, and outcomes of messages whose invisible time ended."""
         return {
