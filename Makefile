@@ -25,6 +25,9 @@ ASYNC_LINT = xargs -P 2 -n 12 $(PY) -m flake8_async --startable-in-context-manag
 # Functions with task_status, so that `nursery.start_soon` on one of them is noticed.
 STARTABLE := run,serve,drain_on_signals,_spark,serve_node,cancel_on_signal,_serve,_read_consumer,group_segment_bytes,_with_segment_bytes,_run_clients
 
+# Tests start hundreds of processes of this project: without bytecode on the disk, each would compile all its modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 BENCHES := bench-peers bench-gate bench-steady bench-paced bench-memory bench-curves bench-store
 BENCHES += bench-client bench-special bench-metrics bench-fair bench-backup bench-once bench-failover

@@ -36,7 +36,7 @@ if [ "$mode" = threads ]; then
 fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -r mq raftlog tests pyproject.toml "$copy"
+cp -r --preserve=timestamps mq raftlog tests pyproject.toml "$copy"
 flags='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all'
 if [ "$mode" = threads ]; then
     # Python itself is not instrumented, but its lock is seen: what is reported are accesses of the modules.
